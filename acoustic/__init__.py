@@ -1,0 +1,1 @@
+"""Sound to log-probabilities. Knows no text, no network, no language model."""

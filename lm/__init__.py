@@ -1,0 +1,1 @@
+"""Log-probabilities to words. Knows no sound, no network."""

@@ -1,0 +1,1 @@
+"""Streams, batching, sockets, pages, jobs, commands. Uses acoustic and lm."""

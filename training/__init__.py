@@ -1,0 +1,1 @@
+"""Data to models. Uses acoustic and lm; never service."""

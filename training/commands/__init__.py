@@ -1,0 +1,1 @@
+"""The verbs that the training package adds to `silica`, one file each."""
