@@ -1,0 +1,64 @@
+"""One door to every decoder: `open_decoder("beam" | "greedy" | "pyctcdecode", alphabet, ngram)`.
+
+A decoder is shared by all streams of a process; an utterance holds the state of one.
+"""
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.errors import LanguageError
+from lm.hotwords import Hotword
+from lm.hypothesis import Hypothesis
+from lm.search_settings import SearchSettings
+
+if TYPE_CHECKING:
+    from lm.ngram import NGram
+
+__all__ = ["Decoder", "DecoderKind", "Hotword", "SearchSettings", "Utterance", "open_decoder"]
+
+DecoderKind = Literal["beam", "greedy", "pyctcdecode"]
+DECODER_KINDS: tuple[DecoderKind, ...] = ("beam", "greedy", "pyctcdecode")
+
+
+class Utterance(Protocol):
+    """The decoding of one utterance, from its first frame to its last."""
+
+    def push(self, log_probs: NDArray[np.float32]) -> None:
+        """Hear `[frames, classes]` natural log-probabilities, blank last. The slicing changes no word."""
+
+    def best(self) -> Hypothesis:
+        """The best reading of what was pushed so far."""
+
+    def finish(self) -> tuple[Hypothesis, ...]:
+        """End the utterance: its readings, best first, at least one, at most `n_best`. No push after it."""
+
+
+class Decoder(Protocol):
+    """Starts utterances."""
+
+    def start(self, settings: SearchSettings = SearchSettings()) -> Utterance: ...  # noqa: B008 (frozen)
+
+
+def open_decoder(kind: DecoderKind, alphabet: str, ngram: "NGram | None" = None) -> Decoder:
+    """A decoder for outputs of `len(alphabet) + 1` classes, the last of them blank.
+
+    "beam" is the streaming search, with or without a language model; "greedy" takes each frame's best label;
+    "pyctcdecode" is the released library, for whole utterances: it hears everything at `finish`.
+    """
+    if len(set(alphabet)) != len(alphabet) or not alphabet:
+        raise LanguageError(f"The alphabet {alphabet!r} is empty or names a character twice.")
+    if kind == "greedy":
+        from lm.greedy import GreedyDecoder
+
+        return GreedyDecoder(alphabet)
+    if kind == "beam":
+        from lm.beam import BeamDecoder
+
+        return BeamDecoder(alphabet, ngram)
+    if kind == "pyctcdecode":
+        from lm.whole_utterance import PyctcdecodeDecoder
+
+        return PyctcdecodeDecoder(alphabet, ngram)
+    raise LanguageError(f"There is no decoder {kind!r}: expected one of {', '.join(DECODER_KINDS)}.")

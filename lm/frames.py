@@ -1,0 +1,28 @@
+"""What every decoder demands of the frames it is given, said once."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.errors import LanguageError
+
+ROUNDING = 1e-2
+"""Half-precision networks may overshoot log 1 = 0 by a little."""
+
+
+def checked(log_probs: NDArray[np.float32], classes: int) -> NDArray[np.float32]:
+    """The frames as contiguous float32 `[frames, classes]`; NaN, logits and wrong shapes are refused."""
+    frames = np.ascontiguousarray(log_probs, dtype=np.float32)
+    if frames.ndim != 2 or frames.shape[1] != classes:
+        raise LanguageError(
+            f"Got frames of shape {tuple(frames.shape)}: expected [frames, {classes}], one column for each "
+            "character of the alphabet and the last for blank."
+        )
+    if frames.shape[0] == 0:
+        return frames
+    if not float(frames.max()) <= ROUNDING:  # also true for NaN: a maximum carries it along
+        row = int(np.flatnonzero(~(frames.max(axis=1) <= ROUNDING))[0])
+        raise LanguageError(
+            f"Frame {row} of this push holds {float(frames[row].max())}: expected natural log-probabilities, "
+            "at most 0 and no NaN. Apply log-softmax to raw outputs first."
+        )
+    return frames

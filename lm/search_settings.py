@@ -1,0 +1,46 @@
+"""The knobs of the search: one frozen value with its defaults and its checks."""
+
+import math
+from dataclasses import dataclass, fields
+
+from lm.errors import LanguageError
+from lm.hotwords import Hotword
+
+MAXIMUM_WIDTH = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """All weights are in nats, except `lm_weight`, which multiplies KenLM's score (in nats too)."""
+
+    width: int = 64
+    """How many readings stay alive, 1 to 2048."""
+    token_floor: float = -5.0
+    """Labels less probable than this (natural log) in a frame are not tried there; the best one always is."""
+    beam_spread: float = 10.0
+    """A reading this much worse than the best is dropped."""
+    lm_weight: float = 0.5
+    word_bonus: float = 1.0
+    """Added once for each word: the language model alone prefers few words."""
+    unknown_penalty: float = 10.0
+    """Subtracted once for each word that the language model does not know."""
+    n_best: int = 1
+    hotwords: tuple[Hotword, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.width <= MAXIMUM_WIDTH:
+            raise LanguageError(f"The search width is {self.width}: expected 1 to {MAXIMUM_WIDTH}.")
+        if not 1 <= self.n_best <= self.width:
+            raise LanguageError(
+                f"n_best is {self.n_best}: expected 1 to the width of the search, {self.width}."
+            )
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise LanguageError(f"{field.name} is {value}: expected a finite number.")
+        if self.token_floor > 0:
+            raise LanguageError(f"token_floor is {self.token_floor}: a natural logarithm is at most 0.")
+        if not 0 < self.beam_spread <= 600:
+            raise LanguageError(
+                f"beam_spread is {self.beam_spread}: expected more than 0 and at most 600 nats."
+            )
