@@ -1,0 +1,233 @@
+"""Alterations do what they say, to the rows they fall on, and repeat under a seed."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from training import augment
+from training.augment.draw import SAMPLE_RATE
+
+torch.set_num_threads(1)
+
+
+def tone(hertz: float, seconds: float = 1.0, rows: int = 1) -> torch.Tensor:
+    time = torch.arange(int(seconds * SAMPLE_RATE)) / SAMPLE_RATE
+    return 0.3 * torch.sin(2 * math.pi * hertz * time).repeat(rows, 1)
+
+
+def loudest_hertz(row: torch.Tensor) -> float:
+    spectrum = torch.fft.rfft(row * torch.hann_window(len(row))).abs()
+    return float(spectrum.argmax()) * SAMPLE_RATE / len(row)
+
+
+def lengths_of(sound: torch.Tensor) -> torch.Tensor:
+    return torch.full((len(sound),), sound.shape[1])
+
+
+def test_speed_moves_pitch_and_length_of_each_row_by_its_factor() -> None:
+    sound = tone(1000.0, rows=3)
+    lengths = torch.tensor([16000, 16000, 8000])
+    factors = torch.tensor([0.85, 1.0, 1.15])
+    fast, new = augment.change_speed(sound, lengths, factors)
+    assert torch.allclose(fast[1, :16000], sound[1])
+    assert [abs(loudest_hertz(fast[i, : int(new[i])]) - 1000 * f) for i, f in enumerate([0.85, 1, 1.15])] == (
+        pytest.approx([0, 0, 0], abs=10)
+    )
+    assert new.tolist() == pytest.approx([16000 / 0.85, 16000, 8000 / 1.15], rel=0.005)
+    assert float(fast[2, int(new[2]) :].abs().max()) == 0.0
+
+
+def test_speed_removes_what_would_fold_over() -> None:
+    fast, _ = augment.change_speed(tone(7500.0), torch.tensor([16000]), torch.tensor([1.15]))
+    middle = fast[0, 1000:-1000]
+    assert float(middle.square().mean().sqrt()) < 0.005
+
+
+def test_vocal_tract_moves_frequencies_but_not_time() -> None:
+    warped = augment.warp_vocal_tract(tone(1000.0, rows=2), torch.tensor([0.9, 1.12]))
+    assert warped.shape == (2, 16000)
+    assert loudest_hertz(warped[0]) == pytest.approx(900, abs=5)
+    assert loudest_hertz(warped[1]) == pytest.approx(1120, abs=5)
+    assert float(warped[0, 2000:-2000].square().mean().sqrt()) == pytest.approx(0.3 / math.sqrt(2), rel=0.15)
+
+
+def test_vocal_tract_of_one_changes_nothing() -> None:
+    sound = torch.randn(2, 8000, generator=torch.Generator().manual_seed(1)) * 0.1
+    assert torch.allclose(augment.warp_vocal_tract(sound, torch.ones(2)), sound, atol=2e-3)
+    features = torch.randn(2, 64, 50)
+    assert torch.allclose(augment.warp_mel(features, torch.ones(2)), features, atol=1e-3)
+
+
+def test_mel_warp_moves_a_peak_by_the_factor() -> None:
+    features = torch.zeros(1, 64, 3)
+    features[0, 20] = 1.0
+    up = augment.warp_mel(features, torch.tensor([1.15]))
+    down = augment.warp_mel(features, torch.tensor([0.87]))
+    assert int(down[0, :, 0].argmax()) < 20 < int(up[0, :, 0].argmax())
+
+
+def test_mix_keeps_the_ratio_asked_for_over_the_row_not_its_padding() -> None:
+    generator = torch.Generator().manual_seed(2)
+    sound = torch.randn(3, 16000, generator=generator) * 0.1
+    lengths = torch.tensor([16000, 8000, 4000])
+    sound *= torch.arange(16000)[None] < lengths[:, None]
+    noise = torch.randn(3, 16000, generator=generator)
+    wanted = torch.tensor([0.0, 10.0, 20.0])
+    added = augment.mix(sound, lengths, noise, wanted) - sound
+    for row, length in enumerate(lengths.tolist()):
+        ratio = 10 * torch.log10(sound[row].square().sum() / added[row].square().sum())
+        assert float(ratio) == pytest.approx(float(wanted[row]), abs=0.01)
+        assert float(added[row, length:].abs().sum()) == 0.0
+
+
+def test_mix_with_silence_is_no_division_by_nothing() -> None:
+    silent = torch.zeros(1, 1000)
+    voice = torch.randn(1, 1000)
+    lengths = torch.tensor([1000])
+    assert torch.equal(augment.mix(silent, lengths, voice, torch.zeros(1)), silent)
+    assert torch.equal(augment.mix(voice, lengths, silent, torch.zeros(1)), voice)
+
+
+def test_telephone_keeps_speech_and_nothing_outside_its_band() -> None:
+    inside = augment.telephone(tone(1000.0), "a")
+    assert float(inside.square().mean().sqrt()) == pytest.approx(0.3 / math.sqrt(2), rel=0.05)
+    for outside in (100.0, 5000.0):
+        assert float(augment.telephone(tone(outside))[0, 2000:-2000].square().mean().sqrt()) < 0.01
+
+
+def test_band_limit_by_row() -> None:
+    sound = tone(6500.0, rows=2)
+    kept = augment.band_limit(sound, torch.tensor([0.0, 0.0]), torch.tensor([8000.0, 5600.0]))
+    assert torch.allclose(kept[0], sound[0], atol=1e-4)
+    assert float(kept[1, 500:-500].abs().max()) < 0.01
+
+
+@pytest.mark.parametrize("law", [augment.mu_law, augment.a_law])
+def test_companding_is_close_and_coarse(law: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    sound = tone(440.0)
+    coded = law(sound)
+    error = 10 * torch.log10(sound.square().mean() / (coded - sound).square().mean())
+    assert 30 < float(error) < 45  # G.711 has about 38 dB
+    assert len(torch.unique(coded)) <= 255
+
+
+def test_quantise_leaves_as_many_steps_as_bits_allow() -> None:
+    assert len(torch.unique(augment.quantise(tone(440.0), torch.tensor([4.0])))) <= 17
+
+
+@pytest.mark.parametrize("codec", ["opus", "mp3", "amr", "g722"])
+def test_real_codecs_keep_length_and_pitch(codec: str) -> None:
+    heard = augment.through_codec(tone(1000.0)[0].numpy(), codec, 16000)
+    assert heard.dtype == np.float32
+    assert len(heard) == 16000
+    assert loudest_hertz(torch.from_numpy(heard)) == pytest.approx(1000, abs=15)
+
+
+def test_rooms_start_with_the_direct_sound_and_decay() -> None:
+    responses = augment.simulate_rooms(16, torch.Generator().manual_seed(3), decay_s=(0.2, 0.5))
+    assert torch.isfinite(responses).all()
+    assert float(responses[:, :2].amax(1).min()) > 0.9
+    early = responses[:, :1600].square().sum(1)
+    late = responses[:, 8000:].square().sum(1)
+    assert float((late / early).max()) < 0.02
+
+
+def test_reverberation_keeps_time_level_and_padding() -> None:
+    sound = torch.zeros(1, 8000)
+    sound[0, 1000] = 0.5
+    response = torch.zeros(1, 3000)
+    response[0, 500], response[0, 900] = 1.0, 0.5
+    wet = augment.reverberate(sound, torch.tensor([8000]), response)
+    assert int(wet[0].abs().argmax()) == 1000
+    assert float(wet.square().sum()) == pytest.approx(0.25, rel=1e-3)
+    assert float(wet[0, 1400] / wet[0, 1000]) == pytest.approx(0.5, abs=1e-3)
+
+
+def test_masks_zero_stretches_within_their_limits() -> None:
+    generator = torch.Generator().manual_seed(4)
+    features = torch.ones(8, 64, 200)
+    lengths = torch.full((8,), 200)
+    masked = augment.spec_augment(
+        features, lengths, generator, time_masks=1, mel_masks=1, time_frames=30, mel_bins=9
+    )
+    for row in masked:
+        assert int((row.sum(0) == 0).sum()) <= 30
+        assert int((row.sum(1) == 0).sum()) <= 9
+    assert float(masked.mean()) < 1.0
+    cut = augment.spec_cutout(features, lengths, generator, rectangles=2, time_frames=20, mel_bins=10)
+    assert 1 - 2 * 200 / (64 * 200) <= float(cut.mean()) < 1.0
+
+
+def test_cut_join_and_their_lengths() -> None:
+    sound = torch.arange(1.0, 21.0).reshape(2, 10)
+    part, count = augment.cut(sound, torch.tensor([10, 6]), torch.tensor([2, 4]), torch.tensor([3, 5]))
+    assert part.tolist() == [[3, 4, 5], [15, 16, 0]]
+    assert count.tolist() == [3, 2]
+    both, total = augment.join(sound, torch.tensor([2, 10]), part, count, torch.tensor([1, 0]))
+    assert both[0].tolist()[:6] == [1, 2, 0, 3, 4, 5]
+    assert both[1].tolist() == [*range(11, 21), 15, 16]
+    assert total.tolist() == [6, 12]
+
+
+def test_cut_and_join_keeps_the_beginning_and_takes_another_end() -> None:
+    sound = torch.stack([torch.full((4000,), float(row + 1)) for row in range(4)])
+    joined, lengths, cut_at = augment.cut_and_join(
+        sound, torch.full((4,), 4000), torch.Generator().manual_seed(5)
+    )
+    assert lengths.tolist() == [4000] * 4
+    for row in range(4):
+        place = int(cut_at[row])
+        assert 1200 <= place <= 4000
+        assert torch.equal(joined[row, :place], sound[row, :place])
+    assert any(float(joined[row, -1]) not in (0.0, float(row + 1)) for row in range(4))
+
+
+def test_the_chain_repeats_under_a_seed_and_differs_between_seeds() -> None:
+    sound = torch.randn(6, 12000, generator=torch.Generator().manual_seed(6)) * 0.1
+    lengths = torch.tensor([12000, 11000, 10000, 9000, 8000, 7000])
+    plan = augment.Alteration(splice=0.5, voice=0.5, room=0.5, telephone=0.5)
+
+    def altered(seed: int) -> augment.Altered:
+        return augment.alter(sound, lengths, plan, torch.Generator().manual_seed(seed))
+
+    first, again, other = altered(7), altered(7), altered(8)
+    assert torch.equal(first.sound, again.sound)
+    assert torch.equal(first.lengths, again.lengths)
+    assert first.sound.shape != other.sound.shape or not torch.equal(first.sound, other.sound)
+    assert torch.isfinite(first.sound).all()
+    positions = torch.arange(first.sound.shape[1])[None]
+    assert float((first.sound * (positions >= first.lengths[:, None])).abs().max()) == 0.0
+    assert sum(first.touched.values()) > 0
+
+
+def test_the_chain_at_strength_nought_changes_nothing() -> None:
+    sound = torch.randn(3, 4000) * 0.1
+    result = augment.alter(
+        sound, lengths_of(sound), augment.Alteration(level=0.0).scaled(0.0), torch.Generator()
+    )
+    assert torch.equal(result.sound, sound)
+
+
+def test_the_chain_uses_given_noise_and_rooms() -> None:
+    sound = tone(500.0, rows=2)
+    plan = augment.Alteration(
+        speed=0, vocal_tract=0, voice=0, room=1.0, given_room_share=1.0, noise=1.0, noise_snr_db=(0.0, 0.0),
+        band=0, telephone=0, quantise=0, level=0,
+    )  # fmt: skip
+    banks = augment.Banks(noise=tone(3000.0)[0], responses=torch.eye(1, 100))
+    result = augment.alter(sound, lengths_of(sound), plan, torch.Generator().manual_seed(9), banks)
+    added = result.sound[0] - sound[0]
+    assert loudest_hertz(added) == pytest.approx(3000, abs=5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_chain_draws_the_same_on_a_gpu() -> None:
+    sound = torch.randn(4, 8000, generator=torch.Generator().manual_seed(1)) * 0.1
+    lengths = lengths_of(sound)
+    plan = augment.Alteration()
+    here = augment.alter(sound, lengths, plan, torch.Generator().manual_seed(2))
+    there = augment.alter(sound.cuda(), lengths, plan, torch.Generator().manual_seed(2))
+    assert torch.allclose(here.sound, there.sound.cpu(), atol=0.02)

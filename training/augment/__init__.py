@@ -1,0 +1,43 @@
+"""Alterations of sound and features, on the training device.
+
+Every function takes a batch `[rows, samples]` of float32 at 16 kHz (rows right-padded, with `lengths`) and
+returns a new batch; what is drawn at random comes from the `torch.Generator` that is passed in, so a seed
+repeats a batch. A CPU generator draws the same on every device. `alter` in chain.py is the whole chain; its
+parts can be used alone.
+"""
+
+from training.augment.bands import band_limit, telephone
+from training.augment.chain import Alteration, Altered, Banks, alter
+from training.augment.codecs import a_law, mu_law, quantise, through_codec
+from training.augment.level import change_level, mix, random_segments
+from training.augment.masks import spec_augment, spec_cutout
+from training.augment.rooms import reverberate, simulate_rooms
+from training.augment.splice import cut, cut_and_join, join
+from training.augment.tempo import change_speed
+from training.augment.vocal_tract import warp_mel, warp_vocal_tract
+
+__all__ = [
+    "Alteration",
+    "Altered",
+    "Banks",
+    "a_law",
+    "alter",
+    "band_limit",
+    "change_level",
+    "change_speed",
+    "cut",
+    "cut_and_join",
+    "join",
+    "mix",
+    "mu_law",
+    "quantise",
+    "random_segments",
+    "reverberate",
+    "simulate_rooms",
+    "spec_augment",
+    "spec_cutout",
+    "telephone",
+    "through_codec",
+    "warp_mel",
+    "warp_vocal_tract",
+]

@@ -1,0 +1,220 @@
+"""The whole chain: which alterations fall on which row, how strongly, in the order in which the world
+makes them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from training.augment.bands import band_limit, telephone
+from training.augment.codecs import quantise
+from training.augment.draw import chosen_rows, integers, normal, uniform
+from training.augment.level import change_level, mix, random_segments
+from training.augment.rooms import reverberate, simulate_rooms
+from training.augment.splice import cut_and_join
+from training.augment.tempo import change_speed
+from training.augment.vocal_tract import warp_vocal_tract
+
+Pick = Callable[[str, float], Tensor]
+"""Name and probability of a part -> the rows (on the sound's device) that it falls on."""
+
+
+@dataclass(frozen=True)
+class Alteration:
+    """Probabilities (0 switches a part off) and ranges. `scaled` weakens or strengthens all of them at
+    once.
+    """
+
+    splice: float = 0.0
+    speed: float = 0.8
+    speed_range: tuple[float, float] = (0.85, 1.15)
+    vocal_tract: float = 0.4
+    vocal_tract_range: tuple[float, float] = (0.87, 1.15)
+    voice: float = 0.2
+    voice_snr_db: tuple[float, float] = (10.0, 20.0)
+    room: float = 0.3
+    given_room_share: float = 0.3
+    noise: float = 0.6
+    noise_snr_db: tuple[float, float] = (0.0, 30.0)
+    band: float = 0.3
+    telephone: float = 0.15
+    quantise: float = 0.1
+    quantise_bits: tuple[float, float] = (6.0, 10.0)
+    level: float = 0.8
+    level_db: tuple[float, float] = (-20.0, 10.0)
+
+    def scaled(self, strength: float) -> "Alteration":
+        """The same chain at a strength between 0 (nothing) and 1 (as written).
+
+        Probabilities shrink in proportion, ranges towards no change; the lowest signal-to-noise ratios rise.
+        """
+        strength = max(0.0, min(1.0, strength))
+        gentle = {
+            name: getattr(self, name) * strength
+            for name in (
+                "splice",
+                "speed",
+                "vocal_tract",
+                "voice",
+                "room",
+                "noise",
+                "band",
+                "telephone",
+                "quantise",
+            )
+        }
+        low, high = self.noise_snr_db
+        return replace(
+            self,
+            **gentle,
+            speed_range=_towards_one(self.speed_range, strength),
+            vocal_tract_range=_towards_one(self.vocal_tract_range, strength),
+            noise_snr_db=(high - (high - low) * strength, high),
+            level_db=(self.level_db[0] * strength, self.level_db[1] * strength),
+        )
+
+
+@dataclass(frozen=True)
+class Banks:
+    """Sound that the chain mixes in: noise as one long row, impulse responses `[responses, samples]`; on
+    the device.
+    """
+
+    noise: Tensor | None = None
+    responses: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Altered:
+    """A batch after the chain. `cut_at` is the sample where another utterance begins (its length where
+    none does).
+    """
+
+    sound: Tensor
+    lengths: Tensor
+    cut_at: Tensor
+    touched: dict[str, int] = field(default_factory=dict)
+
+
+def alter(
+    sound: Tensor, lengths: Tensor, plan: Alteration, generator: torch.Generator, banks: Banks | None = None
+) -> Altered:
+    """Alter a batch `[rows, samples]` in the order of the world: mouth, room, noise, line, level.
+
+    Without a noise bank the noise is white to red; without impulse responses every room is simulated. Each
+    part works only on the rows that it falls on.
+    """
+    banks = banks or Banks()
+    rows = len(sound)
+    touched: dict[str, int] = {}
+
+    def pick(name: str, probability: float) -> Tensor:
+        index = chosen_rows(rows, probability, generator)
+        touched[name] = len(index)
+        return index.to(sound.device)
+
+    cut_at = lengths.clone()
+    index = pick("splice", plan.splice if rows > 1 else 0.0)
+    if len(index):
+        spliced, _, places = cut_and_join(sound, lengths, generator)
+        sound = sound.index_copy(0, index, spliced[index])
+        cut_at[index.to(cut_at.device)] = places[index.to(places.device)]
+    index = pick("vocal_tract", plan.vocal_tract)
+    if len(index):
+        factors = uniform(len(index), *plan.vocal_tract_range, generator)
+        sound = sound.index_copy(0, index, warp_vocal_tract(sound[index], factors))
+    index = pick("speed", plan.speed)
+    if len(index):
+        factors = torch.ones(rows, dtype=torch.float64)
+        factors[index.cpu()] = uniform(len(index), *plan.speed_range, generator).double().cpu()
+        before = lengths
+        sound, lengths = change_speed(sound, lengths, factors)
+        cut_at = (cut_at.double() * lengths / before.clamp(min=1)).round().to(cut_at.dtype)
+    sound = _surround(sound, lengths, plan, generator, banks, pick)
+    sound = _transmit(sound, plan, generator, pick)
+    positions = torch.arange(sound.shape[1], device=sound.device)
+    inside = positions[None, :] < lengths.to(sound.device)[:, None]
+    return Altered(sound * inside, lengths, cut_at, touched)
+
+
+def _surround(
+    sound: Tensor, lengths: Tensor, plan: Alteration, generator: torch.Generator, banks: Banks, pick: Pick
+) -> Tensor:
+    """What the air adds: another voice, the room, noise."""
+    rows, samples = sound.shape
+    index = pick("voice", plan.voice if rows > 1 else 0.0)
+    if len(index):
+        partner = (index + 1 + integers(len(index), rows - 1, generator).to(sound.device)) % rows
+        ratio = uniform(len(index), *plan.voice_snr_db, generator)
+        mixed = mix(sound[index], lengths.to(sound.device)[index], sound[partner], ratio)
+        sound = sound.index_copy(0, index, mixed)
+    index = pick("room", plan.room)
+    if len(index):
+        responses = simulate_rooms(len(index), generator, device=sound.device)
+        if banks.responses is not None:
+            given = chosen_rows(len(index), plan.given_room_share, generator).to(sound.device)
+            chosen = integers(len(given), len(banks.responses), generator).to(banks.responses.device)
+            measured = _fit(banks.responses[chosen].to(sound.device), responses.shape[1])
+            responses = responses.index_copy(0, given, measured)
+        wet = reverberate(sound[index], lengths.to(sound.device)[index], responses)
+        sound = sound.index_copy(0, index, wet)
+    index = pick("noise", plan.noise)
+    if len(index):
+        if banks.noise is None:
+            noise = coloured_noise(len(index), samples, generator).to(sound.device)
+        else:
+            noise = random_segments(banks.noise, len(index), samples, generator).to(sound.device)
+        ratio = uniform(len(index), *plan.noise_snr_db, generator)
+        mixed = mix(sound[index], lengths.to(sound.device)[index], noise, ratio)
+        sound = sound.index_copy(0, index, mixed)
+    return sound
+
+
+def _transmit(sound: Tensor, plan: Alteration, generator: torch.Generator, pick: Pick) -> Tensor:
+    """What the line does: level, band, telephone, coarse steps. Level first, because a converter hears the
+    level.
+    """
+    index = pick("level", plan.level)
+    if len(index):
+        louder = change_level(sound[index], uniform(len(index), *plan.level_db, generator))
+        sound = sound.index_copy(0, index, louder.clamp(-1.0, 1.0))
+    index = pick("band", plan.band)
+    if len(index):
+        # A third each: an archive's low-pass at 5.6 kHz, another low-pass, a high-pass with a low-pass.
+        kind = integers(len(index), 3, generator)
+        high = uniform(len(index), 3000.0, 8000.0, generator)
+        high = torch.where(kind == 0, torch.full_like(high, 5600.0), high)
+        low = uniform(len(index), 50.0, 300.0, generator) * (kind == 2)
+        sound = sound.index_copy(0, index, band_limit(sound[index], low, high))
+    index = pick("telephone", plan.telephone)
+    if len(index):
+        law = "mu" if int(integers(1, 2, generator)) else "a"
+        sound = sound.index_copy(0, index, telephone(sound[index], law))
+    index = pick("quantise", plan.quantise)
+    if len(index):
+        bits = uniform(len(index), *plan.quantise_bits, generator).round()
+        peak = sound[index].abs().amax(1, keepdim=True).clamp(min=1e-4)
+        sound = sound.index_copy(0, index, quantise(sound[index] / peak, bits) * peak)
+    return sound
+
+
+def coloured_noise(rows: int, samples: int, generator: torch.Generator) -> Tensor:
+    """Noise between white and red, each row of its own colour."""
+    padded = -(-samples // 512) * 512
+    spectrum = torch.fft.rfft(normal((rows, padded), generator))
+    steepness = uniform(rows, 0.0, 1.0, generator)[:, None]
+    frequency = torch.arange(1, spectrum.shape[1] + 1, device=spectrum.device)[None, :] / spectrum.shape[1]
+    noise: Tensor = torch.fft.irfft(spectrum * frequency.clamp(min=0.005) ** -steepness, n=padded)
+    return noise[:, :samples]
+
+
+def _fit(responses: Tensor, samples: int) -> Tensor:
+    """Impulse responses cut or padded to a length."""
+    return torch.nn.functional.pad(responses, (0, max(0, samples - responses.shape[1])))[:, :samples]
+
+
+def _towards_one(limits: tuple[float, float], strength: float) -> tuple[float, float]:
+    """A range of factors drawn in towards 1."""
+    return (1 + (limits[0] - 1) * strength, 1 + (limits[1] - 1) * strength)

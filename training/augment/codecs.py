@@ -1,0 +1,89 @@
+"""Lossy codings: companding and coarse steps on the device, real codecs (Opus, MP3, AMR, G.722) on the
+CPU.
+"""
+
+import io
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from training.augment.draw import SAMPLE_RATE
+
+Samples = npt.NDArray[np.float32]
+
+CODECS: dict[str, tuple[str, str, int, tuple[int, int]]] = {
+    "opus": ("libopus", "ogg", 16000, (6000, 32000)),
+    "mp3": ("libmp3lame", "mp3", 16000, (8000, 48000)),
+    "amr": ("libopencore_amrnb", "amr", 8000, (4750, 12200)),
+    "g722": ("g722", "g722", 16000, (64000, 64000)),
+}
+"""Name: encoder, container, its sample rate, its bit rates. AMR stands for GSM, which no usual FFmpeg can
+encode.
+"""
+
+AMR_BIT_RATES = (4750, 5150, 5900, 6700, 7400, 7950, 10200, 12200)
+
+
+def mu_law(sound: Tensor, mu: float = 255.0) -> Tensor:
+    """Through eight bits of mu-law (G.711) and back; louder than full scale is clipped, as a line does."""
+    clipped = sound.clamp(-1.0, 1.0)
+    small = torch.log1p(mu * clipped.abs()) / torch.log1p(torch.tensor(mu))
+    stepped = torch.round(small * 127.0) / 127.0
+    return torch.sign(clipped) * torch.expm1(stepped * torch.log1p(torch.tensor(mu))) / mu
+
+
+def a_law(sound: Tensor, a: float = 87.6) -> Tensor:
+    """Through eight bits of A-law (G.711) and back; louder than full scale is clipped."""
+    clipped = sound.clamp(-1.0, 1.0)
+    size = clipped.abs()
+    top = 1.0 + torch.log(torch.tensor(a))
+    small = torch.where(size < 1.0 / a, a * size, 1.0 + torch.log((a * size).clamp(min=1.0))) / top
+    stepped = torch.round(small * 127.0) / 127.0
+    back = torch.where(stepped < 1.0 / top, stepped * top / a, torch.exp(stepped * top - 1.0) / a)
+    return torch.sign(clipped) * back
+
+
+def quantise(sound: Tensor, bits: Tensor) -> Tensor:
+    """Row i in steps of bits[i] bits, as a poor converter leaves it."""
+    steps = torch.pow(2.0, bits.to(sound.device, sound.dtype) - 1.0)[:, None]
+    return torch.round(sound.clamp(-1.0, 1.0) * steps) / steps
+
+
+def through_codec(sound: Samples, codec: str, bit_rate: int) -> Samples:
+    """One clip (float32, mono, 16 kHz) encoded and decoded by a real codec, as long as before (CPU,
+    through PyAV).
+    """
+    import av
+
+    if codec not in CODECS:
+        raise ValueError(f"no codec {codec!r}: expected one of {', '.join(CODECS)}")
+    encoder, container_name, rate, (lowest, highest) = CODECS[codec]
+    bit_rate = max(lowest, min(highest, bit_rate))
+    if codec == "amr":
+        bit_rate = min(AMR_BIT_RATES, key=lambda known: abs(known - bit_rate))
+    integer = (np.clip(sound, -1.0, 1.0) * 32767).astype(np.int16)
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container_name) as target:
+        stream = cast(av.AudioStream, target.add_stream(encoder, rate=rate))
+        stream.bit_rate = bit_rate
+        stream.layout = "mono"
+        frame = av.AudioFrame.from_ndarray(integer[None, :], format="s16", layout="mono")
+        frame.sample_rate = SAMPLE_RATE
+        resampler = av.AudioResampler(stream.format.name, "mono", rate, frame_size=stream.frame_size or 0)
+        for piece in [*resampler.resample(frame), *resampler.resample(None)]:
+            target.mux(stream.encode(piece))
+        target.mux(stream.encode(None))
+    buffer.seek(0)
+    pieces: list[Samples] = []
+    with av.open(buffer, "r", format="mp3" if codec == "mp3" else container_name) as source:
+        back = av.AudioResampler("flt", "mono", SAMPLE_RATE)
+        for decoded in source.decode(audio=0):
+            pieces += [piece.to_ndarray()[0] for piece in back.resample(decoded)]
+        pieces += [piece.to_ndarray()[0] for piece in back.resample(None)]
+    heard = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+    result = np.zeros(len(sound), np.float32)
+    result[: min(len(heard), len(sound))] = heard[: len(sound)]
+    return result

@@ -1,0 +1,90 @@
+"""Vocal-tract length: the spectrum stretched or squeezed while the tempo stays.
+
+`warp_vocal_tract` alters the sound itself (teacher and student hear the same); `warp_mel` alters log-mel
+features.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+WINDOW_SAMPLES = 512
+HOP_SAMPLES = 128
+
+
+def warp_vocal_tract(sound: Tensor, factors: Tensor) -> Tensor:
+    """Move every frequency f of row i to f * factors[i] (0.85 to 1.15), by a phase vocoder in the frequency
+    axis.
+
+    A bin takes the magnitude of the bin at k / factor; its phase runs at the moved frequency (phase
+    increments wrapped to their principal value, multiplied by the factor, summed), so that overlapping
+    windows still agree.
+    """
+    window = torch.hann_window(WINDOW_SAMPLES, device=sound.device, dtype=sound.dtype)
+    spectrum = torch.stft(
+        sound,
+        WINDOW_SAMPLES,
+        HOP_SAMPLES,
+        window=window,
+        center=True,
+        pad_mode="constant",
+        return_complex=True,
+    )
+    bins = spectrum.shape[1]
+    centre = torch.arange(bins, device=sound.device, dtype=sound.dtype)
+    factor = factors.to(sound.device, sound.dtype)[:, None]
+    source = centre[None, :] / factor
+    lower = source.floor().clamp(max=bins - 2).long()
+    share = (source - lower).clamp(0.0, 1.0)
+    inside = (source <= bins - 1).to(sound.dtype)
+    magnitude = spectrum.abs()
+    phase = torch.angle(spectrum)
+    advance = 2 * math.pi * HOP_SAMPLES * centre / WINDOW_SAMPLES
+    change = torch.diff(phase, dim=2, prepend=phase[:, :, :1]) - advance[None, :, None]
+    true_advance = _principal(change) + advance[None, :, None]
+
+    def pick(values: Tensor, index: Tensor) -> Tensor:
+        return torch.gather(values, 1, index[:, :, None].expand(-1, -1, values.shape[2]))
+
+    moved = pick(magnitude, lower) * (1 - share)[:, :, None] + pick(magnitude, lower + 1) * share[:, :, None]
+    nearest = torch.where(share < 0.5, lower, lower + 1)
+    increments = pick(true_advance, nearest) * factor[:, :, None]
+    increments[:, :, 0] = pick(phase[:, :, :1], nearest)[:, :, 0]
+    turned = torch.cumsum(_principal(increments), dim=2)
+    warped = torch.polar(moved * inside[:, :, None], turned)
+    return torch.istft(warped, WINDOW_SAMPLES, HOP_SAMPLES, window=window, center=True, length=sound.shape[1])
+
+
+def warp_mel(features: Tensor, factors: Tensor, top_hz: float = 8000.0) -> Tensor:
+    """Log-mel features `[rows, mels, frames]` with their frequency axis stretched by factors[i] (Slaney
+    mel scale).
+    """
+    mels = features.shape[1]
+    top = _mel(torch.tensor(top_hz, dtype=torch.float64))
+    centres = _hertz(torch.linspace(0.0, float(top), mels + 2, dtype=torch.float64)[1:-1])
+    wanted = _mel(centres[None, :] / factors.detach().cpu().double()[:, None])
+    source = (wanted / top * (mels + 1) - 1).clamp(0.0, mels - 1.0).to(features.device)
+    lower = source.floor().clamp(max=mels - 2).long()
+    share = (source - lower).to(features.dtype)[:, :, None]
+
+    def pick(index: Tensor) -> Tensor:
+        return torch.gather(features, 1, index[:, :, None].expand(-1, -1, features.shape[2]))
+
+    return pick(lower) * (1 - share) + pick(lower + 1) * share
+
+
+def _principal(angle: Tensor) -> Tensor:
+    """The same angle between minus pi and pi."""
+    return angle - 2 * math.pi * torch.round(angle / (2 * math.pi))
+
+
+def _mel(hertz: Tensor) -> Tensor:
+    """Slaney's scale: linear below 1 kHz, logarithmic above."""
+    logarithmic = 15.0 + 27.0 * torch.log(hertz.clamp(min=1e-6) / 1000.0) / math.log(6.4)
+    return torch.where(hertz < 1000.0, hertz * 3.0 / 200.0, logarithmic)
+
+
+def _hertz(mel: Tensor) -> Tensor:
+    """The inverse of `_mel`."""
+    return torch.where(mel < 15.0, mel * 200.0 / 3.0, 1000.0 * torch.exp(math.log(6.4) / 27.0 * (mel - 15.0)))
