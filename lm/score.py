@@ -1,0 +1,112 @@
+"""How far what was heard is from what was said: word and character errors, and the alignment behind them.
+
+Both texts are compared as they stand; pass them through lm.text.normalise first when they come from people.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["same", "substitution", "insertion", "deletion"]
+_DIAGONAL, _DOWN, _RIGHT = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class ErrorCounts:
+    """Errors over a number of reference words (or characters); counts of several texts add up."""
+
+    words: int = 0
+    substitutions: int = 0
+    insertions: int = 0
+    deletions: int = 0
+
+    @property
+    def errors(self) -> int:
+        """All three kinds together."""
+        return self.substitutions + self.insertions + self.deletions
+
+    @property
+    def rate(self) -> float:
+        """Errors a reference word; with an empty reference, errors as if it had one word."""
+        return self.errors / max(self.words, 1)
+
+    def __add__(self, other: "ErrorCounts") -> "ErrorCounts":
+        return ErrorCounts(
+            self.words + other.words,
+            self.substitutions + other.substitutions,
+            self.insertions + other.insertions,
+            self.deletions + other.deletions,
+        )
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One step of an alignment; the side that has no item there is None."""
+
+    kind: Kind
+    reference: str | None
+    hypothesis: str | None
+
+
+def word_errors(reference: str, hypothesis: str) -> ErrorCounts:
+    """The fewest word edits that turn the reference into the hypothesis."""
+    return _count(reference.split(), hypothesis.split())
+
+
+def character_errors(reference: str, hypothesis: str) -> ErrorCounts:
+    """The same over characters, with runs of white space as one space; `words` then counts characters."""
+    return _count(list(" ".join(reference.split())), list(" ".join(hypothesis.split())))
+
+
+def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[Edit]:
+    """The edits in order: as few as can be, and among those as many words in common as can be."""
+    moves = _moves(reference, hypothesis)
+    edits: list[Edit] = []
+    row, column = len(reference), len(hypothesis)
+    while row or column:
+        move = moves[row, column]
+        if move == _DIAGONAL:
+            row, column = row - 1, column - 1
+            kind: Kind = "same" if reference[row] == hypothesis[column] else "substitution"
+            edits.append(Edit(kind, reference[row], hypothesis[column]))
+        elif move == _DOWN:
+            row -= 1
+            edits.append(Edit("deletion", reference[row], None))
+        else:
+            column -= 1
+            edits.append(Edit("insertion", None, hypothesis[column]))
+    return edits[::-1]
+
+
+def _count(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
+    counts = {"same": 0, "substitution": 0, "insertion": 0, "deletion": 0}
+    if list(reference) != list(hypothesis):
+        for edit in align(reference, hypothesis):
+            counts[edit.kind] += 1
+    return ErrorCounts(len(reference), counts["substitution"], counts["insertion"], counts["deletion"])
+
+
+def _moves(reference: Sequence[str], hypothesis: Sequence[str]) -> NDArray[np.uint8]:
+    """For each cell of the edit-distance table, where its best path comes from (one byte a cell)."""
+    numbers: dict[str, int] = {}
+    left = [numbers.setdefault(item, len(numbers)) for item in reference]
+    right = np.array([numbers.setdefault(item, len(numbers)) for item in hypothesis], dtype=np.int64)
+    # Fewest edits first, then fewest substitutions: one edit outweighs every substitution there can be.
+    edit = len(reference) + len(hypothesis) + 1
+    columns = np.arange(len(hypothesis) + 1) * edit
+    cost = columns.copy()
+    moves = np.full((len(reference) + 1, len(hypothesis) + 1), _RIGHT, dtype=np.uint8)
+    for row, item in enumerate(left, start=1):
+        diagonal = cost[:-1] + (right != item) * (edit + 1)
+        down = cost + edit
+        best = down.copy()
+        best[1:] = np.minimum(diagonal, down[1:])
+        # A step to the right costs one edit: the running minimum of (cost - column) spreads it at once.
+        best = np.minimum.accumulate(best - columns) + columns
+        moves[row][best == down] = _DOWN
+        moves[row, 1:][best[1:] == diagonal] = _DIAGONAL
+        cost = best
+    return moves
