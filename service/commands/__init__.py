@@ -1,6 +1,6 @@
 """The `silica` command: finds the verbs, parses the line, turns known errors into one clear sentence.
 
-A verb is one module here (or in a package that registers under `silica.verbs`) with HELP, add_arguments and run.
+A verb is one module here (or in a package registered under `silica.verbs`) with HELP, add_arguments and run.
 Only verbs named on the line do heavy imports, so `silica --help` is instant.
 """
 
@@ -53,7 +53,7 @@ def known_errors() -> tuple[type[Exception], ...]:
 
 
 def main(line: Sequence[str] | None = None) -> int:
-    """Run one command line; the exit status says how it went (0 well, 1 not well, 2 a mistake on the line)."""
+    """Run one command line; answers the exit status: 0 well, 1 not well, 2 a mistake on the line."""
     arguments = build_parser(verb_modules()).parse_args(line)
     try:
         return int(arguments.run(arguments))

@@ -1,0 +1,46 @@
+# Two commands do all the set-up: `make serve` (speak to it) and `make test`.
+#   make serve DEVICE=cuda   on a machine with an NVIDIA GPU
+#   make help                lists the rest
+
+PYTHON ?= python3
+DEVICE ?= cpu
+VENV   := .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+export PYTHONUNBUFFERED := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint format bench faults soak clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# The stamps make a second call fast: set-up runs again only when what it depends on has changed.
+$(VENV)/.run-$(DEVICE): requirements/run.txt pyproject.toml scripts/setup.sh
+	@scripts/setup.sh run $(DEVICE) $(PYTHON)
+	@touch $@
+
+$(VENV)/.dev-$(DEVICE): $(VENV)/.run-$(DEVICE) requirements/dev.txt
+	@scripts/setup.sh dev $(DEVICE) $(PYTHON)
+	@touch $@
+
+serve: $(VENV)/.run-$(DEVICE) ## set everything up, then serve: open the page it names, speak, read
+	@$(BIN)/silica serve --device $(DEVICE) $(ARGS)
+
+test: $(VENV)/.dev-$(DEVICE) ## set everything up, then run every check: format, types, tests, page
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(VENV)/.dev-$(DEVICE) ## format, style and types only
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+format: $(VENV)/.dev-$(DEVICE) ## put every file into the house's format
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev-$(DEVICE) ## the benchmarks of tests/perf, each beside its baseline; minutes
+	@for script in acoustic decoding load; do $(BIN)/python tests/perf/$$script.py || exit 1; done
+
+clean: ## remove the environment and every cache
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
