@@ -1,0 +1,134 @@
+"""NovoGrad against its paper's formulas, schedules against theirs, and the moving average."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from training.averages import MovingAverage
+from training.errors import TrainingError
+from training.optimisers import NovoGrad, build_optimiser, clip_gradients
+from training.schedules import Schedule
+
+
+def test_novograd_is_algorithm_1_of_its_paper() -> None:
+    generator = torch.Generator().manual_seed(1)
+    layers = [
+        nn.Parameter(torch.randn(3, 4, generator=generator)),
+        nn.Parameter(torch.randn(5, generator=generator)),
+    ]
+    rate, beta1, beta2, decay, epsilon = 0.02, 0.95, 0.98, 0.001, 1e-8
+    optimiser = NovoGrad(layers, rate, (beta1, beta2), decay, epsilon)
+    weights = [layer.detach().double().clone() for layer in layers]
+    first: list[torch.Tensor] = []
+    second: list[float] = []
+    for step in range(5):
+        gradients = [torch.randn(layer.shape, generator=generator) for layer in layers]
+        for layer, gradient in zip(layers, gradients, strict=True):
+            layer.grad = gradient.clone()
+        optimiser.step()
+        for index, gradient in enumerate(gradient.double() for gradient in gradients):
+            square = float((gradient**2).sum())
+            if step == 0:
+                second.append(square)
+                first.append(gradient / math.sqrt(square) + decay * weights[index])
+            else:
+                second[index] = beta2 * second[index] + (1 - beta2) * square
+                direction = gradient / (math.sqrt(second[index]) + epsilon) + decay * weights[index]
+                first[index] = beta1 * first[index] + direction
+            weights[index] = weights[index] - rate * first[index]
+    for layer, weight in zip(layers, weights, strict=True):
+        assert torch.allclose(layer.detach().double(), weight, atol=1e-6)
+
+
+def test_novograd_does_not_depend_on_the_scale_of_the_gradient() -> None:
+    results = []
+    for scale in (1.0, 1000.0):
+        weight = nn.Parameter(torch.ones(4))
+        optimiser = NovoGrad([weight], 0.1)
+        for step in range(3):
+            weight.grad = scale * torch.tensor([1.0, -2.0, 0.5, step])
+            optimiser.step()
+        results.append(weight.detach().clone())
+    assert torch.allclose(results[0], results[1], atol=1e-5)
+
+
+def test_novograd_resumes_from_its_state() -> None:
+    def run(interrupted: bool) -> torch.Tensor:
+        weight = nn.Parameter(torch.ones(3))
+        optimiser = NovoGrad([weight], 0.1)
+        for step in range(4):
+            if interrupted and step == 2:
+                state = optimiser.state_dict()
+                weight = nn.Parameter(weight.detach().clone())
+                optimiser = NovoGrad([weight], 0.1)
+                optimiser.load_state_dict(state)
+            weight.grad = torch.tensor([1.0, 2.0, float(step)])
+            optimiser.step()
+        return weight.detach()
+
+    assert torch.equal(run(False), run(True))
+
+
+def test_frozen_parameters_stay_out_and_vectors_are_not_decayed() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    optimiser = build_optimiser("adamw", model, rate=0.1, decay=0.5)
+    assert [(len(group["params"]), group["weight_decay"]) for group in optimiser.param_groups] == [
+        (1, 0.5),
+        (1, 0.0),
+    ]
+    model.requires_grad_(False)
+    with pytest.raises(TrainingError, match="frozen"):
+        build_optimiser("sgd", model, rate=0.1)
+    with pytest.raises(TrainingError, match="novograd, adamw, sgd"):
+        build_optimiser("adam", nn.Linear(1, 1), rate=0.1)
+
+
+def test_clipping_says_the_norm_and_keeps_the_direction() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([3.0, 4.0])
+    assert float(clip_gradients([weight], 1.0)) == pytest.approx(5.0)
+    assert weight.grad.tolist() == pytest.approx([0.6, 0.8], abs=1e-5)
+
+
+def test_warmup_hold_and_exponential_decay() -> None:
+    schedule = Schedule(
+        peak=0.01, total_steps=100, decay="exponential", warmup_steps=10, hold_steps=20, floor=0.001,
+        gamma=0.5, decay_every=10,
+    )  # fmt: skip
+    assert schedule.rate(0) == pytest.approx(0.001)
+    assert schedule.rate(9) == schedule.rate(29) == pytest.approx(0.01)
+    assert schedule.rate(40) == pytest.approx(0.005)
+    assert schedule.rate(99) == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(
+    ("decay", "middle"), [("cosine", 0.5), ("linear", 0.5), ("polynomial", 0.25), ("constant", 1)]
+)
+def test_decays_at_their_middle_and_end(decay: str, middle: float) -> None:
+    schedule = Schedule(peak=1.0, total_steps=110, decay=decay, warmup_steps=10)
+    assert schedule.rate(60) == pytest.approx(middle)
+    assert schedule.rate(110) == pytest.approx(1.0 if decay == "constant" else 0.0)
+
+
+def test_a_schedule_that_cannot_be_is_refused_in_words() -> None:
+    with pytest.raises(TrainingError, match="longer than the 10 steps"):
+        Schedule(peak=1.0, total_steps=10, warmup_steps=8, hold_steps=8)
+    with pytest.raises(TrainingError, match="cosine"):
+        Schedule(peak=1.0, total_steps=10, decay="stairs")
+
+
+def test_moving_average_follows_and_steps_aside() -> None:
+    model = nn.BatchNorm1d(2)
+    average = MovingAverage(model, 0.5)
+    with torch.no_grad():
+        model.weight.fill_(3.0)
+        model.running_mean.fill_(7.0)  # type: ignore[union-attr]
+    average.update(model)
+    decay = 2 / 11
+    with average.in_place_of(model):
+        assert model.weight.tolist() == pytest.approx([decay * 1 + (1 - decay) * 3] * 2)
+        assert model.running_mean.tolist() == [7.0, 7.0]  # type: ignore[union-attr]
+    assert model.weight.tolist() == [3.0, 3.0]
