@@ -1,0 +1,134 @@
+"""Names to weights: the model in the box, the models a user imported or pulled, and files by path.
+
+Imported models live in $SILICA_HOME/models (else ~/.local/share/silica/models), one folder each. Where weights can be
+fetched from is in `acoustic.publishers`.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from acoustic import checkpoint
+from acoustic.checkpoint import Checkpoint
+from acoustic.config import published
+from acoustic.errors import AcousticError
+from acoustic.importers import folded
+from acoustic.network import build
+from acoustic.shape import ModelConfig
+
+BOX = Path(__file__).parent / "pretrained"
+SHIPPED = "silica-small-en"
+UNTRAINED = "tiny"  # the one published shape that `find` gives weights to without training: tests stand on it
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model that can be named: its shape, and the file with its weights if there is one."""
+
+    name: str
+    config: ModelConfig
+    path: Path | None
+    origin: str  # "shipped", "imported" or "published"
+
+
+def models_folder() -> Path:
+    """Where this user's imported and pulled models live."""
+    home = os.environ.get("SILICA_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "share" / "silica") / "models"
+
+
+def check_name(name: str) -> str:
+    """A model name that is safe as a folder name, or a refusal."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise AcousticError(
+            f"{name!r} is no model name: letters, digits, '.', '_' and '-' only, at most 100 of them."
+        )
+    return name
+
+
+def shipped_path() -> Path:
+    """Where the model in the box lies when it is there."""
+    return BOX / (SHIPPED + checkpoint.SUFFIX)
+
+
+def default_name() -> str:
+    """The model that is used when nobody names one."""
+    if shipped_path().is_file():
+        return SHIPPED
+    raise AcousticError(
+        f"This copy of Silica has no model in the box ({SHIPPED}). Name one with --model: bring weights in with "
+        "`silica models import PATH` or `silica models pull quartznet15x5-en`; `silica models list` shows what is here."
+    )
+
+
+def locate(name: str) -> Path | None:
+    """The checkpoint file of a named model, or None."""
+    if name == SHIPPED and shipped_path().is_file():
+        return shipped_path()
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        path = models_folder() / name / checkpoint.FILE_NAME
+        if path.is_file():
+            return path
+    return None
+
+
+def find(name_or_path: str | Path) -> Checkpoint:
+    """The checkpoint of that name, or in that file or folder (Silica's own or one an importer recognises)."""
+    name = str(name_or_path)
+    located = locate(name)
+    if located is not None:
+        return checkpoint.load(located)
+    if name == UNTRAINED:
+        return untrained(published[UNTRAINED])
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix == checkpoint.SUFFIX:
+        return checkpoint.load(path)
+    if (path / checkpoint.FILE_NAME).is_file():
+        return checkpoint.load(path)
+    if folded.recognises(path):
+        return folded.read(path)
+    if name == SHIPPED:
+        default_name()  # says how to get one
+    if name in published:
+        raise AcousticError(
+            f"{name} is a published shape without weights here. Train it with `silica train`, or bring weights in "
+            "with `silica models import PATH` or `silica models pull NAME`."
+        )
+    known = ", ".join(entry.name for entry in entries() if entry.path is not None) or "none"
+    raise AcousticError(f"There is no model {name!r}: neither a name nor a file. Models here: {known}.")
+
+
+def untrained(config: ModelConfig, seed: int = 1) -> Checkpoint:
+    """Weights that are always the same and mean nothing, with outputs that do differ from frame to frame."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = build(config)
+    state = {key: value.clone() for key, value in network.state_dict().items()}
+    # Freshly initialised scores are so close to one another that every frame would read the same.
+    state["output.weight"] *= 8.0
+    return Checkpoint(config, state, {"title": f"{config.name}, untrained", "trained": False})
+
+
+def install(name: str, model: Checkpoint, dtype: checkpoint.Dtype = "fp16") -> Path:
+    """Put a checkpoint among the user's models."""
+    return checkpoint.save(models_folder() / check_name(name), model.config, model.state, model.card, dtype)
+
+
+def entries() -> Iterator[Entry]:
+    """Everything that has a name: shipped and imported models first, then the published shapes."""
+    if shipped_path().is_file():
+        yield Entry(SHIPPED, checkpoint.describe(shipped_path())[0], shipped_path(), "shipped")
+    seen = {SHIPPED}
+    folder = models_folder()
+    for path in sorted(folder.glob(f"*/{checkpoint.FILE_NAME}")) if folder.is_dir() else ():
+        name = path.parent.name
+        if name not in seen:
+            seen.add(name)
+            yield Entry(name, checkpoint.describe(path)[0], path, "imported")
+    for name, config in published.items():
+        if name not in seen:
+            yield Entry(name, config, None, "published")

@@ -1,0 +1,167 @@
+"""One safe file for a model: tensors in safetensors, the ModelConfig and the model card as JSON in its metadata.
+
+Stored in FP32, FP16 or INT8 (with a scale for each output channel); read back as FP32. Nothing is ever unpickled.
+Folding batch norm away is in `acoustic.folding`.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from acoustic.errors import AcousticError
+from acoustic.network import Network, build
+from acoustic.shape import ModelConfig
+
+FORMAT = "silica-acoustic-1"
+SUFFIX = ".safetensors"
+FILE_NAME = "model" + SUFFIX
+SCALE_SUFFIX = ".int8_scale"
+
+Dtype = Literal["fp32", "fp16", "int8"]
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model at rest: its shape, its weights (FP32) and its card (title, licence, sources, what was measured)."""
+
+    config: ModelConfig
+    state: State
+    card: Mapping[str, Any] = field(default_factory=dict)
+
+    def network(self) -> Network:
+        """The network with these weights, ready to run (not to train)."""
+        with torch.device("meta"):
+            network = build(self.config)
+        load_state(network, self.state)
+        return network.eval()
+
+
+def load_state(network: Network, state: State) -> None:
+    """Put weights into a network; one that does not fit is refused in words."""
+    expected = network.state_dict()
+    missing = sorted(set(expected) - set(state))
+    surplus = sorted(set(state) - set(expected))
+    if missing or surplus:
+        raise AcousticError(
+            f"The weights do not fit the network `{network.config.name}`: "
+            f"{len(missing)} missing (such as {', '.join(missing[:3]) or 'none'}), "
+            f"{len(surplus)} unknown (such as {', '.join(surplus[:3]) or 'none'})."
+        )
+    for name, tensor in expected.items():
+        if tensor.shape != state[name].shape:
+            raise AcousticError(
+                f"The weight {name} has the shape {tuple(state[name].shape)}, "
+                f"the network `{network.config.name}` expects {tuple(tensor.shape)}."
+            )
+    network.load_state_dict(state, assign=True)
+
+
+def file_in(folder_or_file: Path) -> Path:
+    """The file that a folder or file name means."""
+    return folder_or_file if folder_or_file.suffix == SUFFIX else folder_or_file / FILE_NAME
+
+
+def save(
+    folder_or_file: str | Path,
+    config: ModelConfig,
+    state: Mapping[str, Tensor],
+    card: Mapping[str, Any] | None = None,
+    dtype: Dtype = "fp32",
+) -> Path:
+    """Write a checkpoint. The file appears whole or not at all."""
+    path = file_in(Path(folder_or_file))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stored: State = {}
+    for name, tensor in state.items():
+        plain = tensor.detach().to("cpu").contiguous()
+        if not plain.is_floating_point():
+            stored[name] = plain.clone()
+        elif dtype == "int8" and plain.dim() >= 2:
+            stored[name], stored[name + SCALE_SUFFIX] = quantise(plain)
+        else:
+            stored[name] = plain.to(torch.float32 if dtype == "fp32" else torch.float16).clone()
+            if not torch.isfinite(stored[name]).all():
+                raise AcousticError(f"The weight {name} is not finite in {dtype}: nothing was written.")
+    metadata = {
+        "format": FORMAT,
+        "config": json.dumps(config.to_dict()),
+        "card": json.dumps(dict(card or {})),
+    }
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        save_file(stored, partial, metadata=metadata)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def load(path: str | Path) -> Checkpoint:
+    """Read a checkpoint file, or the `model.safetensors` of a folder."""
+    file = file_in(Path(path))
+    try:
+        with safe_open(file, framework="pt") as opened:
+            config, card = _described(file, opened.metadata())
+            stored = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise AcousticError(f"{file} cannot be read as a model: {error}.") from error
+    return Checkpoint(config, {name: tensor for name, tensor in _restored(file, stored)}, card)
+
+
+def describe(path: str | Path) -> tuple[ModelConfig, dict[str, Any]]:
+    """Configuration and card alone, without reading the weights."""
+    file = file_in(Path(path))
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return _described(file, opened.metadata())
+    except (SafetensorError, OSError) as error:
+        raise AcousticError(f"{file} cannot be read as a model: {error}.") from error
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight as INT8 and one scale for each output channel, so that weight = int8 * scale."""
+    flat = weight.float().flatten(1)
+    scale = (flat.abs().amax(dim=1) / 127.0).clamp(min=1e-12)
+    whole = torch.round(flat / scale[:, None]).clamp(-127, 127).to(torch.int8)
+    return whole.reshape(weight.shape).contiguous(), scale
+
+
+def _described(file: Path, metadata: Mapping[str, str] | None) -> tuple[ModelConfig, dict[str, Any]]:
+    if not metadata or metadata.get("format") != FORMAT:
+        found = (metadata or {}).get("format", "none")
+        raise AcousticError(
+            f"{file} is no Silica checkpoint (its format is {found!r}, expected {FORMAT!r}). "
+            "Bring foreign weights in with `silica models import`."
+        )
+    try:
+        config, card = json.loads(metadata["config"]), json.loads(metadata["card"])
+    except (KeyError, json.JSONDecodeError) as error:
+        raise AcousticError(f"{file}: its description is damaged ({error}).") from error
+    if not isinstance(config, dict) or not isinstance(card, dict):
+        raise AcousticError(f"{file}: its description is damaged (expected two tables).")
+    return ModelConfig.from_dict(config), card
+
+
+def _restored(file: Path, stored: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    restored = []
+    for name, tensor in stored.items():
+        if name.endswith(SCALE_SUFFIX):
+            continue
+        if tensor.dtype == torch.int8:
+            scale = stored.get(name + SCALE_SUFFIX)
+            if scale is None or scale.shape != tensor.shape[:1]:
+                raise AcousticError(f"{file}: the INT8 weight {name} lacks a scale for each output channel.")
+            tensor = tensor.float() * scale.float().reshape(-1, *(1,) * (tensor.dim() - 1))
+        elif tensor.is_floating_point():
+            tensor = tensor.float()
+        restored.append((name, tensor))
+    return restored

@@ -1,0 +1,124 @@
+"""The networks of the Jasper and QuartzNet papers by name, the student that Silica ships, and `tiny` for tests.
+
+Tables only: kernel sizes, channels and repeats. What they mean, and every check, is in `acoustic.shape`.
+"""
+
+from dataclasses import replace
+
+from acoustic.shape import ALPHABET, BlockConfig, FeatureConfig, ModelConfig, Residual
+
+__all__ = ["ALPHABET", "BlockConfig", "FeatureConfig", "ModelConfig", "Residual", "published"]
+
+FEATURES = FeatureConfig()
+
+JASPER_BODY = ((11, 256, 0.2), (13, 384, 0.2), (17, 512, 0.2), (21, 640, 0.3), (25, 768, 0.3))
+QUARTZNET_BODY = ((33, 256), (39, 256), (51, 512), (63, 512), (75, 512))
+
+
+def jasper(
+    name: str, blocks: int, repeat: int, residual: Residual = "residual", *, mels: int = 64
+) -> ModelConfig:
+    """Jasper `blocks` x `repeat`: the five kernel sizes share the blocks evenly."""
+    body = tuple(
+        BlockConfig(kernel, channels, repeat, residual=residual, dropout=dropout)
+        for kernel, channels, dropout in JASPER_BODY
+        for _ in range(blocks // len(JASPER_BODY))
+    )
+    first = BlockConfig(11, 256, stride=2, dropout=0.2)
+    last = (BlockConfig(29, 896, dilation=2, dropout=0.4), BlockConfig(1, 1024, dropout=0.4))
+    return ModelConfig(name, replace(FEATURES, mels=mels), (first, *body, *last))
+
+
+def _separable(
+    name: str, body: tuple[tuple[int, int, int], ...], before_last: BlockConfig, groups: int = 1
+) -> ModelConfig:
+    """A QuartzNet of (kernel, channels, repeat) blocks between its prologue and its epilogue."""
+    first = BlockConfig(33, 256, stride=2, separable=True)
+    blocks = tuple(
+        BlockConfig(kernel, channels, repeat, separable=True, residual="residual", groups=groups)
+        for kernel, channels, repeat in body
+    )
+    return ModelConfig(name, FEATURES, (first, *blocks, before_last, BlockConfig(1, 1024)))
+
+
+C2 = BlockConfig(87, 512, dilation=2, separable=True)  # never grouped, also in the group-shuffle models
+
+
+def quartznet(name: str, blocks: int, repeat: int = 5, groups: int = 1) -> ModelConfig:
+    """QuartzNet `blocks` x `repeat`, each of the five kernel sizes used equally often."""
+    each = blocks // len(QUARTZNET_BODY)
+    body = tuple((kernel, channels, repeat) for kernel, channels in QUARTZNET_BODY for _ in range(each))
+    return _separable(name, body, C2, groups)
+
+
+def quartznet_5x3(name: str) -> ModelConfig:
+    """The WSJ model: only the two longest kernels, three sub-blocks a block."""
+    return _separable(name, ((63, 512, 3),) * 2 + ((75, 512, 3),) * 3, C2)
+
+
+def quartznet_12x1(name: str) -> ModelConfig:
+    """Early NeMo's `jasper12x1SEP`: the first four blocks three times, the fifth in the place of C2."""
+    body = tuple((kernel, channels, 1) for kernel, channels in QUARTZNET_BODY[:4] for _ in range(3))
+    return _separable(name, body, BlockConfig(75, 512, separable=True, residual="residual"))
+
+
+# Mean and deviation of each log-mel band over training speech (all of LibriSpeech's and Common Voice's training
+# clips in the developers' material): the prior of running normalisation, and fixed normalisation's constants.
+SPEECH_MEAN: tuple[float, ...] = (0.0,) * 64
+SPEECH_DEVIATION: tuple[float, ...] = (1.0,) * 64
+
+FIXED = replace(FEATURES, normalise="fixed", mean=SPEECH_MEAN, deviation=SPEECH_DEVIATION)
+
+
+def silica_small(name: str) -> ModelConfig:
+    """The model in the box: 80 ms steps, four outputs each, 0.48 s of look-ahead, 6 M parameters.
+
+    The stem sees exactly the eight frames of its own step and what came before. One sub-block in five of the
+    six blocks looks one step (80 ms) ahead.
+    """
+    stem = tuple(BlockConfig(5, channels, stride=2, look_ahead=1) for channels in (192, 320, 512))
+    bodies = []
+    for block in range(6):
+        ahead = (1, 0, 0) if block < 5 else (0, 0, 0)
+        kernel = 5 if block < 3 else 7
+        bodies.append(BlockConfig(kernel, 512, 3, separable=True, residual="identity", look_ahead=ahead))
+    return ModelConfig(name, FIXED, (*stem, *bodies), outputs_per_step=4)
+
+
+def tiny(name: str) -> ModelConfig:
+    """A few thousand parameters that run in no time: for tests of whatever stands on a model."""
+    blocks = (
+        BlockConfig(5, 16, stride=2, separable=True),
+        BlockConfig(5, 16, 2, separable=True, residual="residual"),
+        BlockConfig(1, 32),
+    )
+    return ModelConfig(name, FIXED, blocks)
+
+
+_JASPERS = (
+    jasper("jasper5x3", 5, 3),
+    jasper("jasper10x3", 10, 3),
+    jasper("jasper10x3-wsj", 10, 3, mels=40),
+    jasper("jasper10x3dr", 10, 3, "dense_residual"),
+    jasper("jasper10x3-plain", 10, 3, "none"),
+    jasper("jasper10x3-densenet", 10, 3, "densenet"),
+    jasper("jasper10x3-dense-rnet", 10, 3, "dense_rnet"),
+    jasper("jasper10x4", 10, 4),
+    jasper("jasper10x4dr", 10, 4, "dense_residual"),
+    jasper("jasper10x5", 10, 5),
+    jasper("jasper10x5-plain", 10, 5, "none"),
+    jasper("jasper10x5dr", 10, 5, "dense_residual"),
+)
+_QUARTZNETS = (
+    quartznet_12x1("quartznet12x1"),
+    quartznet_5x3("quartznet5x3"),
+    quartznet("quartznet5x5", 5),
+    quartznet("quartznet10x5", 10),
+    quartznet("quartznet15x5", 15),
+    quartznet("quartznet15x5-groups2", 15, groups=2),
+    quartznet("quartznet15x5-groups4", 15, groups=4),
+)
+
+published: dict[str, ModelConfig] = {
+    config.name: config for config in (*_JASPERS, *_QUARTZNETS, silica_small("silica-small"), tiny("tiny"))
+}

@@ -1,0 +1,186 @@
+"""The log-mel front end: sound in, mel bands by frame out, for whole utterances, streams and slices of streams.
+
+Edges are handled on the host (`line_up`); the arithmetic is one tensor function (`log_mels`) for CPU and GPU, single
+or batched. Frame t is centred on sample 160 t; the signal is mirrored only at its true start and end.
+How features are normalised is in `acoustic.normalisation`.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from acoustic.errors import AcousticError
+from acoustic.shape import FeatureConfig
+
+Samples = NDArray[np.float32]
+
+
+def frame_count(config: FeatureConfig, samples: int) -> int:
+    """Frames of a finished signal: one for each begun hop."""
+    return -(-samples // config.hop_samples)
+
+
+def sample_span(config: FeatureConfig, first_frame: int, end_frame: int) -> tuple[int, int]:
+    """The samples [begin, end) that frames [first_frame, end_frame) are computed from.
+
+    `end` may lie beyond the signal's end; a slice that stops earlier than `end` tells `line_up` that the signal
+    ends there. One sample more than the windows cover is asked for on the left: pre-emphasis needs it.
+    """
+    if not 0 <= first_frame < end_frame:
+        raise AcousticError(f"Frames {first_frame} to {end_frame} are no stretch of a stream.")
+    half = config.window_samples // 2
+    begin = first_frame * config.hop_samples - half - 1
+    return max(0, begin), (end_frame - 1) * config.hop_samples + half
+
+
+def frames_ready(config: FeatureConfig, samples: int) -> int:
+    """Frames that can no longer change once so many samples of an unfinished stream are known."""
+    return max(0, (samples - config.window_samples // 2) // config.hop_samples + 1)
+
+
+def line_up(config: FeatureConfig, samples: Samples, first_frame: int, end_frame: int) -> Samples:
+    """Pre-emphasise the slice that `sample_span` named and mirror it at the signal's own ends.
+
+    The result always has (end_frame - first_frame - 1) * hop + window samples: equal spans, equal shapes.
+    """
+    begin, expected_end = sample_span(config, first_frame, end_frame)
+    end = begin + len(samples)
+    if end > expected_end or end <= (end_frame - 1) * config.hop_samples:
+        raise AcousticError(
+            f"Frames {first_frame} to {end_frame} need the samples {begin} to {expected_end} "
+            f"(or to the signal's end), not {len(samples)} samples."
+        )
+    half = config.window_samples // 2
+    emphasised = samples.astype(np.float32, copy=True)
+    emphasised[1:] -= np.float32(config.preemphasis) * samples[:-1]
+    missing_left = max(0, half - first_frame * config.hop_samples)
+    # A slice from inside the stream begins with the one sample that only pre-emphasis needed.
+    known = emphasised if first_frame * config.hop_samples - half - 1 < 0 else emphasised[1:]
+    missing_right = expected_end - end
+    if not missing_left and not missing_right:
+        return known
+    if config.edge == "zero":
+        return np.pad(known, (missing_left, missing_right))
+    return np.pad(known, (missing_left, missing_right), mode="reflect" if len(known) > 1 else "edge")
+
+
+class FrontEnd(nn.Module):
+    """The mel arithmetic of one configuration, on one device."""
+
+    window: Tensor
+    filters: Tensor
+
+    def __init__(self, config: FeatureConfig) -> None:
+        super().__init__()
+        self.config = config
+        window = torch.hann_window(config.window_samples, periodic=False, dtype=torch.float64)
+        self.register_buffer("window", window.float(), persistent=False)
+        self.register_buffer("filters", torch.from_numpy(mel_filters(config).T.copy()), persistent=False)
+
+    @torch.no_grad()
+    def log_mels(self, lined_up: Tensor) -> Tensor:
+        """[batch, samples from `line_up`] to [batch, mels, frames]."""
+        config = self.config
+        frames = lined_up.unfold(-1, config.window_samples, config.hop_samples) * self.window
+        # Where in the FFT the window lies does not matter: only the power is used.
+        spectrum = torch.view_as_real(torch.fft.rfft(frames, n=config.fft_samples))
+        power = spectrum.square().sum(dim=-1)
+        return torch.log(power @ self.filters + config.log_floor).transpose(-1, -2)
+
+    def frames(self, samples: Samples, first_frame: int, end_frame: int) -> Tensor:
+        """Frames [first_frame, end_frame) as [mels, frames], from the slice that `sample_span` named."""
+        lined_up = torch.from_numpy(line_up(self.config, samples, first_frame, end_frame))
+        return self.log_mels(lined_up.to(self.window.device)[None])[0]
+
+    def whole(self, samples: Samples) -> Tensor:
+        """All frames of a finished signal as [mels, frames]."""
+        frames = frame_count(self.config, len(samples))
+        if not frames:
+            return torch.zeros(self.config.mels, 0, device=self.window.device)
+        return self.frames(samples, 0, frames)
+
+    def batch(self, signals: Sequence[Samples]) -> tuple[Tensor, Tensor]:
+        """Finished signals as one padded batch: [batch, mels, frames] and each one's number of frames."""
+        counts = [frame_count(self.config, len(signal)) for signal in signals]
+        longest = max(counts, default=0)
+        device = self.window.device
+        lengths = torch.tensor(counts, dtype=torch.long, device=device)
+        if not longest:
+            return torch.zeros(len(signals), self.config.mels, 0, device=device), lengths
+        lined_up = np.zeros(
+            (len(signals), (longest - 1) * self.config.hop_samples + self.config.window_samples), np.float32
+        )
+        for row, signal, frames in zip(lined_up, signals, counts, strict=True):
+            if frames:
+                one = line_up(self.config, signal, 0, frames)
+                row[: len(one)] = one
+        return self.log_mels(torch.from_numpy(lined_up).to(device)), lengths
+
+
+class FeatureStream:
+    """The front end of one stream: push sound of any size, take the frames that can no longer change."""
+
+    def __init__(self, front_end: FrontEnd) -> None:
+        self.front_end = front_end
+        self.frames_out = 0
+        self._kept: Samples = np.zeros(0, np.float32)
+        self._kept_from = 0
+
+    def push(self, samples: Samples) -> Tensor:
+        """New frames as [mels, frames]; often none."""
+        self._kept = np.concatenate([self._kept, samples.astype(np.float32, copy=False)])
+        known = self._kept_from + len(self._kept)
+        return self._take(frames_ready(self.front_end.config, known))
+
+    def finish(self) -> Tensor:
+        """The last frames, mirrored at the signal's end. Afterwards the stream is spent."""
+        known = self._kept_from + len(self._kept)
+        return self._take(frame_count(self.front_end.config, known))
+
+    def _take(self, end_frame: int) -> Tensor:
+        config = self.front_end.config
+        if end_frame <= self.frames_out:
+            return torch.zeros(config.mels, 0, device=self.front_end.window.device)
+        begin, end = sample_span(config, self.frames_out, end_frame)
+        piece = self._kept[begin - self._kept_from : end - self._kept_from]
+        frames = self.front_end.frames(piece, self.frames_out, end_frame)
+        self.frames_out = end_frame
+        # What the next frame needs, and what mirroring at an end that may come now would need.
+        keep_from = max(self._kept_from, (end_frame - 1) * config.hop_samples - config.window_samples)
+        self._kept = self._kept[keep_from - self._kept_from :].copy()
+        self._kept_from = keep_from
+        return frames
+
+
+def mel_filters(config: FeatureConfig) -> NDArray[np.float32]:
+    """Triangular filters [mels, bins] on Slaney's scale, each of equal area (Auditory Toolbox, 1998)."""
+    bins = np.linspace(0.0, config.sample_rate / 2, config.fft_samples // 2 + 1)
+    edges = _hertz(np.linspace(_mels(config.low_hz), _mels(config.high_hz), config.mels + 2))
+    below, centre, above = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    rising = (bins - below) / (centre - below)
+    falling = (above - bins) / (above - centre)
+    triangles = np.maximum(0.0, np.minimum(rising, falling))
+    return cast("NDArray[np.float32]", (triangles * 2.0 / (above - below)).astype(np.float32))
+
+
+# Slaney's scale: linear below 1 kHz (3 mels for 200 Hz), 27 steps to each factor of 6.4 above.
+_LINEAR_HZ_PER_MEL = 200.0 / 3.0
+_BREAK_HZ = 1_000.0
+_LOG_STEP = math.log(6.4) / 27.0
+
+
+def _mels(hertz: float) -> float:
+    if hertz < _BREAK_HZ:
+        return hertz / _LINEAR_HZ_PER_MEL
+    return _BREAK_HZ / _LINEAR_HZ_PER_MEL + math.log(hertz / _BREAK_HZ) / _LOG_STEP
+
+
+def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    break_mels = _BREAK_HZ / _LINEAR_HZ_PER_MEL
+    above = _BREAK_HZ * np.exp(_LOG_STEP * (mels - break_mels))
+    return np.where(mels < break_mels, mels * _LINEAR_HZ_PER_MEL, above)

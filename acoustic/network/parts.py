@@ -1,0 +1,186 @@
+"""The pieces of a block: masks, convolutions with norm and shuffle, bypasses, activations.
+
+Tensors are [batch, channels, time]. Which piece goes where is `acoustic.network.assemble`.
+"""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from acoustic.shape import GATED, BlockConfig, ModelConfig
+
+
+class Masks:
+    """Zeroes what lies beyond each item's length. `lengths` counts feature frames; None: nothing to zero."""
+
+    def __init__(self, lengths: Tensor | None) -> None:
+        self.lengths = lengths
+        self._by_rate: dict[int, Tensor] = {}
+
+    def at(self, x: Tensor, rate: int) -> Tensor | None:
+        """The mask [batch, 1, time] for a tensor that runs at one step for `rate` frames."""
+        if self.lengths is None:
+            return None
+        if rate not in self._by_rate:
+            steps = torch.arange(x.shape[-1], device=x.device)
+            valid = (self.lengths.to(x.device) + (rate - 1)) // rate
+            self._by_rate[rate] = (steps[None, None, :] < valid[:, None, None]).to(x.dtype)
+        return self._by_rate[rate]
+
+    def apply(self, x: Tensor, rate: int) -> Tensor:
+        """`x` with everything beyond the lengths set to zero."""
+        mask = self.at(x, rate)
+        return x if mask is None else x * mask
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Batch norm that can leave padding out of its statistics."""
+
+    def forward_masked(self, x: Tensor, mask: Tensor) -> Tensor:
+        """As in training, with mean and variance over the frames where `mask` is one."""
+        count = mask.sum().clamp(min=1.0)
+        mean = (x * mask).sum(dim=(0, 2)) / count
+        centred = (x - mean[None, :, None]) * mask
+        variance = centred.square().sum(dim=(0, 2)) / count
+        assert self.running_mean is not None and self.running_var is not None  # always tracked here
+        with torch.no_grad():
+            share = self.momentum or 0.0
+            unbiased = variance * count / (count - 1).clamp(min=1.0)
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
+        return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
+
+
+class LayerNorm(nn.Module):
+    """Norm over the channels of each frame alone, so that no frame depends on how much sound follows."""
+
+    def __init__(self, channels: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, channels, time] to the same shape."""
+        centred = x - x.mean(dim=1, keepdim=True)
+        scale = torch.rsqrt(centred.square().mean(dim=1, keepdim=True) + self.epsilon)
+        return centred * scale * self.weight[None, :, None] + self.bias[None, :, None]
+
+
+class Normed(nn.Module):
+    """A convolution (optionally depthwise first) and its norm: what every path through a block consists of."""
+
+    def __init__(
+        self, config: ModelConfig, inputs: int, channels: int, *, kernel: int, groups: int = 1
+    ) -> None:
+        super().__init__()
+        # A gate halves its input: the convolution before it makes twice the channels.
+        outputs = channels * 2 if config.activation in GATED else channels
+        self.masks_norm = config.masks == "conv_and_norm"
+        bias = config.norm in ("weight", "folded")
+        conv = nn.Conv1d(inputs, outputs, kernel, groups=groups, bias=bias)
+        nn.init.xavier_uniform_(conv.weight)
+        if bias:
+            nn.init.zeros_(cast(Tensor, conv.bias))
+        self.conv = nn.utils.parametrizations.weight_norm(conv) if config.norm == "weight" else conv
+        self.norm: nn.Module = nn.Identity()
+        if config.norm == "batch":
+            self.norm = BatchNorm(outputs, eps=config.norm_epsilon, momentum=config.norm_momentum)
+        elif config.norm == "layer":
+            self.norm = LayerNorm(outputs, config.norm_epsilon)
+
+    def normed(self, x: Tensor, masks: Masks, rate: int) -> Tensor:
+        """The norm, without padding in its statistics where the configuration says so."""
+        if self.masks_norm and self.training and isinstance(self.norm, BatchNorm):
+            mask = masks.at(x, rate)
+            if mask is not None:
+                return self.norm.forward_masked(x, mask)
+        return cast(Tensor, self.norm(x))
+
+
+class Unit(Normed):
+    """One sub-block up to its norm: padding, (depthwise and) convolution, norm, channel shuffle."""
+
+    def __init__(self, config: ModelConfig, block: BlockConfig, index: int, inputs: int, rate: int) -> None:
+        super().__init__(
+            config,
+            inputs,
+            block.channels,
+            kernel=1 if block.separable else block.kernel,
+            groups=block.groups,
+        )
+        self.masked = config.masks != "none"
+        self.rate = rate
+        self.stride = block.strides()[index]
+        self.dilation = block.dilation
+        self.left, self.right = block.padding(index)
+        self.groups = block.groups
+        self.depthwise: nn.Conv1d | None = None
+        if block.separable:
+            self.depthwise = nn.Conv1d(inputs, inputs, block.kernel, groups=inputs, bias=False)
+            nn.init.xavier_uniform_(self.depthwise.weight)
+
+    def forward(self, x: Tensor, masks: Masks) -> Tensor:
+        """[batch, inputs, time] to [batch, outputs, time / stride]."""
+        if self.masked:
+            x = masks.apply(x, self.rate)
+        padding = self.left
+        if self.left != self.right:
+            x = F.pad(x, (self.left, self.right))
+            padding = 0
+        reaching = self.conv if self.depthwise is None else self.depthwise
+        x = F.conv1d(
+            x,
+            reaching.weight,
+            reaching.bias,
+            self.stride,
+            padding,
+            self.dilation,
+            reaching.groups,
+        )
+        if self.depthwise is not None:
+            if self.masked:
+                x = masks.apply(x, self.rate * self.stride)
+            x = self.conv(x)
+        x = self.normed(x, masks, self.rate * self.stride)
+        return x if self.groups == 1 else shuffle(x, self.groups)
+
+
+class Bypass(Normed):
+    """A 1x1 convolution and norm of something earlier, brought to the block's channels and rate."""
+
+    def __init__(self, config: ModelConfig, inputs: int, channels: int, stride: int, rate: int) -> None:
+        super().__init__(config, inputs, channels, kernel=1)
+        self.masked = config.masks != "none"
+        self.stride = stride
+        self.rate = rate
+
+    def forward(self, x: Tensor, masks: Masks) -> Tensor:
+        """[batch, inputs, time] to [batch, channels, time / stride]."""
+        if self.masked:
+            x = masks.apply(x, self.rate)
+        if self.stride > 1:
+            x = x[:, :, :: self.stride]
+        return self.normed(self.conv(x), masks, self.rate * self.stride)
+
+
+def shuffle(x: Tensor, groups: int) -> Tensor:
+    """Channel shuffle: the next grouped convolution then sees something of every group."""
+    batch, channels, time = x.shape
+    return x.reshape(batch, groups, channels // groups, time).transpose(1, 2).reshape(batch, channels, time)
+
+
+def activate(x: Tensor, kind: str) -> Tensor:
+    """One of the activations of the Jasper paper's study; the gated ones halve the channels."""
+    if kind == "relu":
+        return F.relu(x)
+    if kind == "clipped_relu":
+        return x.clamp(0.0, 20.0)
+    if kind == "leaky_relu":
+        return F.leaky_relu(x, 0.01)
+    signal, gate = x.chunk(2, dim=1)
+    if kind == "glu":
+        return signal * torch.sigmoid(gate)
+    return torch.tanh(signal) * torch.sigmoid(gate)

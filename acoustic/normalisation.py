@@ -1,0 +1,111 @@
+"""How log-mel features are brought to mean zero and deviation one: over the utterance, by constants, or as heard so far.
+
+`utterance` is what the published networks were trained with, `fixed` needs no memory, `running` approximates the
+first in a stream: its memory is a value that travels from window to window.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from acoustic.errors import AcousticError
+from acoustic.shape import FeatureConfig
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a stream's frames have summed up to, band by band, the prior included."""
+
+    frames: float
+    sums: NDArray[np.float64]
+    squares: NDArray[np.float64]
+
+    def add(self, features: Tensor, limit_frames: int) -> "Memory":
+        """With the frames of [mels, frames] added; over the limit everything older fades."""
+        more = features.to("cpu", torch.float64)
+        frames = self.frames + more.shape[-1]
+        fade = min(1.0, limit_frames / frames) if frames else 1.0
+        return Memory(
+            frames * fade,
+            (self.sums + more.sum(dim=-1).numpy()) * fade,
+            (self.squares + more.square().sum(dim=-1).numpy()) * fade,
+        )
+
+    def mean_and_deviation(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What to subtract and what to divide by."""
+        mean = self.sums / self.frames
+        variance = np.maximum(self.squares / self.frames - mean**2, 0.0)
+        return mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
+
+
+def first_memory(config: FeatureConfig) -> Memory | None:
+    """What a stream starts from: the prior, or None where normalisation needs no memory."""
+    if config.normalise != "running":
+        return None
+    mean, deviation = _constants(config)
+    return Memory(
+        float(config.prior_frames),
+        mean * config.prior_frames,
+        (deviation**2 + mean**2) * config.prior_frames,
+    )
+
+
+def normalise_running(
+    config: FeatureConfig, features: Tensor, memory: Memory | None, new_frames: slice
+) -> tuple[Tensor, Memory]:
+    """A window [mels, frames] by everything heard up to its end, and the memory for the next window.
+
+    `new_frames` are those of this window that no earlier window has added: each frame counts once.
+    """
+    known = memory or first_memory(config)
+    if known is None:
+        raise AcousticError(f"`{config.normalise}` normalisation has no memory.")
+    known = known.add(features[:, new_frames], config.memory_frames)
+    if known.frames <= 0:
+        return features, known
+    mean, deviation = known.mean_and_deviation()
+    centre, scale = torch.from_numpy(mean).to(features), torch.from_numpy(deviation).to(features)
+    return (features - centre[:, None]) / (scale[:, None] + config.deviation_floor), known
+
+
+def normalise_fixed(config: FeatureConfig, features: Tensor) -> Tensor:
+    """[..., mels, frames] by the configuration's constants."""
+    mean, deviation = _constants(config)
+    centre, scale = torch.from_numpy(mean).to(features), torch.from_numpy(deviation).to(features)
+    return (features - centre[:, None]) / (scale[:, None] + config.deviation_floor)
+
+
+def normalise_utterance(config: FeatureConfig, features: Tensor, lengths: Tensor) -> Tensor:
+    """[batch, mels, frames], each item over its own valid frames; beyond them zero. One frame alone becomes zero."""
+    valid = torch.arange(features.shape[-1], device=features.device)[None, :] < lengths[:, None]
+    mask = valid[:, None, :].to(features.dtype)
+    count = lengths.to(features.dtype).clamp(min=1.0)[:, None, None]
+    mean = (features * mask).sum(dim=-1, keepdim=True) / count
+    centred = (features - mean) * mask
+    variance = centred.square().sum(dim=-1, keepdim=True) / (count - 1).clamp(min=1.0)
+    return centred / (variance.sqrt() + config.deviation_floor)
+
+
+def normalise_whole(config: FeatureConfig, features: Tensor, lengths: Tensor) -> Tensor:
+    """A batch of finished utterances by the configuration's own rule; beyond each length zero."""
+    if config.normalise == "utterance":
+        return normalise_utterance(config, features, lengths)
+    valid = torch.arange(features.shape[-1], device=features.device)[None, :] < lengths[:, None]
+    if config.normalise == "fixed":
+        return normalise_fixed(config, features) * valid[:, None, :]
+    rows = []
+    for item, length in zip(features, lengths.tolist(), strict=True):
+        row, _ = normalise_running(config, item, None, slice(0, length))
+        rows.append(row)
+    return torch.stack(rows) * valid[:, None, :] if rows else features
+
+
+def _constants(config: FeatureConfig) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    if config.mean is None or config.deviation is None:
+        raise AcousticError(
+            f"`{config.normalise}` normalisation needs a mean and a deviation for each mel band."
+        )
+    return np.asarray(config.mean, np.float64), np.asarray(config.deviation, np.float64)
