@@ -1,0 +1,55 @@
+// Every way in which speaking to the page can fail, in words for the person in front of it. No browser API in here.
+
+const WORDS = {
+  permission: ["The microphone is switched off for this page.",
+    "Allow it with the icon beside the address, then press the button again."],
+  "no-device": ["No microphone was found.", "Plug one in, or pick another under Settings, then press the button again."],
+  "device-busy": ["The microphone could not be opened.", "Another program may be holding it. Close that one and try again."],
+  "device-lost": ["The microphone went away.", "What was said until then is kept. Plug it in and press the button again."],
+  insecure: ["This address may not use the microphone.",
+    "Browsers allow it only over https, or on localhost. Files can still be dropped here."],
+  unsupported: ["This browser cannot capture sound for the page.", "A current Firefox, Chrome, Edge or Safari can."],
+  capacity: ["The server is full right now.", "Nothing was recorded. Try again in a moment."],
+  key: ["The server wants a key.", "Put it under Settings; it stays in this tab only."],
+  draining: ["The server is being restarted.", "What was said until then is kept. Try again in a moment."],
+  idle: ["The server heard nothing for a while and ended the session.", "Press the button to go on."],
+  network: ["The connection to the server is gone.", "What was said until then is kept. Check the network and press the button again."],
+  unreachable: ["The server cannot be reached.", "Check the network, or whether the server runs, then try again."],
+  "resume-lost": ["The connection came back too late to go on where it stopped.",
+    "What was said until then is kept; words in between may be missing."],
+  "too-large": ["This file is larger than the server takes.", "Split it, or send it as a job."],
+  "bad-audio": ["The server could not read this sound.", "Most audio and video formats work; is the file complete?"],
+  server: ["The server reported a failure.", "What was said until then is kept. Press the button to go on."],
+};
+
+export class Failure extends Error {
+  constructor(code, detail = "", retryAfterS = null) {
+    const known = WORDS[code] ? code : "server";
+    super(WORDS[known][0]);
+    this.code = known;
+    this.advice = WORDS[known][1];
+    this.detail = detail; // the server's or the browser's own words
+    this.retryAfterS = retryAfterS;
+  }
+}
+
+// An HTTP answer of a refused request as a Failure.
+export function failureFromStatus(status, detail = "", retryAfterS = null) {
+  if (status === 401 || status === 403) return new Failure("key", detail);
+  if (status === 429 || status === 503) return new Failure("capacity", detail, retryAfterS);
+  if (status === 413) return new Failure("too-large", detail);
+  if (status === 400 || status === 415 || status === 422) return new Failure("bad-audio", detail);
+  if (status === 0) return new Failure("unreachable", detail);
+  return new Failure("server", detail);
+}
+
+// A websocket close as a Failure, or null for a normal end.
+export function failureFromClose(code, reason = "") {
+  if (code === 1000) return null;
+  if (code === 1012 || code === 1001) return new Failure("draining", reason);
+  if (code === 1013) return new Failure("capacity", reason);
+  if (code === 1008) return new Failure(/key|auth|token/i.test(reason) ? "key" : "bad-audio", reason);
+  if (code === 1011) return new Failure(/idle|timeout|NET-0001/i.test(reason) ? "idle" : "server", reason);
+  if (code === 1006 || code === 1005) return new Failure("network", reason);
+  return new Failure("server", reason);
+}

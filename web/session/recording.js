@@ -1,0 +1,142 @@
+// One recording: microphone and live session joined, with the figures that people see while they speak.
+// Keeps the transcript; draws nothing.
+
+import { openMicrophone } from "../sound/capture.js";
+import { Failure } from "./failures.js";
+import { LiveSession } from "./listen.js";
+import { AUDIO_RATE, secondsOf } from "./protocol.js";
+import { EMPTY, settled, withResults } from "./transcript.js";
+
+const LATENCIES_KEPT = 20;
+const QUIET_BLOCKS = 75; // three seconds of 40 ms blocks
+const SILENT = 0.0008; // a dead input, not a quiet room
+const CLIPPED = 0.985;
+
+export class Recording {
+  constructor({ base, key, deviceId, raw, options, on }) {
+    Object.assign(this, { base, key, deviceId, raw, options, on });
+    this.transcript = EMPTY;
+    this.sentBytes = 0;
+    this.begin = 0; // page clock at the first sample
+    this.heardS = 0;
+    this.lagS = null;
+    this.latencies = [];
+    this.latestWordEndS = 0;
+    this.recent = []; // peaks of the last blocks
+    this.stopping = false;
+  }
+
+  async start() {
+    try {
+      this.microphone = await openMicrophone({
+        deviceId: this.deviceId,
+        raw: this.raw,
+        onSound: (sound) => this.sound(sound),
+        onLost: (code) => {
+          this.on.failure(new Failure(code));
+          this.stop();
+        },
+        onGap: (seconds) => this.on.note(`the device lost ${seconds.toFixed(2)} s of sound`),
+      });
+    } catch (error) {
+      this.on.failure(error instanceof Failure ? error : new Failure("unsupported", String(error)));
+      this.on.done();
+      return;
+    }
+    if (this.stopping) { // pressed again while the browser was asking
+      await this.microphone.stop();
+      this.on.done();
+      return;
+    }
+    this.on.started();
+    this.session = new LiveSession({
+      base: this.base,
+      key: this.key,
+      options: this.options,
+      on: {
+        state: (state, words) => { if (!this.stopping) this.on.state(state, words); },
+        message: (message) => this.message(message),
+        done: (failure) => this.done(failure),
+      },
+    });
+    this.session.start();
+  }
+
+  async stop() {
+    if (this.stopping) return;
+    this.stopping = true;
+    if (!this.microphone) return;
+    this.on.state("finishing");
+    await this.microphone.stop();
+    this.session?.finish();
+  }
+
+  sound({ pcm, rms, peak }) {
+    if (!this.session) return;
+    if (!this.begin) this.begin = performance.now() - (secondsOf(pcm.byteLength) * 1000);
+    this.sentBytes += pcm.byteLength;
+    this.recent.push(peak);
+    if (this.recent.length > QUIET_BLOCKS) this.recent.shift();
+    this.session.send(pcm);
+    this.on.sound({ rms, peak });
+    this.facts();
+  }
+
+  message(message) {
+    if (message.type === "Results") {
+      const before = this.transcript;
+      this.transcript = withResults(before, message);
+      this.heardS = Math.max(this.heardS, message.start + message.duration);
+      this.measure(message);
+      if (this.transcript !== before) this.on.transcript(this.transcript);
+    } else if (message.type === "Heartbeat") {
+      this.heardS = Math.max(this.heardS, message.processed_s ?? 0);
+      this.lagS = message.lag_s ?? this.lagS;
+    }
+    this.facts();
+  }
+
+  // The time from the end of a word to the moment it is first read here.
+  measure(message) {
+    const last = message.channel?.alternatives?.[0]?.words?.at(-1);
+    if (!last || last.end <= this.latestWordEndS || this.stopping) return;
+    this.latestWordEndS = last.end;
+    this.latencies.push((performance.now() - this.begin) / 1000 - last.end);
+    if (this.latencies.length > LATENCIES_KEPT) this.latencies.shift();
+  }
+
+  facts() {
+    this.on.facts({
+      elapsedS: this.sentBytes / (AUDIO_RATE * 2),
+      heardS: this.heardS,
+      lagS: this.lagS,
+      latencyS: middle(this.latencies),
+      quality: qualityOf(this.recent),
+    });
+  }
+
+  async done(failure) {
+    this.stopping = true;
+    await this.microphone.stop();
+    this.transcript = settled(this.transcript);
+    this.on.transcript(this.transcript);
+    if (failure) this.on.failure(failure);
+    this.on.done();
+  }
+}
+
+export function middle(values) {
+  if (!values.length) return null;
+  const sorted = [...values].sort((a, b) => a - b);
+  return sorted[Math.floor(sorted.length / 2)];
+}
+
+// What the level says about the microphone, in a word.
+export function qualityOf(peaks) {
+  if (!peaks.length) return "–";
+  const most = Math.max(...peaks);
+  if (peaks.length >= QUIET_BLOCKS && most < SILENT) return "silent";
+  if (most > CLIPPED) return "too loud";
+  if (most < 0.03) return "quiet";
+  return "good";
+}

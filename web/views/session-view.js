@@ -1,0 +1,175 @@
+// One recording or file on the page: a heading with its actions, settled lines, and the words still open.
+// Draws what it is given; text goes in by textContent only. Settled lines are never touched again.
+
+import { FORMATS, toText } from "../session/export.js";
+
+export const MUCH_DOUBT = 0.5;
+export const SOME_DOUBT = 0.75;
+
+export function element(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+
+export function minutes(seconds) {
+  const whole = Math.max(0, Math.floor(seconds));
+  const parts = [Math.floor(whole / 60) % 60, whole % 60].map((part) => String(part).padStart(2, "0"));
+  const hours = Math.floor(whole / 3600);
+  return hours ? `${hours}:${parts.join(":")}` : `${Number(parts[0])}:${parts[1]}`;
+}
+
+export class SessionView {
+  // on: {cancel, remove, say(text)}. `cancellable` for files, which show their progress.
+  constructor({ title, on, cancellable = false }) {
+    this.title = title;
+    this.on = on;
+    this.transcript = null;
+    this.drawn = []; // per line: {node, words} as they stand on the page
+    this.meta = element("p", { className: "meta" });
+    this.lines = element("div", { className: "lines" });
+    this.bar = element("div");
+    this.progressbar = element("div", { className: "progress", hidden: !cancellable }, this.bar);
+    this.progressbar.setAttribute("role", "progressbar");
+    this.progressbar.setAttribute("aria-label", `Progress of ${title}`);
+    this.actions = element("div", { className: "actions" });
+    this.actions.setAttribute("role", "group");
+    this.actions.setAttribute("aria-label", `Actions for ${title}`);
+    this.partialLine = null;
+    this.node = element("section", { className: "session" },
+      element("header", {}, element("h2", { textContent: title, title }), this.meta, this.actions),
+      this.progressbar, this.lines);
+    this.node.setAttribute("aria-label", title);
+    this.cancelButton = this.button("Cancel", () => on.cancel());
+    this.cancelButton.hidden = !cancellable;
+    this.writeButtons = [
+      this.button("Copy", (button) => this.copy(button)),
+      ...Object.keys(FORMATS).map((format) => this.button(format, () => this.download(format), `Download as ${format}`)),
+    ];
+    this.removeButton = this.button("Remove", () => on.remove());
+    this.removeButton.hidden = true;
+    for (const button of this.writeButtons) button.hidden = true;
+  }
+
+  button(label, onclick, title = label) {
+    const made = element("button", { type: "button", className: "quiet", textContent: label, title });
+    made.onclick = () => onclick(made);
+    this.actions.append(made);
+    return made;
+  }
+
+  note(text) {
+    this.meta.textContent = text;
+  }
+
+  // share: 0..1, or null for "cannot be known".
+  progress(share) {
+    this.bar.style.width = `${Math.round((share ?? 0) * 100)}%`;
+    if (share === null) this.progressbar.removeAttribute("aria-valuenow");
+    else this.progressbar.setAttribute("aria-valuenow", String(Math.round(share * 100)));
+  }
+
+  ended() {
+    this.cancelButton.hidden = true;
+    this.progressbar.hidden = true;
+    this.removeButton.hidden = false;
+    if (!this.transcript?.lines.length && !this.lines.childElementCount) {
+      this.lines.append(element("p", { className: "nothing", textContent: "No words were heard." }));
+    }
+  }
+
+  show(transcript) {
+    this.transcript = transcript;
+    for (const [index, line] of transcript.lines.entries()) this.drawLine(index, line);
+    this.drawPartial(transcript.partial);
+    const any = transcript.lines.length > 0;
+    for (const button of this.writeButtons) button.hidden = !any;
+  }
+
+  drawLine(index, line) {
+    let drawn = this.drawn[index];
+    if (!drawn) {
+      const row = this.row(line.words[0].startS);
+      this.lines.insertBefore(row.node, this.partialLine?.node ?? null);
+      drawn = { ...row, count: 0, said: false };
+      this.drawn.push(drawn);
+    }
+    for (; drawn.count < line.words.length; drawn.count += 1) {
+      drawn.settled.append(drawn.count ? " " : "", wordNode(line.words[drawn.count]));
+    }
+    drawn.node.classList.toggle("unsettled", Boolean(line.unsettled));
+    drawn.open = !line.closed;
+    if (line.closed && !drawn.said) {
+      drawn.said = true;
+      this.on.say(line.words.map((word) => word.text).join(" "));
+    }
+  }
+
+  row(startS) {
+    const settled = element("span");
+    const paragraph = element("p", {}, settled);
+    const node = element("div", { className: "line" }, element("time", { textContent: minutes(startS), dateTime: `PT${startS.toFixed(2)}S` }), paragraph);
+    return { node, settled, paragraph };
+  }
+
+  // Open words stand behind the last line while it is open, otherwise on a line of their own.
+  drawPartial(partial) {
+    this.partialNode?.remove();
+    this.partialNode = null;
+    const last = this.drawn.at(-1);
+    const goesOn = last?.open;
+    if (this.partialLine && (!partial || goesOn)) {
+      this.partialLine.node.remove();
+      this.partialLine = null;
+    }
+    if (!partial) return;
+    const { words, stableWords } = partial;
+    const node = element("span", { className: "partial" });
+    node.setAttribute("aria-hidden", "true");
+    const join = (some) => some.map((word) => word.text).join(" ");
+    const stable = element("span", { className: "stable", textContent: join(words.slice(0, stableWords)) });
+    node.append(goesOn ? " " : "", stable, stableWords && stableWords < words.length ? " " : "", join(words.slice(stableWords)));
+    if (goesOn) last.paragraph.append(node);
+    else {
+      if (!this.partialLine) {
+        this.partialLine = this.row(words[0].startS);
+        this.lines.append(this.partialLine.node);
+      }
+      this.partialLine.paragraph.append(node);
+    }
+    this.partialNode = node;
+  }
+
+  async copy(button) {
+    const text = toText(this.transcript);
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Not allowed";
+    }
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  }
+
+  download(format) {
+    const { type, write } = FORMATS[format];
+    const address = URL.createObjectURL(new Blob([write(this.transcript)], { type: `${type};charset=utf-8` }));
+    const name = this.title.replace(/\.[a-z0-9]{1,5}$/i, "").replace(/[^\p{L}\p{N} ._-]+/gu, "-").trim() || "transcript";
+    const link = element("a", { href: address, download: `${name}.${format}` });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(address), 10000);
+  }
+}
+
+function wordNode(word) {
+  const node = element("span", { className: "word", textContent: word.text });
+  node.dataset.about = aboutWord(word);
+  if (word.confidence < MUCH_DOUBT) node.dataset.doubt = "much";
+  else if (word.confidence < SOME_DOUBT) node.dataset.doubt = "some";
+  return node;
+}
+
+export function aboutWord(word) {
+  const times = `${word.startS.toFixed(2)} – ${word.endS.toFixed(2)} s`;
+  return word.confidence === undefined ? times : `${Math.round(word.confidence * 100)} % sure, ${times}`;
+}
