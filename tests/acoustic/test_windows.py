@@ -1,0 +1,192 @@
+"""The windows promise: every output exactly once, the same however the sound was cut, in bounded memory."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acoustic.config import published
+from acoustic.errors import AcousticError
+from acoustic.features import FrontEnd, frame_count
+from acoustic.shape import ModelConfig
+from acoustic.windows import (
+    StreamWindows,
+    Window,
+    WindowPlan,
+    default_plan,
+    plan_for,
+    windows_of,
+    with_hop,
+)
+
+TINY = published["tiny"]
+STUDENT = published["silica-small"]
+MODELS = (TINY, STUDENT, published["quartznet15x5"])
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[ModelConfig, WindowPlan, int]:
+    """A model, a plan that fits it, and a length in samples (often around a boundary)."""
+    config = draw(st.sampled_from(MODELS))
+    step = config.stride_frames
+    plan = WindowPlan(
+        left_frames=draw(st.integers(0, 10)) * step,
+        hop_frames=draw(st.integers(1, 8)) * step,
+        look_ahead_frames=draw(st.integers(0, 50)),
+    )
+    frames = draw(st.integers(0, 5 * plan.frames))
+    return config, plan, max(0, frames * 160 + draw(st.integers(-161, 161)))
+
+
+def sound(samples: int) -> np.ndarray:
+    """Every sample tells its own position (exact in float32 up to 16 million)."""
+    return np.arange(samples, dtype=np.float32)
+
+
+@given(streams())
+@settings(max_examples=300, deadline=None)
+def test_every_output_frame_is_kept_exactly_once(case: tuple[ModelConfig, WindowPlan, int]) -> None:
+    config, plan, samples = case
+    windows = list(windows_of(sound(samples), config, plan))
+    outputs = config.outputs_for(frame_count(config.features, samples))
+    assert [window.span.index for window in windows] == list(range(len(windows)))
+    kept = [(window.span.keep_first, window.span.keep_end) for window in windows]
+    assert all(first < end for first, end in kept)
+    assert [first for first, _ in kept] == [0, *(end for _, end in kept)][: len(kept)]
+    assert (kept[-1][1] if kept else 0) == outputs
+
+
+@given(streams())
+@settings(max_examples=200, deadline=None)
+def test_each_window_has_the_context_it_was_promised(case: tuple[ModelConfig, WindowPlan, int]) -> None:
+    config, plan, samples = case
+    every = config.frames_per_output
+    frames = frame_count(config.features, samples)
+    windows = list(windows_of(sound(samples), config, plan))
+    for window in windows:
+        span = window.span
+        assert span.first_frame == max(0, span.keep_first * every - plan.left_frames)
+        assert span.first_frame % config.stride_frames == 0
+        assert span.end_frame == (frames if span.last else span.keep_end * every + plan.look_ahead_frames)
+        assert span.end_frame <= frames
+        assert span.frames <= plan.frames
+    for before, after in pairwise(windows):
+        assert after.span.new_first == before.span.end_frame
+        assert not before.span.last
+
+
+@given(streams())
+@settings(max_examples=100, deadline=None)
+def test_each_window_carries_exactly_the_sound_its_frames_need(
+    case: tuple[ModelConfig, WindowPlan, int],
+) -> None:
+    config, plan, samples = case
+    for window in windows_of(sound(samples), config, plan):
+        span = window.span
+        first = max(0, span.first_frame * 160 - 161)
+        end = samples if span.last else span.end_frame * 160
+        np.testing.assert_array_equal(window.samples, sound(samples)[first:end])
+
+
+@given(streams(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_windows_do_not_depend_on_how_the_sound_was_cut(
+    case: tuple[ModelConfig, WindowPlan, int], data: st.DataObject
+) -> None:
+    config, plan, samples = case
+    whole = list(windows_of(sound(samples), config, plan))
+    cuts = sorted(data.draw(st.lists(st.integers(0, samples), max_size=20)))
+    stream = StreamWindows(config, plan)
+    pieces: list[Window] = []
+    for first, end in pairwise([0, *cuts, samples]):
+        pieces += stream.push(sound(samples)[first:end])
+    pieces += stream.finish()
+    assert [piece.span for piece in pieces] == [window.span for window in whole]
+    for piece, window in zip(pieces, whole, strict=True):
+        np.testing.assert_array_equal(piece.samples, window.samples)
+
+
+def test_one_sample_at_a_time_makes_the_same_windows() -> None:
+    plan = WindowPlan(left_frames=8, hop_frames=4, look_ahead_frames=3)
+    stream = StreamWindows(TINY, plan)
+    pieces = [window for value in sound(5_000) for window in stream.push(np.array([value]))]
+    pieces += stream.finish()
+    whole = list(windows_of(sound(5_000), TINY, plan))
+    assert [piece.span for piece in pieces] == [window.span for window in whole]
+    for piece, window in zip(pieces, whole, strict=True):
+        np.testing.assert_array_equal(piece.samples, window.samples)
+
+
+def test_a_window_is_ready_with_the_sample_that_completes_it() -> None:
+    plan = WindowPlan(left_frames=20, hop_frames=10, look_ahead_frames=6)
+    stream = StreamWindows(TINY, plan)
+    assert stream.push(sound(16 * 160 - 1)) == []
+    assert len(stream.push(sound(1))) == 1
+    assert stream.push(sound(10 * 160 - 1)) == []
+    assert len(stream.push(sound(1))) == 1
+
+
+def test_an_hour_is_held_in_the_room_of_two_windows() -> None:
+    plan = default_plan(published["quartznet15x5"])
+    stream = StreamWindows(published["quartznet15x5"], plan)
+    second = np.zeros(16_000, np.float32)
+    most = 0
+    for _ in range(3_600):
+        stream.push(second)
+        most = max(most, stream.held_samples)
+    assert most <= 2 * (plan.frames + 4) * 160
+    assert stream.received_samples == 3_600 * 16_000
+
+
+def test_pieces_of_features_are_the_features_of_the_whole() -> None:
+    """What a window's sound gives the front end equals the same frames of the whole recording."""
+    front_end = FrontEnd(TINY.features)
+    samples = np.random.default_rng(1).normal(0, 0.1, 16_123).astype(np.float32)
+    whole = front_end.whole(samples).numpy()
+    for window in windows_of(samples, TINY, WindowPlan(20, 14, 9)):
+        span = window.span
+        piece = front_end.frames(window.samples, span.first_frame, span.end_frame).numpy()
+        np.testing.assert_allclose(piece, whole[:, span.first_frame : span.end_frame], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["silica-small", "tiny"])
+def test_a_bounded_model_gets_its_whole_look_ahead(name: str) -> None:
+    assert default_plan(published[name]).look_ahead_frames == published[name].look_ahead_frames
+
+
+def test_seconds_become_whole_steps() -> None:
+    assert plan_for(STUDENT, 2.56, 0.64, 0.48) == WindowPlan(256, 64, 48)
+    assert plan_for(STUDENT, 2.5, 0.6, 0.481) == WindowPlan(256, 64, 49)
+    assert plan_for(TINY, 0.0, 0.0, 0.0) == WindowPlan(0, 2, 0)
+    assert with_hop(STUDENT, WindowPlan(256, 64, 48), 0.16) == WindowPlan(256, 16, 48)
+
+
+def test_an_empty_stream_has_no_windows() -> None:
+    assert list(windows_of(sound(0), TINY, default_plan(TINY))) == []
+
+
+@pytest.mark.parametrize(
+    "plan", [WindowPlan(3, 2, 0), WindowPlan(2, 3, 0), WindowPlan(2, 0, 0), WindowPlan(-2, 2, 0)]
+)
+def test_plans_that_do_not_fit_are_refused(plan: WindowPlan) -> None:
+    with pytest.raises(AcousticError):
+        StreamWindows(TINY, plan)
+
+
+@pytest.mark.parametrize(
+    "samples", [np.zeros((2, 10), np.float32), np.zeros(10, np.int16)], ids=["stereo", "integers"]
+)
+def test_sound_of_the_wrong_kind_is_refused(samples: np.ndarray) -> None:
+    with pytest.raises(AcousticError, match="float samples"):
+        StreamWindows(TINY, default_plan(TINY)).push(samples)
+
+
+def test_a_finished_stream_takes_no_more() -> None:
+    stream = StreamWindows(TINY, default_plan(TINY))
+    stream.finish()
+    with pytest.raises(AcousticError):
+        stream.push(sound(1))
+    with pytest.raises(AcousticError):
+        stream.finish()
