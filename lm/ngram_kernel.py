@@ -1,0 +1,155 @@
+"""Queries in KenLM's trie, read bit for bit out of the mapped file. The file's layout is found by ngram.py.
+
+The trie is keyed by the word first and then its context backwards, so one walk finds the longest n-gram that the model
+holds and, on the way, the backoffs that the next query needs (Heafield 2011, "KenLM: faster and smaller language
+model queries").
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.compiled import compiled
+
+# Rows of the layout table: row 0 is the whole file's, row k (1..order-1) describes the n-grams of order k + 1.
+ORDER, VOCABULARY, BEGIN_WORD, END_WORD, UNIGRAMS_AT, WORD_BITS = range(6)
+(
+    BASE_BIT,
+    TOTAL_BITS,
+    POINTER_BITS,
+    OFFSETS_AT,
+    OFFSETS,
+    PROB_BITS,
+    BACKOFF_BITS,
+    PROB_TABLE,
+    BACKOFF_TABLE,
+) = range(9)
+COLUMNS = 9
+
+
+@compiled
+def bits_at(file: NDArray[np.uint64], position: int, length: int) -> int:
+    """`length` bits (at most 57) from bit `position` of the file."""
+    index = position >> 6
+    shift = np.uint64(position & 63)
+    value = file[index] >> shift
+    if shift != np.uint64(0):
+        value |= file[index + 1] << (np.uint64(64) - shift)
+    return np.int64(value & ((np.uint64(1) << np.uint64(length)) - np.uint64(1)))  # type: ignore[return-value]
+
+
+@compiled
+def pointer_at(file: NDArray[np.uint64], row: NDArray[np.int64], index: int) -> int:
+    """Where the children of n-gram `index` begin in the next order."""
+    end_bit = row[BASE_BIT] + (index + 1) * row[TOTAL_BITS]
+    low = bits_at(file, end_bit - row[POINTER_BITS], row[POINTER_BITS])
+    if row[OFFSETS] == 0:
+        return low
+    # High bits that the file leaves out: the last offset that is not beyond the index says them.
+    first = row[OFFSETS_AT]
+    below = 0
+    above = row[OFFSETS]
+    while above - below > 1:
+        middle = (below + above) >> 1
+        if np.int64(file[first + middle]) <= index:
+            below = middle
+        else:
+            above = middle
+    return (below << row[POINTER_BITS]) | low
+
+
+@compiled
+def find(
+    file: NDArray[np.uint64],
+    row: NDArray[np.int64],
+    word_bits: int,
+    vocabulary: int,
+    word: int,
+    begin: int,
+    end: int,
+) -> int:
+    """Index of `word` among the sorted entries [begin, end), or -1: interpolation search."""
+    before = begin - 1
+    before_word = 0
+    after = end
+    after_word = vocabulary
+    while after - before > 1:
+        pivot = before + 1 + (word - before_word) * (after - before - 1) // (after_word - before_word + 1)
+        here = bits_at(file, row[BASE_BIT] + pivot * row[TOTAL_BITS], word_bits)
+        if here < word:
+            before = pivot
+            before_word = here
+        elif here > word:
+            after = pivot
+            after_word = here
+        else:
+            return pivot
+    return -1
+
+
+@compiled
+def prob_at(
+    file: NDArray[np.uint64], floats: NDArray[np.float32], row: NDArray[np.int64], word_bits: int, index: int
+) -> float:
+    """log10 probability of an n-gram of order 2 or more."""
+    bit = row[BASE_BIT] + index * row[TOTAL_BITS] + word_bits
+    if row[PROB_BITS] > 0:
+        code = bits_at(file, bit + row[BACKOFF_BITS], row[PROB_BITS])
+        return floats[row[PROB_TABLE] + code]
+    return np.uint32(bits_at(file, bit, 31) | 0x80000000).view(
+        np.float32
+    )  # the sign is not stored: never positive
+
+
+@compiled
+def backoff_at(
+    file: NDArray[np.uint64], floats: NDArray[np.float32], row: NDArray[np.int64], word_bits: int, index: int
+) -> float:
+    bit = row[BASE_BIT] + index * row[TOTAL_BITS] + word_bits
+    if row[PROB_BITS] > 0:
+        return floats[row[BACKOFF_TABLE] + bits_at(file, bit, row[BACKOFF_BITS])]
+    return np.uint32(bits_at(file, bit + 31, 32)).view(np.float32)
+
+
+@compiled
+def query(
+    file: NDArray[np.uint64],
+    floats: NDArray[np.float32],
+    layout: NDArray[np.int64],
+    words: NDArray[np.int32],
+    backoffs: NDArray[np.float32],
+    length: int,
+    word: int,
+    next_words: NDArray[np.int32],
+    next_backoffs: NDArray[np.float32],
+) -> tuple[float, int]:
+    """log10 p(word | context), and the length of the context after it.
+
+    A context is its words, the latest first, and their backoffs; `length` of them count. The next one is written to
+    `next_words` and `next_backoffs`, which may not be the arrays it is read from.
+    """
+    order = layout[0, ORDER]
+    word_bits = layout[0, WORD_BITS]
+    unigram = layout[0, UNIGRAMS_AT] + 2 * word
+    prob = floats[2 * unigram]
+    next_words[0] = word
+    next_backoffs[0] = floats[2 * unigram + 1]
+    begin = np.int64(file[unigram + 1])
+    end = np.int64(file[unigram + 3])
+    found = 1
+    while found <= length and begin < end:
+        row = layout[found]
+        index = find(file, row, word_bits, layout[0, VOCABULARY], words[found - 1], begin, end)
+        if index < 0:
+            break
+        prob = prob_at(file, floats, row, word_bits, index)
+        found += 1
+        if found == order:
+            break
+        next_words[found - 1] = words[found - 2]
+        next_backoffs[found - 1] = backoff_at(file, floats, row, word_bits, index)
+        begin = pointer_at(file, row, index)
+        end = pointer_at(file, row, index + 1)
+    total = np.float64(prob)
+    for position in range(found - 1, length):
+        total += backoffs[position]
+    return total, min(found, order - 1)
