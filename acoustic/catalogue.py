@@ -1,7 +1,7 @@
 """Names to weights: the model in the box, the models a user imported or pulled, and files by path.
 
-Imported models live in $SILICA_HOME/models (else ~/.local/share/silica/models), one folder each. Where weights can be
-fetched from is in `acoustic.publishers`.
+Imported models live in $SILICA_HOME/models (else ~/.local/share/silica/models), one folder each. Where
+weights can be fetched from is in `acoustic.publishers`.
 """
 
 import os
@@ -60,8 +60,9 @@ def default_name() -> str:
     if shipped_path().is_file():
         return SHIPPED
     raise AcousticError(
-        f"This copy of Silica has no model in the box ({SHIPPED}). Name one with --model: bring weights in with "
-        "`silica models import PATH` or `silica models pull quartznet15x5-en`; `silica models list` shows what is here."
+        f"This copy of Silica has no model in the box ({SHIPPED}). Name one with --model: bring weights in "
+        "with `silica models import PATH` or `silica models pull quartznet15x5-en`; "
+        "`silica models list` shows what is here."
     )
 
 
@@ -95,8 +96,8 @@ def find(name_or_path: str | Path) -> Checkpoint:
         default_name()  # says how to get one
     if name in published:
         raise AcousticError(
-            f"{name} is a published shape without weights here. Train it with `silica train`, or bring weights in "
-            "with `silica models import PATH` or `silica models pull NAME`."
+            f"{name} is a published shape without weights here. Train it with `silica train`, or bring "
+            "weights in with `silica models import PATH` or `silica models pull NAME`."
         )
     known = ", ".join(entry.name for entry in entries() if entry.path is not None) or "none"
     raise AcousticError(f"There is no model {name!r}: neither a name nor a file. Models here: {known}.")

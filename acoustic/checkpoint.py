@@ -1,6 +1,6 @@
-"""One safe file for a model: tensors in safetensors, the ModelConfig and the model card as JSON in its metadata.
+"""One safe file for a model: tensors in safetensors, ModelConfig and model card as JSON in its metadata.
 
-Stored in FP32, FP16 or INT8 (with a scale for each output channel); read back as FP32. Nothing is ever unpickled.
+Stored in FP32, FP16 or INT8 (with a scale for each output channel); read back as FP32. Nothing is unpickled.
 Folding batch norm away is in `acoustic.folding`.
 """
 
@@ -31,7 +31,7 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model at rest: its shape, its weights (FP32) and its card (title, licence, sources, what was measured)."""
+    """A model at rest: its shape, its weights (FP32) and its card (title, licence, sources, figures)."""
 
     config: ModelConfig
     state: State
@@ -114,7 +114,7 @@ def load(path: str | Path) -> Checkpoint:
             stored = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise AcousticError(f"{file} cannot be read as a model: {error}.") from error
-    return Checkpoint(config, {name: tensor for name, tensor in _restored(file, stored)}, card)
+    return Checkpoint(config, dict(_restored(file, stored)), card)
 
 
 def describe(path: str | Path) -> tuple[ModelConfig, dict[str, Any]]:

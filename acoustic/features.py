@@ -1,7 +1,7 @@
-"""The log-mel front end: sound in, mel bands by frame out, for whole utterances, streams and slices of streams.
+"""The log-mel front end: sound in, mel bands by frame out, for whole utterances, streams and slices of them.
 
-Edges are handled on the host (`line_up`); the arithmetic is one tensor function (`log_mels`) for CPU and GPU, single
-or batched. Frame t is centred on sample 160 t; the signal is mirrored only at its true start and end.
+Edges are handled on the host (`line_up`); the arithmetic is one tensor function (`log_mels`) for CPU and GPU,
+single or batched. Frame t is centred on sample 160 t; the signal is mirrored only at its true start and end.
 How features are normalised is in `acoustic.normalisation`.
 """
 
@@ -28,7 +28,7 @@ def frame_count(config: FeatureConfig, samples: int) -> int:
 def sample_span(config: FeatureConfig, first_frame: int, end_frame: int) -> tuple[int, int]:
     """The samples [begin, end) that frames [first_frame, end_frame) are computed from.
 
-    `end` may lie beyond the signal's end; a slice that stops earlier than `end` tells `line_up` that the signal
+    `end` may lie beyond the signal's end; a slice that stops before `end` tells `line_up` that the signal
     ends there. One sample more than the windows cover is asked for on the left: pre-emphasis needs it.
     """
     if not 0 <= first_frame < end_frame:

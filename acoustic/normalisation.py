@@ -1,7 +1,7 @@
-"""How log-mel features are brought to mean zero and deviation one: over the utterance, by constants, or as heard so far.
+"""How features are brought to mean zero and deviation one: over the utterance, by constants, as heard so far.
 
-`utterance` is what the published networks were trained with, `fixed` needs no memory, `running` approximates the
-first in a stream: its memory is a value that travels from window to window.
+`utterance` is what the published networks were trained with, `fixed` needs no memory, `running` approximates
+the first in a stream: its memory is a value that travels from window to window.
 """
 
 from dataclasses import dataclass
@@ -28,11 +28,9 @@ class Memory:
         more = features.to("cpu", torch.float64)
         frames = self.frames + more.shape[-1]
         fade = min(1.0, limit_frames / frames) if frames else 1.0
-        return Memory(
-            frames * fade,
-            (self.sums + more.sum(dim=-1).numpy()) * fade,
-            (self.squares + more.square().sum(dim=-1).numpy()) * fade,
-        )
+        sums: NDArray[np.float64] = (self.sums + more.sum(dim=-1).numpy()) * fade
+        squares: NDArray[np.float64] = (self.squares + more.square().sum(dim=-1).numpy()) * fade
+        return Memory(frames * fade, sums, squares)
 
     def mean_and_deviation(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """What to subtract and what to divide by."""
@@ -49,7 +47,7 @@ def first_memory(config: FeatureConfig) -> Memory | None:
     return Memory(
         float(config.prior_frames),
         mean * config.prior_frames,
-        (deviation**2 + mean**2) * config.prior_frames,
+        (np.square(deviation) + np.square(mean)) * config.prior_frames,
     )
 
 
@@ -79,7 +77,7 @@ def normalise_fixed(config: FeatureConfig, features: Tensor) -> Tensor:
 
 
 def normalise_utterance(config: FeatureConfig, features: Tensor, lengths: Tensor) -> Tensor:
-    """[batch, mels, frames], each item over its own valid frames; beyond them zero. One frame alone becomes zero."""
+    """[batch, mels, frames], each item over its own valid frames; beyond them zero. A lone frame is zero."""
     valid = torch.arange(features.shape[-1], device=features.device)[None, :] < lengths[:, None]
     mask = valid[:, None, :].to(features.dtype)
     count = lengths.to(features.dtype).clamp(min=1.0)[:, None, None]

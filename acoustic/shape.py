@@ -1,12 +1,12 @@
 """ModelConfig: a whole network, front end included, as one readable and checked value.
 
 The networks of the papers by name are in `acoustic.config`; building one is `acoustic.network.build`.
-Positions are in feature frames (10 ms); everything the windows need is a property here, computed from the layers.
+Positions are in feature frames (10 ms); what the windows need is a property here, computed from the layers.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from acoustic.errors import AcousticError
 
@@ -220,7 +220,7 @@ class ModelConfig:
 
     @property
     def look_ahead_s(self) -> float:
-        """Seconds of sound after a step's beginning that its outputs can depend on (half a window included)."""
+        """Seconds of sound after a step's beginning that its outputs can depend on (half a window more)."""
         half_window = self.features.window_samples / 2 / self.features.sample_rate
         return self.look_ahead_frames / self.frames_per_second + half_window
 
@@ -256,14 +256,9 @@ class ModelConfig:
             raise AcousticError(
                 "A model configuration needs `features` (a table) and `blocks` (a list of tables)."
             )
-        return _checked(
-            ModelConfig,
-            plain
-            | {
-                "features": _checked(FeatureConfig, features),
-                "blocks": tuple(_checked(BlockConfig, block) for block in blocks),
-            },
-        )
+        plain["features"] = _checked(FeatureConfig, features)
+        plain["blocks"] = tuple(_checked(BlockConfig, block) for block in blocks)
+        return _checked(ModelConfig, plain)
 
 
 def check_range(name: str, value: int, lowest: int, highest: int) -> None:
@@ -278,6 +273,8 @@ def check_choice(name: str, value: object, choices: Any) -> None:
         raise AcousticError(f"{name} must be one of {', '.join(get_args(choices))}, not {value!r}.")
 
 
+Built = TypeVar("Built")
+
 _SCALARS: dict[str, type | tuple[type, ...]] = {
     "str": str,
     "bool": bool,
@@ -285,11 +282,11 @@ _SCALARS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def _checked(kind: Any, values: Any) -> Any:
+def _checked(kind: type[Built], values: Any) -> Built:
     """`kind(**values)` with unknown names and wrong types refused in words."""
     if not isinstance(values, Mapping):
         raise AcousticError(f"{kind.__name__}: expected a table, not {type(values).__name__}.")
-    known = {field.name: field for field in fields(kind)}
+    known = {field.name: field for field in fields(cast(Any, kind))}
     unknown = sorted(set(values) - set(known))
     if unknown:
         raise AcousticError(

@@ -64,7 +64,8 @@ class Block(nn.Module):
             x = x + block_input
         for bypass, pane in zip(self.bypasses, panes if self.dense else [block_input], strict=False):
             x = x + bypass(pane, masks)
-        return self.dropout(activate(x, self.activation))
+        out: Tensor = self.dropout(activate(x, self.activation))
+        return out
 
 
 class Network(nn.Module):
@@ -98,7 +99,7 @@ class Network(nn.Module):
         x = self.hidden(features, masks)
         if self.config.masks != "none":
             x = masks.apply(x, self.config.stride_frames)
-        scores = self.output(x).transpose(1, 2)
+        scores: Tensor = self.output(x).transpose(1, 2)
         # [batch, steps, outputs of a step x classes]: each step's outputs follow one another in time.
         return scores.reshape(scores.shape[0], -1, self.config.classes)
 

@@ -70,7 +70,7 @@ class LayerNorm(nn.Module):
 
 
 class Normed(nn.Module):
-    """A convolution (optionally depthwise first) and its norm: what every path through a block consists of."""
+    """A convolution (optionally depthwise first) and its norm: what every path in a block is made of."""
 
     def __init__(
         self, config: ModelConfig, inputs: int, channels: int, *, kernel: int, groups: int = 1
