@@ -1,0 +1,250 @@
+"""Text to n-gram language model: normal lines -> lmplz -> ARPA -> KenLM trie, and what such a model measures.
+
+The programs come from toolchain.py; adaptation of a finished model to somebody's own text is in adapting.py.
+"""
+
+import math
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lm.corpus import is_held_out, normal_lines
+from lm.errors import LanguageError
+from lm.toolchain import MAX_ORDER, Progress, tools
+
+
+@dataclass(frozen=True)
+class BuildSettings:
+    """How a model is built from text."""
+
+    order: int = 4
+    # An order each: n-grams seen this often or less are left out; the last number goes for all higher orders.
+    prune: tuple[int, ...] = (0, 0, 1, 2)
+    # Words seen less often become the unknown word.
+    minimum_count: int = 1
+    quantise_bits: int = 8
+    pointer_bits: int = 22
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.order <= MAX_ORDER:
+            raise LanguageError(f"the order must lie between 2 and {MAX_ORDER}, not {self.order}")
+        if not self.prune or self.prune[0] != 0 or list(self.prune) != sorted(self.prune):
+            given = " ".join(map(str, self.prune))
+            raise LanguageError(f"pruning must start with 0 and not fall, for example 0 0 1 2; not {given!r}")
+        if len(self.prune) > self.order:
+            raise LanguageError(
+                f"{len(self.prune)} pruning thresholds for an order of {self.order}: one an order"
+            )
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """How surprised a model is by a text: with its unknown words, and without them."""
+
+    words: int
+    lines: int
+    unknown: int
+    perplexity: float
+    perplexity_known: float
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What came out of a build."""
+
+    path: str
+    words: int
+    lines: int
+    vocabulary: int
+    ngrams: tuple[int, ...]
+    size_bytes: int
+    seconds: float
+    held_out: Perplexity | None
+    settings: BuildSettings = field(default_factory=BuildSettings)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for --json."""
+        return asdict(self)
+
+
+def build(
+    texts: Sequence[Path],
+    out: Path,
+    settings: BuildSettings,
+    progress: Progress,
+    keep_arpa: bool = False,
+) -> BuildReport:
+    """Build `out` (a .binary trie) from text files, holding one line in a hundred out to measure on."""
+    started = time.perf_counter()
+    programs = tools(progress)
+    if out.suffix != ".binary":
+        out = out.with_name(out.name + ".binary")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="silica-lm-", dir=out.parent) as scratch:
+        work = Path(scratch)
+        corpus, held_out = work / "corpus.txt", work / "held-out.txt"
+        counts, lines = _write_corpus(texts, corpus, held_out, progress)
+        words = sum(counts.values())
+        if len(counts) < 3:
+            raise LanguageError(
+                f"the text holds {len(counts)} different words; a language model needs running text"
+            )
+        vocabulary = {word for word, count in counts.items() if count >= settings.minimum_count}
+        (work / "words.txt").write_text(" ".join(sorted(vocabulary)))
+        progress(f"{words:,} words in {lines:,} lines, {len(vocabulary):,} different; counting n-grams")
+        arpa = out.with_suffix(".arpa") if keep_arpa else work / "model.arpa"
+        prune = [str(threshold) for threshold in settings.prune]
+        command = [
+            str(programs.lmplz),
+            "--order",
+            str(settings.order),
+            "--prune",
+            *prune,
+            "--discount_fallback",
+        ]
+        command += [
+            "--memory",
+            "1G",
+            "--temp_prefix",
+            str(work / "sort"),
+            "--limit_vocab_file",
+            str(work / "words.txt"),
+        ]
+        _program([*command, "--text", str(corpus), "--arpa", str(arpa)], work)
+        progress("packing the trie")
+        convert(arpa, out, settings, progress)
+        ngrams = arpa_counts(arpa)
+        measured = perplexity(out, _read(held_out)) if held_out.stat().st_size else None
+    return BuildReport(
+        path=str(out),
+        words=words,
+        lines=lines,
+        vocabulary=len(vocabulary),
+        ngrams=ngrams,
+        size_bytes=out.stat().st_size,
+        seconds=time.perf_counter() - started,
+        held_out=measured,
+        settings=settings,
+    )
+
+
+def convert(arpa: Path, out: Path, settings: BuildSettings, progress: Progress) -> None:
+    """An ARPA file as KenLM trie: quantised, pointers compressed, words kept; what NGram.load memory-maps."""
+    programs = tools(progress)
+    bits = str(settings.quantise_bits)
+    with tempfile.TemporaryDirectory(prefix="silica-trie-", dir=out.parent) as scratch:
+        command = [str(programs.build_binary), "-q", bits, "-b", bits, "-a", str(settings.pointer_bits)]
+        fresh = Path(scratch) / "model.binary"
+        _program([*command, "-T", f"{scratch}/sort", "trie", str(arpa), str(fresh)], out.parent)
+        fresh.replace(out)
+
+
+def arpa_counts(arpa: Path) -> tuple[int, ...]:
+    """How many n-grams of each order an ARPA file holds, from its head."""
+    counts: list[int] = []
+    with arpa.open(encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("ngram "):
+                counts.append(int(line.split("=")[1]))
+            elif counts:
+                break
+    return tuple(counts)
+
+
+def perplexity(model: Path, lines: Iterable[str]) -> Perplexity:
+    """Perplexity of a KenLM file (trie or ARPA) on normal lines, sentence ends counted as words."""
+    scorer = open_kenlm(model)
+    words = count = unknown = 0
+    total = total_known = 0.0
+    for line in lines:
+        count += 1
+        for log10, _, is_unknown in scorer.full_scores(line):
+            words += 1
+            total += log10
+            if is_unknown:
+                unknown += 1
+            else:
+                total_known += log10
+    if not words:
+        raise LanguageError("there is no text to measure on; expected at least one line with a word")
+    return Perplexity(
+        words=words - count,
+        lines=count,
+        unknown=unknown,
+        perplexity=math.pow(10.0, -total / words),
+        perplexity_known=math.pow(10.0, -total_known / max(words - unknown, 1)),
+    )
+
+
+def open_kenlm(model: Path) -> Any:
+    """kenlm's own reader on a file, with a clear error when there is none or it is something else."""
+    import kenlm
+
+    if not model.is_file():
+        raise LanguageError(f"there is no language model {model}")
+    try:
+        return kenlm.Model(str(model))
+    except OSError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise LanguageError(f"{model} is no KenLM file ({reason}); expected a .binary or .arpa") from None
+
+
+def _write_corpus(
+    texts: Sequence[Path], corpus: Path, held_out: Path, progress: Progress
+) -> tuple[Counter[str], int]:
+    """Normal lines to the two files; what was learned from is counted."""
+    counts: Counter[str] = Counter()
+    lines = 0
+    with corpus.open("w") as learned, held_out.open("w") as measured:
+        for path in texts:
+            progress(f"reading {path.name}")
+            for line in normal_lines([path]):
+                if is_held_out(line):
+                    measured.write(line + "\n")
+                else:
+                    learned.write(line + "\n")
+                    counts.update(line.split())
+                    lines += 1
+    return counts, lines
+
+
+def _read(path: Path) -> Iterable[str]:
+    with path.open() as file:
+        for line in file:
+            yield line.rstrip("\n")
+
+
+def _program(command: list[str], folder: Path) -> None:
+    result = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if result.returncode:
+        words = "\n".join(result.stdout.strip().splitlines()[-8:])
+        raise LanguageError(f"{Path(command[0]).name} failed ({result.returncode}):\n{words}")
+
+
+def shipped_model() -> Path:
+    """The file of the language model in the box."""
+    found = sorted((Path(__file__).parent / "pretrained").glob("*.binary"))
+    if not found:
+        raise LanguageError("there is no language model in the box (lm/pretrained/*.binary)")
+    return found[0]
+
+
+def describe(model: Path) -> dict[str, object]:
+    """What `silica lm info` shows of a trie."""
+    from lm.ngram import NGram
+
+    if not model.is_file():
+        raise LanguageError(f"there is no language model {model}")
+    ngram = NGram.load(model)
+    return {
+        "model": str(model),
+        "size_bytes": model.stat().st_size,
+        "order": ngram.order,
+        "words": ngram.counts[0],
+        "ngrams": " ".join(f"{count:,}" for count in ngram.counts),
+    }

@@ -1,0 +1,71 @@
+"""A recipe: which texts a language model is built from, and how, as one TOML file that can be run again."""
+
+import hashlib
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lm.building import BuildSettings
+from lm.errors import LanguageError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Texts, found and checked, and how to build from them."""
+
+    texts: tuple[Path, ...]
+    settings: BuildSettings
+
+
+def read_recipe(path: Path, folder: Path | None) -> Recipe:
+    """The recipe in a file; its texts lie in `folder` (else beside it) and must be the very same files."""
+    try:
+        content = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise LanguageError(f"there is no recipe {path}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise LanguageError(f"the recipe {path} is no TOML: {error}") from None
+    folder = folder or path.parent
+    texts = tuple(_text(folder, entry, path) for entry in content.get("text", []))
+    if not texts:
+        raise LanguageError(
+            f"the recipe {path} names no texts; expected [[text]] entries with file and sha256"
+        )
+    options: dict[str, Any] = dict(content.get("settings", {}))
+    if "prune" in options:
+        options["prune"] = tuple(options["prune"])
+    try:
+        return Recipe(texts, BuildSettings(**options))
+    except TypeError as error:
+        raise LanguageError(f"the recipe {path} has a setting that is none: {error}") from None
+
+
+def _text(folder: Path, entry: dict[str, Any], recipe: Path) -> Path:
+    path = folder / str(entry["file"])
+    if not path.is_file():
+        raise LanguageError(
+            f"{recipe} asks for {path}, which is not there; say where its texts lie: --texts-folder"
+        )
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != entry["sha256"]:
+        raise LanguageError(
+            f"{path} is not the file of the recipe: SHA-256 {found}, expected {entry['sha256']}"
+        )
+    return path
+
+
+def settings_from(
+    base: BuildSettings | None,
+    order: int | None = None,
+    prune: Sequence[int] | None = None,
+    minimum_count: int | None = None,
+) -> BuildSettings:
+    """Settings with what was said on the line put over them; default pruning is cut to a shorter order."""
+    settings = base or BuildSettings()
+    if order is not None:
+        settings = replace(settings, order=order, prune=tuple(prune) if prune else settings.prune[:order])
+    elif prune is not None:
+        settings = replace(settings, prune=tuple(prune))
+    return settings if minimum_count is None else replace(settings, minimum_count=minimum_count)
