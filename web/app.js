@@ -115,7 +115,7 @@ async function start() {
       },
       sound: ({ rms }) => {
         waveform.add(rms);
-        byId("halo").style.transform = `scale(${(1 + loudness(rms) * 0.75).toFixed(3)})`;
+        byId("halo").style.transform = `scale(${(1 + loudness(rms) * 0.4).toFixed(3)})`;
       },
       transcript: (transcript) => follow(() => view.show(transcript)),
       facts: (facts) => {

@@ -1,4 +1,4 @@
-"""The page that a browser gets: the files of web/, sent with headers that let it load nothing from anywhere else.
+"""The page that a browser gets: the files of web/, with headers that let it load nothing from elsewhere.
 
 Adds routes to an aiohttp application; knows no stream, no model and no key.
 """
@@ -17,13 +17,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 FOLDER = Path(service.__file__).resolve().parent.parent / "web"
 
-# `wss:` and `ws:` to the page's own host are covered by 'self' in every current browser. Trusted types with no policy
-# at all means: no script on this page can ever turn a string into markup.
+# `wss:` and `ws:` to the page's own host are covered by 'self' in every current browser. Trusted types
+# with no policy at all means: no script on this page can ever turn a string into markup.
 SECURITY_HEADERS = MappingProxyType(
     {
         "Content-Security-Policy": (
             "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-            "worker-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+            "worker-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
+            "frame-ancestors 'none'; "
             "require-trusted-types-for 'script'; trusted-types 'none'"
         ),
         "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
@@ -46,7 +47,7 @@ TYPES = MappingProxyType(
 
 
 def page_files(folder: Path = FOLDER) -> dict[str, Path]:
-    """Every file that may be served, by its address. Nothing else can be asked for, so no path needs cleaning."""
+    """Every file that may be served, by its address. Nothing else can be asked for: no path needs cleaning."""
     found = {
         "/" + path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))

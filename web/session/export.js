@@ -7,7 +7,7 @@ export function cues(words) {
   const found = [];
   let open = [];
   const close = () => {
-    if (open.length) found.push({ startS: open[0].startS, endS: open.at(-1).endS, lines: wrapped(open) });
+    if (open.length) found.push({ startS: open[0].startS, endS: open.at(-1).endS, lines: balanced(open) });
     open = [];
   };
   for (const word of words) {
@@ -27,11 +27,23 @@ export function cues(words) {
   });
 }
 
-function wrapped(words) {
+// As few lines as needed, as equal as words allow: a lone last word is hard to read.
+function balanced(words) {
+  const wanted = wrapped(words).length;
+  const whole = words.map((word) => word.text).join(" ").length;
+  const longest = Math.max(...words.map((word) => word.text.length));
+  for (let width = Math.max(longest, Math.floor(whole / wanted)); width < CUE.lineCharacters; width += 1) {
+    const lines = wrapped(words, width);
+    if (lines.length <= wanted) return lines;
+  }
+  return wrapped(words);
+}
+
+function wrapped(words, width = CUE.lineCharacters) {
   const lines = [""];
   for (const { text } of words) {
     const line = lines.at(-1);
-    if (line && line.length + 1 + text.length > CUE.lineCharacters) lines.push(text);
+    if (line && line.length + 1 + text.length > width) lines.push(text);
     else lines[lines.length - 1] = line ? `${line} ${text}` : text;
   }
   return lines;
