@@ -90,7 +90,7 @@ class Settings:
     )
     cache_folder: Path | None = setting(None, "capacity", "where measured capacity is kept")
 
-    max_message_bytes: int = setting(262144, "limits", "largest websocket message", low=1024, high=16777216)
+    max_message_bytes: int = setting(2097152, "limits", "largest websocket message", low=1024, high=16777216)
     audio_ahead_s: float = setting(
         10.0, "limits", "how far live sound may be ahead of real time before reading slows", low=1, high=600
     )
