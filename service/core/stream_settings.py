@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from lm.hypothesis import Hotword
+from lm.hotwords import Hotword
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,364 @@
+"""One channel of a stream: sound into windows, outputs back into order, frames into utterances.
+
+A Finalize closes a segment: its windows are padded and flushed, and a fresh segment goes on. Frames of quiet
+never reach the decoder, but for a short lead before the first letter. No decoder, no queue, no clock here.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from acoustic.config import ModelConfig
+from acoustic.windows import Heard, StreamWindows, Window, WindowPlan
+from lm.hypothesis import Hypothesis
+from service.core.endpoint import FRAME_S, Endpointer, EndpointRule, Signal
+from service.core.events import Alternative, Event, Final, Partial, SpeechStarted, UtteranceEnded
+from service.core.messages import Conclude, Hear, Push, Replay, WindowKey
+from service.core.stream_settings import StreamSettings
+from service.core.transcript import Transcript
+
+SAMPLE_RATE = 16000
+FRAME_SAMPLES = 320
+LEAD_FRAMES = 20
+"""Frames before the first letter that the decoder hears too."""
+SILENCE_DB = -100.0
+
+Frames = npt.NDArray[np.float32]
+Later = Callable[[], Event | None]
+"""An event that is made when everything before it has been told."""
+
+
+class Heading(Enum):
+    """Why a segment ends."""
+
+    FINALIZE = "finalize"
+    FINISH = "finish"
+
+
+@dataclass
+class Segment:
+    """The sound between two Finalizes."""
+
+    number: int
+    windows: StreamWindows
+    base_samples: int
+    heading: Heading | None = None
+    made: int = 0
+    next_index: int = 0
+    frames_done: int = 0
+    heard: dict[int, Heard] = field(default_factory=dict)
+    energies_db: deque[float] = field(default_factory=deque)
+    unmeasured: list[Frames] = field(default_factory=list)
+
+    @property
+    def samples(self) -> int:
+        """Sound received so far."""
+        return self.windows.received_samples
+
+    def position(self, frames: int) -> int:
+        """Where in the stream so many frames of this segment end, in samples."""
+        return self.base_samples + min(frames * FRAME_SAMPLES, self.samples)
+
+    def energy_db(self) -> float:
+        """The energy of the next frame; padding beyond the sound is silence."""
+        if not self.energies_db and self.unmeasured:
+            self._measure()
+        return self.energies_db.popleft() if self.energies_db else SILENCE_DB
+
+    def _measure(self) -> None:
+        sound = np.concatenate(self.unmeasured)
+        whole = sound.size // FRAME_SAMPLES * FRAME_SAMPLES
+        # Sound that is not finite is the engine's to refuse; here it must only not warn.
+        with np.errstate(all="ignore"):
+            frames = sound[:whole].reshape(-1, FRAME_SAMPLES)
+            power = np.einsum("ij,ij->i", frames, frames) / FRAME_SAMPLES
+            self.energies_db.extend((10 * np.log10(power + 1e-10)).tolist())
+        self.unmeasured = [sound[whole:]] if whole < sound.size else []
+        if self.heading is not None and self.unmeasured and not whole:
+            self.unmeasured = []
+
+
+@dataclass
+class OpenUtterance:
+    """What must be kept until its final is told."""
+
+    number: int
+    start_s: float
+    kept: list[Frames] = field(default_factory=list)
+    speech_final: bool = False
+    from_finalize: bool = False
+    probably_over: bool = False
+
+
+class Channel:
+    """The pipeline state of one channel."""
+
+    def __init__(self, number: int, config: ModelConfig, plan: WindowPlan, settings: StreamSettings) -> None:
+        self.number = number
+        self.settings = settings
+        self.transcript = Transcript()
+        self.endpointer = Endpointer(EndpointRule.of(settings.endpointing_ms, settings.max_utterance_s))
+        self.done = False
+        self.told_samples = 0
+        self._config, self._plan = config, plan
+        self._hop_frames = plan.hop_frames
+        self._segments: deque[Segment] = deque([self._new_segment(0, 0)])
+        self._asked: set[WindowKey] = set()
+        self._held: deque[Hear] = deque()
+        self._memory = self._segments[0].windows.memory
+        self._lead: Frames = np.zeros((0, config.classes), np.float32)
+        self._utterances: dict[int, OpenUtterance] = {}
+        self._open: OpenUtterance | None = None
+        self._begun = 0
+        self._ended_at_samples = 0
+        self._cut_in_speech = False
+        self._word_pending = False
+        self._gap_told_s: float | None = None
+        gap_ms = settings.utterance_end_ms
+        self._gap_frames = None if gap_ms is None else max(1, round(gap_ms / 1000 / FRAME_S))
+        self._wants = settings.interim or gap_ms is not None
+        self._space = config.alphabet.find(" ")
+
+    # ---- sound in
+
+    def set_hop(self, hop_frames: int) -> None:
+        """The hop of the windows to come."""
+        if hop_frames != self._hop_frames:
+            self._hop_frames = hop_frames
+            self._segments[-1].windows.change_hop(hop_frames)
+
+    def push(self, samples: Frames) -> list[Hear]:
+        """Take sound; answers the windows that may run now."""
+        segment = self._segments[-1]
+        segment.unmeasured.append(samples)
+        return self._ready(segment, segment.windows.push(samples), urgent=False)
+
+    def end_segment(self, heading: Heading) -> list[Hear]:
+        """Flush what is owed. Finalizes without sound between them are answered as one."""
+        segment = self._segments[-1]
+        if heading is Heading.FINALIZE and not segment.samples and len(self._segments) > 1:
+            return []
+        segment.heading = heading
+        ready = self._ready(segment, segment.windows.finish(), urgent=True)
+        if heading is Heading.FINALIZE:
+            base = segment.base_samples + segment.samples
+            self._segments.append(self._new_segment(segment.number + 1, base))
+        return ready
+
+    @property
+    def held(self) -> int:
+        """Windows that wait for the one before them (running normalisation)."""
+        return len(self._held)
+
+    @property
+    def processed_samples(self) -> int:
+        """Samples whose frames are complete and in order."""
+        if self.done:
+            return self._ended_at_samples
+        return self._segments[0].position(self._segments[0].frames_done)
+
+    # ---- outputs back
+
+    def awaits(self, key: WindowKey) -> bool:
+        """Whether this window was asked for and has not come."""
+        return key in self._asked
+
+    def heard(self, key: WindowKey, heard: Heard) -> list[Hear]:
+        """Take a window's outputs; answers the window that waited for it, if any."""
+        self._asked.discard(key)
+        for segment in self._segments:
+            if segment.number == key.segment:
+                segment.heard[key.index] = heard
+        if heard.memory is not None:
+            self._memory = heard.memory
+        if not self._held:
+            return []
+        following = self._held.popleft()
+        self._asked.add(following.key)
+        return [replace(following, window=replace(following.window, memory=self._memory))]
+
+    def advance(self, serial: int) -> Iterator[Push | Conclude | Later]:
+        """What follows from the frames that are now in order; serials go on after the given one."""
+        while not self.done:
+            segment = self._segments[0]
+            heard = segment.heard.pop(segment.next_index, None)
+            if heard is not None:
+                segment.next_index += 1
+                for step in self._frames(segment, heard.log_probs, serial):
+                    serial = step.serial if isinstance(step, Push | Conclude) else serial
+                    yield step
+            elif segment.heading is not None and segment.next_index == segment.made:
+                for step in self._segment_ended(segment, serial):
+                    serial = step.serial if isinstance(step, Push | Conclude) else serial
+                    yield step
+            else:
+                return
+
+    # ---- answers of the decoder
+
+    def answered(self, command: Push | Conclude, hypotheses: tuple[Hypothesis, ...]) -> Event | None:
+        """The event that the answer makes, if a listener would see something new."""
+        self.told_samples = max(self.told_samples, command.position)
+        utterance = self._utterances[command.utterance]
+        end_s = command.position / SAMPLE_RATE
+        if isinstance(command, Conclude):
+            del self._utterances[command.utterance]
+            readings = self.transcript.final(hypotheses, utterance.start_s)
+            return Final(
+                self.number,
+                utterance.start_s,
+                end_s,
+                readings,
+                utterance.speech_final,
+                utterance.from_finalize,
+            )
+        utterance.kept.append(command.log_probs)
+        if not command.want or not hypotheses:
+            return None
+        shown = self.transcript.partial(hypotheses[0], utterance.start_s)
+        turned = command.probably_over != utterance.probably_over
+        utterance.probably_over = command.probably_over
+        if not self.settings.interim or (shown is None and not turned):
+            return None
+        return Partial(
+            self.number,
+            utterance.start_s,
+            end_s,
+            self.transcript.shown,
+            self.transcript.stable,
+            command.probably_over,
+        )
+
+    def replays(self) -> list[Replay]:
+        """What a new decode worker must hear before the unanswered commands."""
+        return [
+            Replay(self.number, each.number, np.concatenate(each.kept))
+            for each in self._utterances.values()
+            if each.kept
+        ]
+
+    # ---- inside
+
+    def _new_segment(self, number: int, base_samples: int) -> Segment:
+        windows = StreamWindows(self._config, self._plan)
+        if self._hop_frames != self._plan.hop_frames:
+            windows.change_hop(self._hop_frames)
+        return Segment(number, windows, base_samples)
+
+    def _ready(self, segment: Segment, windows: list[Window], urgent: bool) -> list[Hear]:
+        now: list[Hear] = []
+        for window in windows:
+            segment.made += 1
+            hear = Hear(WindowKey(self.number, segment.number, window.span.index), window, urgent)
+            if segment.windows.needs_order and (self._asked or self._held):
+                self._held.append(hear)
+                continue
+            self._asked.add(hear.key)
+            if segment.windows.needs_order:
+                hear = replace(hear, window=replace(window, memory=self._memory))
+            now.append(hear)
+        return now
+
+    def _frames(self, segment: Segment, log_probs: Frames, serial: int) -> Iterator[Push | Conclude | Later]:
+        """Walk over new frames: open, feed and end utterances."""
+        lead = len(self._lead) if self._open is None else 0
+        rows = np.concatenate([self._lead, log_probs]) if lead else log_probs
+        quiet = np.exp(log_probs[:, self._config.blank])
+        if self._space >= 0:
+            quiet = quiet + np.exp(log_probs[:, self._space])
+        first, lowest = 0, 0
+        before = segment.frames_done - lead
+        for row, mass in enumerate((1.0 - quiet).tolist(), start=lead):
+            segment.frames_done += 1
+            signal = self.endpointer.step(mass, segment.energy_db())
+            since = self.endpointer.frames_since_letter
+            if since == 0:
+                self._word_pending = True
+            if signal is Signal.STARTED:
+                first = max(lowest, row - LEAD_FRAMES)
+                self._begin(segment, before + first)
+                if not self._cut_in_speech:
+                    at_s = segment.position(before + row) / SAMPLE_RATE
+                    yield lambda at_s=at_s: SpeechStarted(self.number, at_s)  # type: ignore[misc]
+                self._cut_in_speech = False
+            elif signal is Signal.CANDIDATE and self.settings.interim:
+                serial += 1
+                yield self._push(segment, serial, rows[first : row + 1], True)
+                first = row + 1
+            elif signal in (Signal.ENDED, Signal.CUT):
+                self._cut_in_speech = signal is Signal.CUT and since == 0
+                yield self._push(segment, serial + 1, rows[first : row + 1], False, want=False)
+                serial += 2
+                yield self._conclude(segment, serial, speech_final=signal is Signal.ENDED)
+                first = lowest = row + 1
+            if self._gap_frames is not None and since == self._gap_frames and self._word_pending:
+                self._word_pending = False
+                if self._open is not None:
+                    serial += 1
+                    yield self._push(segment, serial, rows[first : row + 1], False)
+                    first = row + 1
+                yield self._gap
+        if self._open is not None:
+            if first < len(rows):
+                likely = self.endpointer.state.value == "candidate"
+                yield self._push(segment, serial + 1, rows[first:], likely)
+            self._lead = self._lead[:0]
+        else:
+            self._lead = rows[max(lowest, len(rows) - LEAD_FRAMES) :].copy()
+            yield self._reached(segment)
+
+    def _begin(self, segment: Segment, frame: int) -> None:
+        self._begun += 1
+        start_s = segment.base_samples / SAMPLE_RATE + frame * FRAME_S
+        self._open = OpenUtterance(self._begun, round(start_s, 4))
+        self._utterances[self._begun] = self._open
+
+    def _push(self, segment: Segment, serial: int, rows: Frames, likely: bool, want: bool = True) -> Push:
+        assert self._open is not None
+        position = segment.position(segment.frames_done)
+        return Push(serial, self.number, self._open.number, rows, want and self._wants, likely, position)
+
+    def _conclude(
+        self, segment: Segment, serial: int, speech_final: bool, from_finalize: bool = False
+    ) -> Conclude:
+        assert self._open is not None
+        self._open.speech_final, self._open.from_finalize = speech_final, from_finalize
+        number, self._open = self._open.number, None
+        self._ended_at_samples = segment.position(segment.frames_done)
+        return Conclude(serial, self.number, number, self._ended_at_samples)
+
+    def _segment_ended(self, segment: Segment, serial: int) -> Iterator[Push | Conclude | Later]:
+        """The last frame of a segment is in: end its utterance, and say what was asked for."""
+        finalize = segment.heading is Heading.FINALIZE
+        end_samples = segment.base_samples + segment.samples
+        self.endpointer.flush()
+        self._lead, self._cut_in_speech = self._lead[:0], False
+        if self._open is not None:
+            yield self._conclude(segment, serial + 1, speech_final=False, from_finalize=finalize)
+        elif finalize:
+            start_s, end_s = self._ended_at_samples / SAMPLE_RATE, end_samples / SAMPLE_RATE
+            yield lambda: Final(self.number, start_s, end_s, (Alternative(()),), False, True)
+        self._ended_at_samples = end_samples
+        if finalize:
+            self._segments.popleft()
+        else:
+            self.done = True
+        yield lambda: self._tell_up_to(end_samples)
+
+    def _reached(self, segment: Segment) -> Later:
+        position = segment.position(segment.frames_done)
+        return lambda: self._tell_up_to(position)
+
+    def _tell_up_to(self, position: int) -> None:
+        self.told_samples = max(self.told_samples, position)
+
+    def _gap(self) -> Event | None:
+        end_s = self.transcript.last_word_end_s
+        if end_s is None or end_s == self._gap_told_s:
+            return None  # letters that made no word
+        self._gap_told_s = end_s
+        return UtteranceEnded(self.number, end_s)

@@ -1,0 +1,84 @@
+"""The numbered events of one stream, bounded: what a reader still gets, and what a resumed one gets again.
+
+Superseded partials are dropped; everything else is kept until it is read and then for a while. No I/O.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from service.core.events import Event, Final, Partial
+
+MOST_UNREAD = 1024
+MOST_KEPT = 512
+
+
+class EventLog:
+    """Numbers events 1, 2, ... and hands each to the reader once."""
+
+    def __init__(self, most_unread: int = MOST_UNREAD, most_kept: int = MOST_KEPT) -> None:
+        self._entries: dict[int, Event] = {}
+        self._unread: deque[int] = deque()
+        self._partial: dict[int, int] = {}
+        self._last = 0
+        self._first_gone = 0
+        self._most_unread = most_unread
+        self._most_kept = most_kept
+
+    @property
+    def last(self) -> int:
+        """The number of the newest event."""
+        return self._last
+
+    @property
+    def overflowing(self) -> bool:
+        """The reader is too slow: more unread than the bound, even without superseded partials."""
+        return len(self._unread) > self._most_unread
+
+    def append(self, event: Event) -> int:
+        """Add one; returns its number. A newer partial or final replaces the channel's last partial."""
+        self._last += 1
+        if isinstance(event, Partial | Final):
+            self._drop(self._partial.pop(event.channel, None))
+        if isinstance(event, Partial):
+            self._partial[event.channel] = self._last
+        self._entries[self._last] = event
+        self._unread.append(self._last)
+        return self._last
+
+    def next(self) -> tuple[int, Event] | None:
+        """The oldest unread event, or None."""
+        while self._unread:
+            number = self._unread.popleft()
+            event = self._entries.get(number)
+            if event is not None:
+                self._trim()
+                return number, event
+        return None
+
+    def can_resume(self, after: int) -> bool:
+        """Whether everything after this number is still here (but for superseded partials)."""
+        return self._first_gone <= after <= self._last
+
+    def rewind(self, after: int) -> None:
+        """The reader has seen everything up to `after`, and gets what follows (again)."""
+        self._unread = deque(number for number in self._entries if number > after)
+
+    def __iter__(self) -> Iterator[tuple[int, Event]]:
+        """Everything kept, oldest first."""
+        return iter(self._entries.items())
+
+    def _drop(self, number: int | None) -> None:
+        if number is None:
+            return
+        self._entries.pop(number, None)
+        # It is nearly always the newest unread one; otherwise `next` steps over the hole.
+        if self._unread and self._unread[-1] == number:
+            self._unread.pop()
+
+    def _trim(self) -> None:
+        while len(self._entries) > self._most_kept:
+            oldest = next(iter(self._entries))
+            if self._unread and oldest >= self._unread[0]:
+                return
+            del self._entries[oldest]
+            self._first_gone = oldest

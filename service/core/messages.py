@@ -1,0 +1,182 @@
+"""What a session is told and what it answers: inputs and effects, frozen values, all of them.
+
+Whoever drives a session carries the effects out: `Hear` to the engine, `Push` and `Conclude` to the stream's
+decode worker, `Tell` to the listener.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from acoustic.windows import Heard, Window
+from lm.hypothesis import Hypothesis
+from service.core.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class WindowKey:
+    """Which window of a stream: channel, segment (a new one after each Finalize), number in the segment."""
+
+    channel: int
+    segment: int
+    index: int
+
+
+# ---- inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """The stream is accepted."""
+
+    id: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """Sound [channels, n], 16 kHz."""
+
+    samples: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """The engine has heard a window."""
+
+    key: WindowKey
+    heard: Heard
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The decode worker's answer to the command with this serial; answers come in the commands' order."""
+
+    serial: int
+    hypotheses: tuple[Hypothesis, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finalize:
+    """Everything so far becomes final now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Say so when everything so far has been heard."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """No more sound will come. `reason` is what Closed will say."""
+
+    reason: str = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The client vanished, and may come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The client is back."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """The decode worker died; a new one knows nothing of this stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The stream cannot go on."""
+
+    code: str
+    message: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop now."""
+
+    reason: str = "cancelled"
+
+
+Input = (
+    Configured
+    | Audio
+    | Logits
+    | Decoded
+    | Finalize
+    | Mark
+    | Finish
+    | Disconnected
+    | Resumed
+    | WorkerLost
+    | Broken
+    | Cancel
+)
+
+# ---- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Hear:
+    """Run this window; `urgent`: a client waits for the end of what it said."""
+
+    key: WindowKey
+    window: Window
+    urgent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Push frames to the utterance of this channel. `want`: answer with the best hypothesis."""
+
+    serial: int
+    channel: int
+    utterance: int
+    log_probs: npt.NDArray[np.float32]
+    want: bool
+    probably_over: bool = False
+    position: int = 0
+    """Samples of the channel that are heard with this push."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conclude:
+    """Finish the utterance and answer with its readings."""
+
+    serial: int
+    channel: int
+    utterance: int
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The worker is new: push these frames silently (no answer) before anything else."""
+
+    channel: int
+    utterance: int
+    log_probs: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """An event for the listener."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Forget this stream's waiting windows and its decoder state."""
+
+
+Effect = Hear | Push | Conclude | Replay | Tell | Abandon

@@ -1,0 +1,89 @@
+"""Joins hypotheses to what was said before: the committed prefix only grows, finals never change.
+
+Also measures how often shown words were taken back. Texts and times only; no decoder, no events' transport.
+"""
+
+from collections.abc import Sequence
+
+from lm.hypothesis import Hypothesis
+from service.core.endpoint import FRAME_S
+from service.core.events import Alternative, Word
+
+
+class Transcript:
+    """The words of one channel's open utterance, and how much of what was shown was taken back."""
+
+    def __init__(self) -> None:
+        self.revision_ratio = 0.0
+        """Of the last final: words of its partials that were taken back, by its words."""
+        self._revised_words = 0
+        self.last_word_end_s: float | None = None
+        self._shown: tuple[Word, ...] = ()
+        self._stable = 0
+
+    @property
+    def shown(self) -> tuple[Word, ...]:
+        """The words of the last partial."""
+        return self._shown
+
+    @property
+    def stable(self) -> int:
+        """How many of them can no longer change."""
+        return self._stable
+
+    def partial(self, hypothesis: Hypothesis, start_s: float) -> tuple[tuple[Word, ...], int] | None:
+        """Words and how many of them are stable; None when a listener would see nothing new."""
+        words = self._keeping_committed(placed(hypothesis, start_s))
+        stable = min(len(words), max(self._stable, hypothesis.stable_words))
+        if (words, stable) == (self._shown, self._stable):
+            return None
+        self._count(words)
+        self._shown, self._stable = words, stable
+        self._note_end(words)
+        return words, stable
+
+    def final(self, hypotheses: Sequence[Hypothesis], start_s: float) -> tuple[Alternative, ...]:
+        """The readings, best first; the best one begins with everything that was committed."""
+        readings = [Alternative(placed(each, start_s), each.score) for each in hypotheses]
+        if not readings:
+            readings = [Alternative(())]
+        best = self._keeping_committed(readings[0].words)
+        readings[0] = Alternative(best, readings[0].score)
+        self._count(best)
+        self.revision_ratio = self._revised_words / max(1, len(best))
+        self._revised_words = 0
+        self._shown, self._stable = (), 0
+        self._note_end(best)
+        return tuple(readings)
+
+    def _keeping_committed(self, words: tuple[Word, ...]) -> tuple[Word, ...]:
+        """A decoder that takes back committed words (it should not) is overruled, never shown."""
+        committed = self._shown[: self._stable]
+        if [word.text for word in words[: len(committed)]] == [word.text for word in committed]:
+            return words
+        return committed + words[len(committed) :]
+
+    def _count(self, words: tuple[Word, ...]) -> None:
+        kept = 0
+        for before, now in zip(self._shown, words, strict=False):
+            if before.text != now.text:
+                break
+            kept += 1
+        self._revised_words += len(self._shown) - kept
+
+    def _note_end(self, words: tuple[Word, ...]) -> None:
+        if words:
+            self.last_word_end_s = words[-1].end_s
+
+
+def placed(hypothesis: Hypothesis, start_s: float) -> tuple[Word, ...]:
+    """The hypothesis's words in stream time; rounded where binary fractions would show."""
+    return tuple(
+        Word(
+            each.text,
+            round(start_s + each.first_frame * FRAME_S, 4),
+            round(start_s + each.end_frame * FRAME_S, 4),
+            each.confidence,
+        )
+        for each in hypothesis.words
+    )

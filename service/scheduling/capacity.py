@@ -1,0 +1,146 @@
+"""What this machine carries: measured forward and decode times, the hop they allow, the streams they allow.
+
+The curve is measured at start, kept in a file, and corrected by every batch that runs. No clock, no worker here.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TARGET_LOAD = 0.75
+"""Of the measured throughput is promised; the rest is for unevenness and for everything else on the machine."""
+NARROW_LOAD = 0.5
+"""A narrower hop is taken again only when it would load the machine less than this."""
+CORRECTION = 0.02
+"""Weight of one batch in the live correction."""
+LEAST_STREAMS = 2
+
+
+@dataclass
+class Curve:
+    """Seconds a forward takes, by windows and samples: a plane through measured points, scaled by what is seen live."""
+
+    base_s: float = 0.002
+    per_sample_s: float = 2e-7
+    scale: float = 1.0
+
+    def forward_s(self, windows: int, samples: int) -> float:
+        """Seconds for a batch."""
+        return (self.base_s + self.per_sample_s * windows * samples) * self.scale
+
+    def observe(self, windows: int, samples: int, seconds: float) -> None:
+        """A batch took so long: the scale follows slowly, within bounds."""
+        ratio = seconds / max(1e-9, self.forward_s(windows, samples))
+        step = 1 + CORRECTION * (min(10.0, ratio) - 1)
+        self.scale = min(20.0, max(0.2, self.scale * step))
+
+    @staticmethod
+    def through(points: Sequence[tuple[int, int, float]]) -> "Curve":
+        """The least-squares line over (windows, samples, seconds), never negative."""
+        sounds = [windows * samples for windows, samples, _ in points]
+        seconds = [point[2] for point in points]
+        mean_x, mean_y = sum(sounds) / len(sounds), sum(seconds) / len(seconds)
+        spread = sum((x - mean_x) ** 2 for x in sounds)
+        slope = (
+            sum((x - mean_x) * (y - mean_y) for x, y in zip(sounds, seconds, strict=True)) / spread
+            if spread
+            else 0.0
+        )
+        slope = max(slope, 1e-10)
+        return Curve(max(1e-5, mean_y - slope * mean_x), slope)
+
+
+@dataclass
+class CapacityModel:
+    """Load and room, from the curve, the decode cost and the number of processors."""
+
+    curve: Curve
+    lanes: int
+    processors: float
+    """Processors that engine and decoders share; infinite where the engine is a device of its own."""
+    context_samples: int
+    """Left context and look-ahead of a window."""
+    hops_s: tuple[float, ...]
+    decode_lanes: int = 1
+    decode_s_per_s: float = 0.01
+    """Decode seconds a second of sound, live average."""
+    overhead_s_per_s: float = 0.004
+    """Event loop and transport, a second of sound."""
+    batch: int = 8
+    hop_s: float = field(default=0.0)
+
+    def __post_init__(self) -> None:
+        self.hop_s = self.hop_s or self.hops_s[0]
+
+    def engine_s_per_s(self, hop_s: float) -> float:
+        """Engine seconds a second of one stream's sound."""
+        samples = self.context_samples + round(hop_s * 16000)
+        return self.curve.forward_s(self.batch, samples) / self.batch / hop_s
+
+    def load(self, streams: float, hop_s: float) -> float:
+        """Share of what the machine can do: the fullest of engine, decoders and processors."""
+        engine = streams * self.engine_s_per_s(hop_s)
+        decode = streams * self.decode_s_per_s
+        overhead = streams * self.overhead_s_per_s
+        return max(
+            engine / self.lanes,
+            decode / self.decode_lanes,
+            overhead,
+            (engine + decode + overhead) / self.processors,
+        )
+
+    def streams_most(self) -> int:
+        """Live streams that fit at the widest hop."""
+        return max(LEAST_STREAMS, int(TARGET_LOAD / self.load(1.0, self.hops_s[-1])))
+
+    def choose_hop(self, streams: int) -> float:
+        """The narrowest hop that the load allows; it widens at once and narrows only with room to spare."""
+        for hop_s in self.hops_s:
+            limit = TARGET_LOAD if hop_s >= self.hop_s else NARROW_LOAD
+            if self.load(streams, hop_s) <= limit:
+                self.hop_s = hop_s
+                return hop_s
+        self.hop_s = self.hops_s[-1]
+        return self.hop_s
+
+    def observe_decode(self, seconds: float, sound_s: float) -> None:
+        """The decoder took so long over so much sound."""
+        if sound_s > 0:
+            self.decode_s_per_s += 0.01 * (min(10.0, seconds / sound_s) - self.decode_s_per_s)
+
+
+def default_cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """$SILICA_HOME/cache, or the user's own place."""
+    home = environment.get("SILICA_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "share" / "silica") / "cache"
+
+
+def curve_key(*parts: object) -> str:
+    """Names a measurement: the model, how it runs, and on which machine."""
+    machine = (platform.machine(), platform.processor(), platform.node(), os.cpu_count())
+    return hashlib.sha256(repr((parts, machine)).encode()).hexdigest()[:24]
+
+
+def load_curve(folder: Path, key: str) -> Curve | None:
+    """A kept measurement; None when there is none or it cannot be read (it is then measured again)."""
+    try:
+        kept = json.loads((folder / f"capacity-{key}.json").read_text(encoding="utf-8"))
+        return Curve(float(kept["base_s"]), float(kept["per_sample_s"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def save_curve(folder: Path, key: str, curve: Curve) -> None:
+    """Keep a measurement; a folder that cannot be written only costs measuring again."""
+    text = json.dumps({"base_s": curve.base_s, "per_sample_s": curve.per_sample_s})
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f"capacity-{key}.{os.getpid()}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(folder / f"capacity-{key}.json")
+    except OSError:
+        return
