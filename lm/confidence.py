@@ -3,7 +3,7 @@
 import math
 
 
-def word_confidence(mean_peak: float, least_peak: float, agreement: float) -> float:
-    """Between 0 and 1. The peaks are log-probabilities of the word's letters at their best frames (their mean
-    and minimum); agreement is the share of the search's probability mass that holds the word at this place."""
-    return agreement * math.exp(0.5 * (mean_peak + least_peak))
+def word_confidence(mean_peak: float, least_peak: float, language: float) -> float:
+    """Between 0 and 1. The peaks are log-probabilities of the word's letters at their best frames (their mean and
+    minimum); `language` is KenLM's log10 of the word, NaN where nobody asked."""
+    return math.exp(0.5 * (mean_peak + least_peak))

@@ -1,0 +1,394 @@
+"""The hot loop: CTC prefix beam search, frame by frame, with the language model and hotwords inside it.
+
+The search follows Graves and Jaitly (2014) and Hannun et al. (2014): each live prefix carries the probability of all
+its alignments that end in blank and of all that end in its last label. A new prefix has one parent only, so merging
+needs no table: an extension either meets a live child or is new.
+"""
+
+import math
+
+import numpy as np
+
+from lm.compiled import Array, compiled, whole
+from lm.hotwords import NO_MATCH
+from lm.lexicon import step
+from lm.ngram_kernel import query
+from lm.search_state import COUNT, FRAME, FREE, LOG_SCALE, NO_LABEL, SETTLED_BLANK
+from lm.search_tree import settle_old
+
+# Places in `weights` and in `shape`.
+LM_WEIGHT, WORD_BONUS, UNKNOWN_PENALTY, TOKEN_FLOOR, SPREAD, LETTER_GAIN, SPACE_GAIN = range(7)
+WIDTH, LABELS, SPACE, HAS_LM = range(4)
+
+LN10 = math.log(10.0)
+LARGEST_STEP = 600.0
+"""No single label may add more nats than a double can hold."""
+SETTLE_EVERY_FRAMES = 100
+TINY, HUGE = 2.0**-200, 2.0**200
+NOT_ASKED = -1.0
+BAD_FRAME = -1
+
+
+@compiled
+def clamped(nats: float) -> float:
+    return min(LARGEST_STEP, max(-LARGEST_STEP, nats))
+
+
+@compiled
+def letter_step(
+    node: Array, label: int, shape: Array, weights: Array, lexicon: tuple, hotwords: tuple
+) -> tuple:  # type: ignore[type-arg]
+    """(lexicon state, hotword state, nats) after one more letter."""
+    state = 0
+    if shape[HAS_LM] == 1:
+        state = step(lexicon[0], lexicon[1], node.lexicon, label)
+    match = hotwords[0][node.hotword, label]
+    nats = hotwords[1][match] - hotwords[1][node.hotword]
+    if state < 0 and match == NO_MATCH:
+        # What no known word begins with and no hotword either is an unknown word already.
+        if not (node.lexicon < 0 and node.hotword == NO_MATCH):
+            nats -= weights[UNKNOWN_PENALTY]
+    elif node.lexicon < 0 and node.hotword == NO_MATCH:
+        nats += weights[UNKNOWN_PENALTY]
+    return state, match, clamped(nats)
+
+
+@compiled
+def word_step(  # type: ignore[no-untyped-def]
+    nodes: Array,
+    place: int,
+    shape: Array,
+    weights: Array,
+    lexicon,
+    ngram,
+    hotwords,
+    context_words: Array,
+    context_backoffs: Array,
+    next_words: Array,
+    next_backoffs: Array,
+    speech_ends: bool,
+):
+    """(hotword state, nats, KenLM's log10, context length) when the word at `place` ends there."""
+    node = nodes[place]
+    nats = hotwords[2][node.hotword] - hotwords[1][node.hotword]
+    match = NO_MATCH
+    if not speech_ends:
+        match = hotwords[0][node.hotword, shape[SPACE]]
+        nats += hotwords[1][match]
+    value, length = 0.0, 0
+    if shape[HAS_LM] == 1:
+        start = node.word_start
+        word = whole(lexicon[2][node.lexicon]) if node.lexicon > 0 else 0
+        value, length = query(
+            ngram[0],
+            ngram[1],
+            ngram[2],
+            context_words[start],
+            context_backoffs[start],
+            whole(nodes[start].context_length),
+            word,
+            next_words,
+            next_backoffs,
+        )
+        charged = node.lexicon < 0 and node.hotword == NO_MATCH
+        unknown = word == 0 and hotwords[3][node.hotword] == 0
+        if unknown and not charged:
+            nats -= weights[UNKNOWN_PENALTY]
+        elif charged and not unknown:
+            nats += weights[UNKNOWN_PENALTY]
+        nats += weights[LM_WEIGHT] * LN10 * value + weights[WORD_BONUS]
+    return match, clamped(nats), value, length
+
+
+@compiled
+def kth_largest(values: Array, count: int, k: int) -> float:
+    """Hoare's quickselect, on `values[:count]`, which it reorders."""
+    low, high = 0, count - 1
+    target = k - 1
+    while low < high:
+        pivot = values[(low + high) >> 1]
+        left, right = low, high
+        while left <= right:
+            while values[left] > pivot:
+                left += 1
+            while values[right] < pivot:
+                right -= 1
+            if left <= right:
+                values[left], values[right] = values[right], values[left]
+                left += 1
+                right -= 1
+        if target <= right:
+            high = right
+        elif target >= left:
+            low = left
+        else:
+            break
+    return values[target]  # type: ignore[no-any-return]
+
+
+@compiled
+def advance(  # type: ignore[no-untyped-def]
+    frames: Array,
+    first: int,
+    shape: Array,
+    weights: Array,
+    nodes: Array,
+    children: Array,
+    context_words: Array,
+    context_backoffs: Array,
+    beams: Array,
+    free: Array,
+    counters: Array,
+    scale: Array,
+    lexicon_labels: Array,
+    lexicon_children: Array,
+    lexicon_words: Array,
+    ngram_file: Array,
+    ngram_floats: Array,
+    ngram_layout: Array,
+    hotword_following: Array,
+    hotword_lent: Array,
+    hotword_granted: Array,
+    hotword_known: Array,
+) -> int:
+    """Hear frames from `first` on. Returns the number of the next frame: fewer than all when the tree is full.
+    BAD_FRAME - n says that frame n gives no label any probability."""
+    lexicon = (lexicon_labels, lexicon_children, lexicon_words)
+    ngram = (ngram_file, ngram_floats, ngram_layout)
+    hotwords = (hotword_following, hotword_lent, hotword_granted, hotword_known)
+    width, labels, space = shape[WIDTH], shape[LABELS], shape[SPACE]
+    floor, spread = weights[TOKEN_FLOOR], weights[SPREAD]
+    letter_gain, space_gain = weights[LETTER_GAIN], weights[SPACE_GAIN]
+    only_blank = math.log1p(-math.exp(floor)) if floor < 0.0 else -1e-9
+    prob = np.zeros(labels + 1, np.float64)
+    order = np.empty(labels + 1, np.int32)
+    stay_blank = np.empty(width, np.float64)
+    stay_label = np.empty(width, np.float64)
+    most = width * labels
+    new_parent = np.empty(most, np.int32)
+    new_label = np.empty(most, np.int32)
+    new_mass = np.empty(most, np.float64)
+    ranked = np.empty(width + most, np.float64)
+    spare_words = np.empty(context_words.shape[1], np.int32)
+    spare_backoffs = np.empty(context_words.shape[1], np.float32)
+
+    for index in range(first, frames.shape[0]):
+        row = frames[index]
+        if row[labels] >= only_blank:
+            # No other label can reach the floor: every prefix stays and now ends in blank.
+            scale[LOG_SCALE] += row[labels]
+            if counters[SETTLED_BLANK] == 0:
+                for beam in range(counters[COUNT]):
+                    beams[beam].blank += beams[beam].label
+                    beams[beam].label = 0.0
+                counters[SETTLED_BLANK] = 1
+            counters[FRAME] += 1
+            if counters[FRAME] % SETTLE_EVERY_FRAMES == 0 and counters[COUNT] > 1:
+                settle_old(nodes, beams, counters, space)
+            continue
+        if counters[FREE] < width:
+            return index
+        # Labels worth trying, the likeliest first.
+        chosen = 0
+        likeliest = labels
+        for label in range(labels):
+            if row[label] > row[likeliest]:
+                likeliest = label
+        if row[likeliest] == -np.inf:
+            return BAD_FRAME - index
+        blank = math.exp(row[labels]) if row[labels] >= floor or likeliest == labels else 0.0
+        for label in range(labels):
+            if row[label] >= floor or label == likeliest:
+                prob[label] = math.exp(row[label])
+                at = chosen
+                while at > 0 and row[order[at - 1]] < row[label]:
+                    order[at] = order[at - 1]
+                    at -= 1
+                order[at] = label
+                chosen += 1
+            else:
+                prob[label] = 0.0
+        frame = counters[FRAME]
+        count = counters[COUNT]
+
+        # 1. Every prefix as it is: one more blank, or its last label again.
+        best, least = 0.0, np.inf
+        for beam in range(count):
+            here = beams[beam]
+            last = nodes[here.node].label
+            total = here.blank + here.label
+            stay_blank[beam] = total * blank
+            if last == NO_LABEL:
+                stay_label[beam] = 0.0
+                if space >= 0:  # a space before the first word says nothing
+                    stay_blank[beam] += total * prob[space]
+            elif last == space:  # and neither does a second one
+                stay_label[beam] = total * prob[space]
+            else:
+                stay_label[beam] = here.label * prob[last]
+                if here.label >= here.blank and row[last] > nodes[here.node].peak and prob[last] > 0.0:
+                    nodes[here.node].peak = row[last]
+            staying = stay_blank[beam] + stay_label[beam]
+            best = max(best, staying)
+            least = min(least, staying)
+        threshold = best * spread
+        if count == width:
+            threshold = max(threshold, least)
+
+        # 2. Every prefix with one more label.
+        fresh = 0
+        for beam in range(count):
+            place = beams[beam].node
+            last = nodes[place].label
+            total = beams[beam].blank + beams[beam].label
+            for rank in range(chosen):
+                label = order[rank]
+                if label == space and (last == space or last == NO_LABEL):
+                    continue
+                mass = (beams[beam].blank if label == last else total) * prob[label]
+                child = children[place, label]
+                if child >= 0 and nodes[child].beam >= 0:
+                    mass *= nodes[child].factor
+                    other = nodes[child].beam
+                    # The label is emitted here if this path into it is the better one.
+                    if mass > stay_label[other]:
+                        nodes[child].frame = frame
+                        nodes[child].peak = max(nodes[child].peak, row[label])
+                    stay_label[other] += mass
+                    best = max(best, stay_blank[other] + stay_label[other])
+                    continue
+                if mass * (space_gain if label == space else letter_gain) < threshold:
+                    continue
+                if child >= 0:
+                    mass *= nodes[child].factor
+                elif label == space:
+                    if nodes[place].end_factor < 0.0:
+                        _, nats, value, _ = word_step(
+                            nodes,
+                            place,
+                            shape,
+                            weights,
+                            lexicon,
+                            ngram,
+                            hotwords,
+                            context_words,
+                            context_backoffs,
+                            spare_words,
+                            spare_backoffs,
+                            False,
+                        )
+                        nodes[place].end_factor = math.exp(nats)
+                    mass *= nodes[place].end_factor
+                else:
+                    _, _, nats = letter_step(nodes[place], label, shape, weights, lexicon, hotwords)
+                    if nats != 0.0:
+                        mass *= math.exp(nats)
+                if mass >= threshold and mass > 0.0:
+                    new_parent[fresh] = place
+                    new_label[fresh] = label
+                    new_mass[fresh] = mass
+                    fresh += 1
+                    if mass > best:
+                        best = mass
+                        threshold = max(threshold, best * spread)
+
+        # 3. The best of them live on.
+        threshold = best * spread
+        ranks = 0
+        for beam in range(count):
+            staying = stay_blank[beam] + stay_label[beam]
+            if staying >= threshold:
+                ranked[ranks] = staying
+                ranks += 1
+        for new in range(fresh):
+            if new_mass[new] >= threshold:
+                ranked[ranks] = new_mass[new]
+                ranks += 1
+        ties = width
+        if ranks > width:
+            threshold = kth_largest(ranked, ranks, width)
+            for rank in range(ranks):
+                if ranked[rank] > threshold:
+                    ties -= 1
+        # Powers of two scale exactly, so the cut of a frame into pushes can leave no trace.
+        shift = 1.0
+        if best < TINY or best > HUGE:
+            exponent = math.frexp(best)[1]
+            shift = math.ldexp(1.0, -exponent)
+            scale[LOG_SCALE] += exponent * math.log(2.0)
+        kept = 0
+        for beam in range(count):
+            staying = stay_blank[beam] + stay_label[beam]
+            place = beams[beam].node
+            lives = staying > threshold
+            if staying == threshold and ties > 0:
+                ties -= 1
+                lives = True
+            if lives and staying > 0.0:
+                beams[kept].node = place
+                beams[kept].blank = stay_blank[beam] * shift
+                beams[kept].label = stay_label[beam] * shift
+                nodes[place].beam = kept
+                kept += 1
+            else:
+                nodes[place].beam = -1
+        for new in range(fresh):
+            if new_mass[new] < threshold:
+                continue
+            if new_mass[new] == threshold:
+                if ties == 0:
+                    continue
+                ties -= 1
+            parent, label = new_parent[new], new_label[new]
+            place = children[parent, label]
+            if place < 0:
+                counters[FREE] -= 1
+                place = free[counters[FREE]]
+                children[parent, label] = place
+                nodes[place].parent = parent
+                nodes[place].label = label
+                nodes[place].depth = nodes[parent].depth + 1
+                nodes[place].end_factor = NOT_ASKED
+                for below in range(labels):
+                    children[place, below] = -1
+                if label == space:
+                    match, nats, value, length = word_step(
+                        nodes,
+                        parent,
+                        shape,
+                        weights,
+                        lexicon,
+                        ngram,
+                        hotwords,
+                        context_words,
+                        context_backoffs,
+                        context_words[place],
+                        context_backoffs[place],
+                        False,
+                    )
+                    nodes[place].lexicon = 0
+                    nodes[place].word_start = place
+                    nodes[place].context_length = length
+                    nodes[place].language = nodes[parent].language + value
+                    nodes[place].word_language = value
+                else:
+                    state, match, nats = letter_step(nodes[parent], label, shape, weights, lexicon, hotwords)
+                    nodes[place].lexicon = state
+                    nodes[place].word_start = nodes[parent].word_start
+                    nodes[place].language = nodes[parent].language
+                nodes[place].hotword = match
+                nodes[place].bias = nodes[parent].bias + nats
+                nodes[place].factor = math.exp(nats)
+            nodes[place].frame = frame
+            nodes[place].peak = row[label]
+            nodes[place].beam = kept
+            beams[kept].node = place
+            beams[kept].blank = 0.0
+            beams[kept].label = new_mass[new] * shift
+            kept += 1
+        counters[COUNT] = kept
+        counters[SETTLED_BLANK] = 0
+        counters[FRAME] += 1
+        if counters[FRAME] % SETTLE_EVERY_FRAMES == 0 and kept > 1:
+            settle_old(nodes, beams, counters, space)
+    return frames.shape[0]

@@ -1,0 +1,100 @@
+"""What one utterance's search keeps: a tree of prefixes, the live beams, the free places. Layout only, no search.
+
+Everything is a flat array, so that the compiled loop works on it without the interpreter. Probabilities are kept as
+plain doubles, the language model's and hotwords' weight multiplied in, and scaled by powers of two as they shrink:
+no logarithm is taken in the loop.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lm.compiled import Array
+
+NODE = np.dtype(
+    [
+        (
+            "bias",
+            np.float64,
+        ),  # nats added to the acoustic score by language model, bonuses, penalties, hotwords
+        ("factor", np.float64),  # exp(this node's bias - its parent's)
+        ("end_factor", np.float64),  # the same for the space after this node; negative: not asked yet
+        ("language", np.float64),  # KenLM's log10 total up to the last finished word
+        ("word_language", np.float32),  # on a space: KenLM's log10 of the word it closes
+        ("peak", np.float32),  # the label's best log-probability while it was being emitted
+        ("parent", np.int32),
+        ("label", np.int32),
+        ("depth", np.int32),  # labels since the utterance began
+        ("word_start", np.int32),  # the node where the word began: the space before it, or the root
+        ("lexicon", np.int32),  # state in the word trie
+        ("hotword", np.int32),  # state in the hotword automaton
+        ("frame", np.int32),  # when the label was emitted
+        ("beam", np.int32),  # place among the live beams, or -1
+        ("context_length", np.int32),  # on a word start: words of language model context
+        ("mark", np.int32),
+    ],
+    align=True,
+)
+
+BEAM = np.dtype([("blank", np.float64), ("label", np.float64), ("node", np.int32)], align=True)
+
+# Places in `counters`.
+COUNT, FREE, ROOT, FRAME, SETTLED_BLANK, STAMP = range(6)
+# Places in `scale`: what the doubles of the beams must be multiplied by, as a natural logarithm.
+LOG_SCALE = 0
+
+NO_LABEL = -1
+SMALLEST_TREE = 1024
+
+
+@dataclass
+class SearchState:
+    nodes: Array
+    children: Array  # [nodes, labels]: child by label or -1
+    context_words: Array  # [nodes, order - 1], latest first; written on word starts
+    context_backoffs: Array
+    beams: Array
+    free: Array  # a stack of free places; counters[FREE] says how many
+    counters: Array
+    scale: Array
+
+    @classmethod
+    def start(cls, width: int, labels: int, contexts: int) -> "SearchState":
+        places = max(SMALLEST_TREE, 8 * width)
+        state = cls(
+            nodes=np.zeros(places, NODE),
+            children=np.full((places, labels), -1, np.int32),
+            context_words=np.zeros((places, contexts), np.int32),
+            context_backoffs=np.zeros((places, contexts), np.float32),
+            beams=np.zeros(width, BEAM),
+            free=np.arange(places - 1, -1, -1, dtype=np.int32),  # the last one, place 0, is the root's
+            counters=np.zeros(6, np.int64),
+            scale=np.zeros(1, np.float64),
+        )
+        state.counters[COUNT], state.counters[FREE] = 1, places - 1
+        root = state.nodes[0]
+        root["parent"], root["label"] = -1, NO_LABEL
+        root["end_factor"] = -1.0
+        root["frame"] = -1
+        state.beams[0] = (1.0, 0.0, 0)
+        return state
+
+    def grow(self) -> None:
+        """Twice the places, the new ones free."""
+        places = len(self.nodes)
+        self.nodes = np.concatenate((self.nodes, np.zeros(places, NODE)))
+        self.children = np.concatenate((self.children, np.full_like(self.children, -1)))
+        self.context_words = np.concatenate((self.context_words, np.zeros_like(self.context_words)))
+        self.context_backoffs = np.concatenate((self.context_backoffs, np.zeros_like(self.context_backoffs)))
+        free = np.zeros(2 * places, np.int32)
+        count = int(self.counters[FREE])
+        # New places under the old ones on the stack: the order in which places are taken decides nothing.
+        free[:places] = np.arange(2 * places - 1, places - 1, -1)
+        free[places : places + count] = self.free[:count]
+        self.free = free
+        self.counters[FREE] = places + count
+
+    @property
+    def bytes(self) -> int:
+        arrays = (self.nodes, self.children, self.context_words, self.context_backoffs, self.beams, self.free)
+        return sum(array.nbytes for array in arrays)

@@ -1,0 +1,168 @@
+"""The tree of prefixes outside the hot loop: what is settled, what can be thrown away, what a path says."""
+
+import math
+
+import numpy as np
+
+from lm.compiled import Array, compiled
+from lm.search_state import COUNT, FRAME, FREE, ROOT, STAMP
+
+OPEN_FRAMES = 500
+"""A question older than this (10 s) is settled for the best prefix, so that the tree stays small in unbroken speech."""
+KEPT_OPEN_FRAMES = 250
+
+
+@compiled
+def common_ancestor(nodes: Array, beams: Array, counters: Array) -> int:
+    """The deepest node that every live prefix passes through."""
+    counters[STAMP] += 1
+    stamp = counters[STAMP]
+    place = beams[0].node
+    ancestor = place
+    while place >= 0:
+        nodes[place].mark = stamp
+        place = nodes[place].parent
+    for beam in range(1, counters[COUNT]):
+        place = beams[beam].node
+        while nodes[place].mark != stamp:
+            place = nodes[place].parent
+        if nodes[place].depth < nodes[ancestor].depth:
+            ancestor = place
+    return ancestor
+
+
+@compiled
+def best_beam(beams: Array, counters: Array) -> int:
+    best = 0
+    for beam in range(1, counters[COUNT]):
+        if beams[beam].blank + beams[beam].label > beams[best].blank + beams[best].label:
+            best = beam
+    return best
+
+
+@compiled
+def settle_old(nodes: Array, beams: Array, counters: Array, space: int) -> None:
+    """Where live prefixes have disagreed for too long, keep those that share the best one's older part."""
+    ancestor = common_ancestor(nodes, beams, counters)
+    frame = counters[FRAME]
+    if nodes[ancestor].frame >= frame - OPEN_FRAMES:
+        return
+    place = beams[best_beam(beams, counters)].node
+    while nodes[place].frame > frame - KEPT_OPEN_FRAMES and nodes[place].depth > nodes[ancestor].depth:
+        place = nodes[place].parent
+    pillar = place
+    while nodes[place].depth > nodes[ancestor].depth:  # between words, if there is such a place
+        if nodes[place].label == space:
+            pillar = place
+            break
+        place = nodes[place].parent
+    if pillar == ancestor:
+        return
+    kept = 0
+    for beam in range(counters[COUNT]):
+        place = beams[beam].node
+        while nodes[place].depth > nodes[pillar].depth:
+            place = nodes[place].parent
+        node = beams[beam].node
+        if place == pillar:
+            beams[kept].node = node
+            beams[kept].blank = beams[beam].blank
+            beams[kept].label = beams[beam].label
+            nodes[node].beam = kept
+            kept += 1
+        else:
+            nodes[node].beam = -1
+    counters[COUNT] = kept
+
+
+@compiled
+def boundary_at(nodes: Array, place: int, space: int) -> int:
+    """The last word start at or above a node: everything before it is whole words."""
+    while nodes[place].label != space and nodes[place].parent >= 0:
+        place = nodes[place].parent
+    return place
+
+
+@compiled
+def sweep(nodes: Array, children: Array, beams: Array, free: Array, counters: Array, root: int) -> None:
+    """Make `root`, an ancestor of every live prefix, the new root and give back all that no live prefix needs."""
+    counters[STAMP] += 1
+    stamp = counters[STAMP]
+    nodes[root].mark = stamp
+    for beam in range(counters[COUNT]):
+        place = beams[beam].node
+        while nodes[place].mark != stamp:
+            nodes[place].mark = stamp
+            place = nodes[place].parent
+    nodes[root].parent = -1
+    counters[ROOT] = root
+    available = 0
+    for place in range(len(nodes) - 1, -1, -1):
+        if nodes[place].mark != stamp:
+            free[available] = place
+            available += 1
+            continue
+        for label in range(children.shape[1]):
+            child = children[place, label]
+            if child >= 0 and nodes[child].mark != stamp:
+                children[place, label] = -1
+    counters[FREE] = available
+
+
+@compiled
+def read_words(  # type: ignore[no-untyped-def]
+    nodes: Array,
+    root: int,
+    place: int,
+    space: int,
+    not_before: int,
+    spelling: Array,
+    characters: Array,
+    numbers: Array,
+    floats: Array,
+):
+    """Write the words between `root` and `place` and say how many there are.
+
+    `spelling` gets their characters, spaces between them; `numbers` a row [first frame, end frame] and `floats` a row
+    [mean peak, least peak, KenLM's log10 or NaN] for each.
+    """
+    length = nodes[place].depth - nodes[root].depth
+    path = np.empty(length, np.int32)
+    for at in range(length - 1, -1, -1):
+        path[at] = place
+        place = nodes[place].parent
+    words, letters = 0, 0
+    total, least = 0.0, 0.0
+    for at in range(length):
+        node = nodes[path[at]]
+        if node.label == space:
+            spelling[at] = 32
+            floats[words, 0], floats[words, 1], floats[words, 2] = total / letters, least, node.word_language
+            words += 1
+            letters = 0
+            continue
+        spelling[at] = characters[node.label]
+        if letters == 0:
+            first = max(node.frame, not_before)
+            numbers[words, 0], numbers[words, 1] = first, first + 1
+            total, least = 0.0, 0.0
+        not_before = max(numbers[words, 1], node.frame + 1)
+        numbers[words, 1] = not_before
+        total += node.peak
+        least = min(least, node.peak)
+        letters += 1
+    if letters > 0:
+        floats[words, 0], floats[words, 1], floats[words, 2] = total / letters, least, math.nan
+        words += 1
+    return length, words
+
+
+@compiled
+def words_between(nodes: Array, root: int, place: int, space: int) -> int:
+    """How many words end between `root` and `place`."""
+    words = 0
+    while place != root:
+        if nodes[place].label == space:
+            words += 1
+        place = nodes[place].parent
+    return words
