@@ -47,7 +47,7 @@ TYPES = MappingProxyType(
 
 
 def page_files(folder: Path = FOLDER) -> dict[str, Path]:
-    """Every file that may be served, by its address. Nothing else can be asked for: no path needs cleaning."""
+    """Every file that may be served, by its address. Nothing else can be asked for."""
     found = {
         "/" + path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))

@@ -17,7 +17,6 @@ const WORDS = {
   unreachable: ["The server cannot be reached.", "Check the network, or whether the server runs, then try again."],
   "resume-lost": ["The connection came back too late to go on where it stopped.",
     "What was said until then is kept; words in between may be missing."],
-  "too-large": ["This file is larger than the server takes.", "Split it, or send it as a job."],
   "bad-audio": ["The server could not read this sound.", "Most audio and video formats work; is the file complete?"],
   server: ["The server reported a failure.", "What was said until then is kept. Press the button to go on."],
 };
@@ -33,23 +32,24 @@ export class Failure extends Error {
   }
 }
 
-// An HTTP answer of a refused request as a Failure.
-export function failureFromStatus(status, detail = "", retryAfterS = null) {
-  if (status === 401 || status === 403) return new Failure("key", detail);
-  if (status === 429 || status === 503) return new Failure("capacity", detail, retryAfterS);
-  if (status === 413) return new Failure("too-large", detail);
-  if (status === 400 || status === 415 || status === 422) return new Failure("bad-audio", detail);
-  if (status === 0) return new Failure("unreachable", detail);
-  return new Failure("server", detail);
+// The server's error codes (PROTOCOL.md) as ours.
+const SERVER_CODES = {
+  capacity: "capacity", draining: "draining", idle: "idle", key: "key", audio: "bad-audio", containers: "capacity",
+  "DATA-0000": "bad-audio", "DATA-0001": "bad-audio", "KEY-0000": "key", "NET-0001": "idle", "SLOW-0000": "network",
+  DRAINING: "draining", resume: "resume-lost",
+};
+
+export function failureFromCode(code, detail = "") {
+  return new Failure(SERVER_CODES[code] ?? "server", detail);
 }
 
 // A websocket close as a Failure, or null for a normal end.
 export function failureFromClose(code, reason = "") {
   if (code === 1000) return null;
-  if (code === 1012 || code === 1001) return new Failure("draining", reason);
+  const said = reason.match(/^[A-Z]+(-\d+)?/)?.[0];
+  if (said && SERVER_CODES[said]) return new Failure(SERVER_CODES[said], reason);
+  if (code === 1012) return new Failure("draining", reason);
   if (code === 1013) return new Failure("capacity", reason);
-  if (code === 1008) return new Failure(/key|auth|token/i.test(reason) ? "key" : "bad-audio", reason);
-  if (code === 1011) return new Failure(/idle|timeout|NET-0001/i.test(reason) ? "idle" : "server", reason);
-  if (code === 1006 || code === 1005) return new Failure("network", reason);
+  if (code === 1001 || code === 1005 || code === 1006) return new Failure("network", reason);
   return new Failure("server", reason);
 }

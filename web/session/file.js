@@ -1,1 +1,66 @@
-export async function transcribeFile() {}
+// One file through the server: sent in slices as fast as it is heard, words coming back meanwhile.
+
+import { Failure } from "./failures.js";
+import { LiveSession } from "./listen.js";
+import { FILE_SOUND } from "./protocol.js";
+import { EMPTY, settled, withResults } from "./transcript.js";
+
+const AHEAD_BYTES = 1024 * 1024; // bytes waiting in the browser before the next slice is read
+const KEPT_BYTES = 64 * 1024 * 1024; // sent and not yet confirmed
+const POLL_MS = 20;
+
+// on: {progress(share 0..1, words), transcript(t)}. Resolves at the end; rejects with a Failure.
+export async function transcribeFile(file, { base, key, options, signal, on }) {
+  let transcript = EMPTY;
+  let heardS = 0;
+  let settle;
+  const ended = new Promise((resolve, reject) => { settle = { resolve, reject }; });
+  const session = new LiveSession({
+    base,
+    key,
+    keptBytes: KEPT_BYTES,
+    options: { ...options, sound: FILE_SOUND },
+    on: {
+      state(state) {
+        if (state === "reconnecting") on.progress(null, "connection lost, coming back");
+      },
+      message(message) {
+        if (message.type === "Results") {
+          transcript = withResults(transcript, message);
+          heardS = Math.max(heardS, message.start + message.duration);
+          on.transcript(transcript);
+        } else if (message.type === "Heartbeat" && file.size) {
+          const heard = message.received_s > 0 ? message.processed_s / message.received_s : 1;
+          const share = Math.min(1, (message.received_bytes / file.size) * heard);
+          on.progress(share, `${Math.floor(share * 100)} %`);
+        }
+      },
+      done: (failure) => (failure ? settle.reject(failure) : settle.resolve()),
+    },
+  });
+  signal.addEventListener("abort", () => session.cancel());
+  session.start();
+  try {
+    await Promise.race([ended, send(file, session)]);
+    await ended;
+  } finally {
+    session.cancel();
+    on.transcript(settled(transcript));
+  }
+  if (signal.aborted) throw new Failure("server", "cancelled");
+  on.progress(1, heardS ? `${Math.round(heardS)} s` : "");
+}
+
+async function send(file, session) {
+  let at = 0;
+  while (at < file.size) {
+    while (session.unsentBytes > AHEAD_BYTES) {
+      if (session.state === "closed") return;
+      await new Promise((resolve) => { setTimeout(resolve, POLL_MS); });
+    }
+    const slice = file.slice(at, at + session.messageBytes);
+    session.send(await slice.arrayBuffer());
+    at += slice.size;
+  }
+  session.finish();
+}

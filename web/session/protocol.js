@@ -1,7 +1,12 @@
 // The wire in both directions as plain values: addresses out, server messages in. Opens no socket.
+// The protocol itself is written down in service/PROTOCOL.md.
 
 export const AUDIO_RATE = 16000;
-const BYTES_PER_SECOND = AUDIO_RATE * 2;
+export const BYTES_PER_SECOND = AUDIO_RATE * 2;
+export const LIVE_SOUND = { encoding: "linear16", sample_rate: AUDIO_RATE };
+export const FILE_SOUND = { source: "file" }; // the server recognises the container by its first bytes
+const MOST_HOTWORDS = 100;
+const LONGEST_HOTWORD = 100;
 
 export function secondsOf(bytes) {
   return bytes / BYTES_PER_SECOND;
@@ -9,20 +14,24 @@ export function secondsOf(bytes) {
 
 // Hotwords as a person types them: one a line or divided by commas, `phrase:weight` with an optional weight.
 export function hotwordsOf(text) {
-  return text.split(/[\n,]/).map((phrase) => phrase.trim().replace(/\s+/g, " ")).filter(Boolean).slice(0, 100);
+  const phrases = text.split(/[\n,]/).map((phrase) => phrase.trim().replace(/\s+/g, " ")).filter(Boolean);
+  return phrases.filter((phrase) => phrase.length <= LONGEST_HOTWORD).slice(0, MOST_HOTWORDS);
 }
 
-// The address of a live session. `extra` are query values that this kind of session adds.
-export function listenAddress(base, { model = "", hotwords = [], endpointingMs = 300, extra = {} } = {}) {
+// The address of a session. `sound` says what will be sent; `resume` takes up a lost session.
+export function listenAddress(base, { sound = LIVE_SOUND, model = "", hotwords = [], resume = null } = {}) {
   const address = new URL("/v1/listen", base);
   address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
   const query = address.searchParams;
-  query.set("model", model || "default");
+  query.set("extensions", "true");
   query.set("interim_results", "true");
-  query.set("vad_events", "true");
-  query.set("endpointing", String(endpointingMs));
+  for (const [name, value] of Object.entries(sound)) query.set(name, String(value));
+  if (model) query.set("model", model);
   for (const phrase of hotwords) query.append("keyterm", phrase);
-  for (const [name, value] of Object.entries(extra)) query.set(name, value);
+  if (resume) {
+    query.set("resume", resume.id);
+    query.set("after", String(resume.after));
+  }
   return address.href;
 }
 

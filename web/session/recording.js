@@ -4,7 +4,7 @@
 import { openMicrophone } from "../sound/capture.js";
 import { Failure } from "./failures.js";
 import { LiveSession } from "./listen.js";
-import { AUDIO_RATE, secondsOf } from "./protocol.js";
+import { BYTES_PER_SECOND, secondsOf } from "./protocol.js";
 import { EMPTY, settled, withResults } from "./transcript.js";
 
 const LATENCIES_KEPT = 20;
@@ -107,7 +107,7 @@ export class Recording {
 
   facts() {
     this.on.facts({
-      elapsedS: this.sentBytes / (AUDIO_RATE * 2),
+      elapsedS: this.sentBytes / (BYTES_PER_SECOND),
       heardS: this.heardS,
       lagS: this.lagS,
       latencyS: middle(this.latencies),
