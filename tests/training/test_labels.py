@@ -1,0 +1,64 @@
+"""Labels survive whatever stops the labeller, and the rule that says whom to believe."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from training.errors import TrainingError
+from training.labels import LOWEST, LabelFolder, choose_target, quantise, restore
+
+CLASSES = 29
+
+
+def answer(outputs: int, seed: int = 0) -> np.ndarray:
+    scores = np.random.default_rng(seed).normal(size=(outputs, CLASSES)).astype(np.float32) * 3
+    log_probs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    return np.maximum(log_probs, -LOWEST)
+
+
+def filled(folder: Path, count: int) -> None:
+    with LabelFolder(folder, CLASSES) as labels:
+        for number in range(count):
+            labels.append(f"{number}.opus", f"clip {number}", answer(10 + number, number))
+
+
+def test_one_byte_keeps_what_matters() -> None:
+    log_probs = answer(50)
+    assert np.abs(restore(quantise(log_probs)) - log_probs).max() <= 0.0251
+
+
+def test_labels_come_back(tmp_path: Path) -> None:
+    filled(tmp_path, 3)
+    labels = LabelFolder(tmp_path, CLASSES)
+    assert [label.words for label in labels.labels.values()] == ["clip 0", "clip 1", "clip 2"]
+    assert np.allclose(labels.log_probs("1.opus"), answer(11, 1), atol=0.03)
+
+
+@pytest.mark.parametrize("lost", [1, 7, 40])
+@pytest.mark.parametrize("file", ["labels.jsonl", "log_probs.u8"])
+def test_a_killed_labeller_loses_only_the_last_clip(tmp_path: Path, file: str, lost: int) -> None:
+    filled(tmp_path, 4)
+    path = tmp_path / file
+    path.write_bytes(path.read_bytes()[:-lost])
+    assert list(LabelFolder(tmp_path, CLASSES).labels) == ["0.opus", "1.opus", "2.opus"]
+    with LabelFolder(tmp_path, CLASSES) as labels:
+        labels.append("again.opus", "again", answer(5, 9))
+    again = LabelFolder(tmp_path, CLASSES)
+    assert np.allclose(again.log_probs("again.opus"), answer(5, 9), atol=0.03)
+    assert np.allclose(again.log_probs("2.opus"), answer(12, 2), atol=0.03)
+
+
+def test_whom_to_believe() -> None:
+    agreed = choose_target("call the office", "call the ofice")
+    assert agreed is not None and agreed.text == "call the office" and agreed.frames_agree
+    doubted = choose_target("call the office", "gold fish")
+    assert doubted is not None and doubted.text == "call the office" and not doubted.frames_agree
+    alone = choose_target(None, "so it is")
+    assert alone is not None and alone.text == "so it is" and alone.frames_agree
+    assert choose_target(None, "") is None
+
+
+def test_writing_needs_an_open_folder(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="not open for writing"):
+        LabelFolder(tmp_path, CLASSES).append("a.opus", "a", answer(1))

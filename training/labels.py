@@ -1,0 +1,152 @@
+"""What a teacher hears in each clip: its words, and its log-probabilities frame by frame, kept on disk.
+
+Two files that only grow: `labels.jsonl` (a line a clip, written last) and `log_probs.u8` (20 steps to a nat).
+A labeller may be killed at any moment: on opening, whatever is half written is cut away and labelled again.
+What is learned from the labels is `training.distill`.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from lm.score import character_errors
+from training.errors import TrainingError
+
+STEPS_PER_NAT = 20.0
+LOWEST = 255 / STEPS_PER_NAT
+
+LogProbs = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Label:
+    """One clip as the teacher heard it; `first_output` and `outputs` say where its frames lie."""
+
+    clip: str
+    words: str
+    first_output: int
+    outputs: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the student is to write for a clip, and whether the teacher's frames agree with it."""
+
+    text: str
+    frames_agree: bool
+
+
+def quantise(log_probs: LogProbs) -> npt.NDArray[np.uint8]:
+    """Log-probabilities in one byte each; everything under -12.75 counts as that."""
+    steps: npt.NDArray[np.uint8] = np.clip(np.round(-log_probs * STEPS_PER_NAT), 0, 255).astype(np.uint8)
+    return steps
+
+
+def restore(stored: npt.NDArray[np.uint8]) -> LogProbs:
+    """Back to natural logarithms, as near as one byte keeps them (0.025)."""
+    return stored.astype(np.float32) / -STEPS_PER_NAT
+
+
+def choose_target(transcript: str | None, heard: str, most_difference: float = 0.2) -> Target | None:
+    """The transcript where there is one, else the teacher's words; None where neither holds any.
+
+    Where the two differ by more than a fifth of the characters the teacher is wrong or the transcript is of
+    something else: the transcript is believed, the teacher's frames are not.
+    """
+    if transcript:
+        differing = character_errors(transcript, heard).rate
+        return Target(transcript, differing <= most_difference)
+    return Target(heard, True) if heard else None
+
+
+class LabelFolder:
+    """The labels of one manifest. Read anywhere; written by one labeller at a time."""
+
+    def __init__(self, folder: Path, classes: int) -> None:
+        self.folder = folder
+        self.classes = classes
+        self.labels: dict[str, Label] = {}
+        self._whole_bytes = 0
+        self._lines: IO[bytes] | None = None
+        self._frames: IO[bytes] | None = None
+        for label, end in self._read():
+            self.labels[label.clip] = label
+            self._whole_bytes = end
+
+    @property
+    def outputs(self) -> int:
+        """How many output frames are stored."""
+        return max((label.first_output + label.outputs for label in self.labels.values()), default=0)
+
+    def log_probs(self, clip: str) -> LogProbs:
+        """The teacher's answer for a clip [outputs, classes]."""
+        label = self.labels[clip]
+        shape = (label.outputs, self.classes)
+        if not label.outputs:
+            return np.zeros(shape, np.float32)
+        offset = label.first_output * self.classes
+        return restore(np.memmap(self._path("log_probs.u8"), np.uint8, "r", offset, shape))
+
+    def __enter__(self) -> "LabelFolder":
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lines = self._path("labels.jsonl").open("ab")
+        self._frames = self._path("log_probs.u8").open("ab")
+        self._lines.truncate(self._whole_bytes)
+        self._frames.truncate(self.outputs * self.classes)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in (self._frames, self._lines):
+            if file is not None:
+                file.close()
+        self._lines = self._frames = None
+
+    def append(self, clip: str, words: str, log_probs: LogProbs) -> None:
+        """Add one clip: its frames first, then the line that makes them count."""
+        if self._lines is None or self._frames is None:
+            raise TrainingError(f"{self.folder} is not open for writing: use it in a `with` statement.")
+        label = Label(clip, words, self.outputs, len(log_probs))
+        line = json.dumps(
+            {"clip": clip, "words": words, "first": label.first_output, "outputs": label.outputs}
+        )
+        try:
+            self._frames.write(quantise(log_probs).tobytes())
+            self._frames.flush()
+            self._lines.write(line.encode() + b"\n")
+            self._lines.flush()
+        except OSError as error:
+            raise TrainingError(
+                f"The labels in {self.folder} cannot be written ({error.strerror}). "
+                "Nothing before this clip is lost: free some room and run the same command again."
+            ) from error
+        self.labels[clip] = label
+
+    def _read(self) -> Iterator[tuple[Label, int]]:
+        """Every whole label whose frames are all there, and where its line ends."""
+        try:
+            written = self._path("labels.jsonl").read_bytes()
+            stored_outputs = self._path("log_probs.u8").stat().st_size // self.classes
+        except FileNotFoundError:
+            return
+        end = 0
+        for line in written.splitlines(keepends=True):
+            try:
+                values = json.loads(line)
+                label = Label(values["clip"], values["words"], values["first"], values["outputs"])
+            except (ValueError, KeyError, TypeError):
+                return
+            if not line.endswith(b"\n") or label.first_output + label.outputs > stored_outputs:
+                return
+            end += len(line)
+            yield label, end
+
+    def _path(self, name: str) -> Path:
+        return self.folder / name
