@@ -1,0 +1,1 @@
+"""Transformer-XL over words: knows the sentences before, scores n-best lists, trains from plain text."""
