@@ -1,0 +1,182 @@
+"""From a recipe to a run: model, clips, feed, objective, optimiser, schedule, put together once and for
+all verbs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from acoustic.config import published
+from acoustic.network import build
+from acoustic.shape import ModelConfig
+from training.data.feed import Feed, Share, usable
+from training.data.manifests import Clip, read_manifest
+from training.errors import TrainingError
+from training.evaluate import Evaluation
+from training.finetune import freeze, start_from
+from training.loop import Loop, LoopSettings
+from training.objectives import CtcObjective
+from training.optimisers import build_optimiser
+from training.parallel import World
+from training.recipe import NO_ALTERATION, Recipe
+from training.runs import RunFolder
+from training.schedules import Schedule
+
+
+@dataclass(frozen=True)
+class Material:
+    """The clips of a run, and what was left out for which reason."""
+
+    train: list[Clip]
+    dev: list[Clip]
+    left_out: dict[str, int]
+
+
+def starting_model(recipe: Recipe) -> tuple[nn.Module, ModelConfig]:
+    """The network that a recipe begins with: fresh, or trained."""
+    part = recipe.model
+    if part.start:
+        from acoustic.catalogue import find
+
+        model, config = start_from(find(part.start), part.alphabet or None)
+    else:
+        config = shape_of(recipe)
+        model = build(config)
+    if part.freeze:
+        freeze(model, part.freeze)
+    return model, config
+
+
+def shape_of(recipe: Recipe) -> ModelConfig:
+    """The configuration of a recipe's network without its weights."""
+    part = recipe.model
+    if part.start:
+        from acoustic.catalogue import find
+
+        config = find(part.start).config
+        return replace(config, alphabet=part.alphabet) if part.alphabet else config
+    if part.name not in published:
+        raise TrainingError(f"No network is called {part.name!r}. Known: {', '.join(published)}.")
+    return published[part.name]
+
+
+def read_material(
+    recipe: Recipe, config: ModelConfig, data: Path | None, seconds_per_output: float
+) -> Material:
+    """The clips that the recipe's manifests name; relative names lie below the data folder."""
+    train = _read_all(recipe.data.train, data)
+    dev = _read_all(recipe.data.dev, data)
+    kept, left_out = usable(
+        train,
+        shortest_s=recipe.data.shortest_s,
+        longest_s=recipe.data.longest_s,
+        with_text=True,
+        seconds_per_output=seconds_per_output * _fastest(recipe),
+    )
+    if not kept:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+        raise TrainingError(
+            f"No clip of {', '.join(recipe.data.train)} can be used ({reasons or 'they are empty'})."
+        )
+    return Material(kept, [clip for clip in dev if clip.text], left_out)
+
+
+def schedule_for(recipe: Recipe, steps_per_epoch: int) -> Schedule:
+    """The recipe's schedule in steps."""
+    part = recipe.schedule
+    return Schedule(
+        peak=recipe.optimiser.rate,
+        total_steps=part.steps or max(1, round(part.epochs * steps_per_epoch)),
+        decay=part.decay,
+        warmup_steps=part.warmup_steps or round(part.warmup_epochs * steps_per_epoch),
+        hold_steps=part.hold_steps or round(part.hold_epochs * steps_per_epoch),
+        floor=part.floor,
+        power=part.power,
+        gamma=part.gamma,
+        decay_every=steps_per_epoch,
+    )
+
+
+def assemble(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    data: Path | None = None,
+    world: World = World(),  # noqa: B008 (frozen)
+    stop_after_s: float | None = None,
+    live: bool | None = None,
+) -> Loop:
+    """A loop that is ready to run; what the folder holds of an earlier start is continued."""
+    import torch
+
+    torch.manual_seed(recipe.run.seed)
+    model, config = starting_model(recipe)
+    seconds = config.frames_per_output / config.frames_per_second
+    material = read_material(recipe, config, data, seconds)
+    share = Share(world.rank, world.size, recipe.run.accumulation)
+    feed = Feed(
+        material.train,
+        config.alphabet,
+        batch_seconds=recipe.data.batch_seconds,
+        most_rows=recipe.data.most_rows,
+        seed=recipe.run.seed,
+        share=share,
+        resident=recipe.data.resident,
+        threads=recipe.data.threads,
+    )
+    objective = CtcObjective(
+        config,
+        world.device,
+        alteration=recipe.augment if recipe.augment != NO_ALTERATION else None,
+        masks=recipe.masks,
+    )
+    part = recipe.optimiser
+    optimiser = build_optimiser(
+        part.name,
+        model,
+        rate=part.rate,
+        betas=(part.betas[0], part.betas[1]) if part.betas else None,
+        decay=part.decay,
+        momentum=part.momentum,
+    )
+    settings = LoopSettings(
+        precision=recipe.run.precision,
+        clip=part.clip or None,
+        average_decay=recipe.run.average_decay or None,
+        log_every=recipe.run.log_every,
+        evaluate_every=recipe.run.evaluate_every,
+        save_every_s=recipe.run.save_every_s,
+        stop_after_s=stop_after_s,
+    )
+    evaluate = Evaluation(material.dev, config, world) if material.dev else None
+    corpora = sorted({clip.corpus for clip in material.train if clip.corpus})
+    card = {"title": recipe.title, "recipe": recipe.source, "corpora": corpora, "hours": round(feed.hours, 2)}
+    return Loop(
+        model,
+        config,
+        objective,
+        feed,
+        optimiser,
+        schedule_for(recipe, len(feed.plan(0))),
+        RunFolder(folder),
+        settings=settings,
+        world=world,
+        evaluate=evaluate,
+        card=card,
+        live=live,
+    )
+
+
+def _read_all(names: Sequence[str], data: Path | None) -> list[Clip]:
+    clips: list[Clip] = []
+    for name in names:
+        path = Path(name)
+        clips += read_manifest(path if path.is_absolute() or data is None else data / path)
+    return clips
+
+
+def _fastest(recipe: Recipe) -> float:
+    """How much shorter the recipe's speed change can make a clip."""
+    return max(1.0, recipe.augment.speed_range[1]) if recipe.augment.speed else 1.0

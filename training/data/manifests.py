@@ -1,0 +1,107 @@
+"""Manifests: one JSON object a line for each clip. Reading names the line that is wrong; writing is
+atomic.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.errors import TrainingError
+
+FIELDS = ("audio", "duration", "text", "speaker", "corpus", "licence", "source")
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One utterance: where its sound lies, how long it is, what is said in it (None: nobody wrote it
+    down).
+    """
+
+    audio: Path
+    duration_s: float
+    text: str | None = None
+    speaker: str | None = None
+    corpus: str | None = None
+    licence: str | None = None
+    source: str | None = None
+
+    def line(self, folder: Path) -> str:
+        """The manifest line; audio below the manifest's folder is named relative to it."""
+        audio = self.audio.absolute()
+        inside = audio.is_relative_to(folder.absolute())
+        values = {
+            "audio": str(audio.relative_to(folder.absolute()) if inside else audio),
+            "duration": round(self.duration_s, 3),
+            "text": self.text,
+            "speaker": self.speaker,
+            "corpus": self.corpus,
+            "licence": self.licence,
+            "source": self.source,
+        }
+        return json.dumps(values, ensure_ascii=False)
+
+
+def read_manifest(path: Path) -> list[Clip]:
+    """All clips of a manifest file, or of `manifest.jsonl` in a folder."""
+    return list(iterate_manifest(path))
+
+
+def iterate_manifest(path: Path) -> Iterator[Clip]:
+    """The clips one by one; the first wrong line ends it with an error that names the line."""
+    file = path / "manifest.jsonl" if path.is_dir() else path
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise TrainingError(
+            f"There is no manifest {file}. `silica prepare` makes one from a corpus."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise TrainingError(f"{file} is not UTF-8 text (byte {error.start}): is it a manifest?") from None
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield _clip(file, number, line)
+
+
+def write_manifest(path: Path, clips: Iterable[Clip]) -> None:
+    """Write a manifest; the file appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            for clip in clips:
+                file.write(clip.line(path.parent) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _clip(file: Path, number: int, line: str) -> Clip:
+    def wrong(what: str) -> TrainingError:
+        return TrainingError(
+            f"{file} line {number}: {what}. Expected an object such as "
+            '{"audio": "a.flac", "duration": 2.5, "text": "so it is"}.'
+        )
+
+    try:
+        values: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise wrong(f"no JSON ({error.msg} at column {error.colno})") from None
+    if not isinstance(values, dict):
+        raise wrong(f"a {type(values).__name__}, no object")
+    audio, duration, text = values.get("audio"), values.get("duration"), values.get("text")
+    if not isinstance(audio, str) or not audio:
+        raise wrong("`audio` must name a file")
+    if isinstance(duration, bool) or not isinstance(duration, int | float) or not 0 < duration < 86_400:
+        raise wrong(f"`duration` must be a number of seconds above 0, not {duration!r}")
+    if text is not None and not isinstance(text, str):
+        raise wrong("`text` must be a string or null")
+    described = {name: values.get(name) for name in FIELDS[3:]}
+    for name, value in described.items():
+        if value is not None and not isinstance(value, str):
+            raise wrong(f"`{name}` must be a string or null")
+    return Clip(file.parent / audio, float(duration), text, **described)

@@ -1,0 +1,56 @@
+"""Sound on the training device to normalised features: the front end of acoustic/features.py over a whole
+batch.
+
+The mirroring at each row's own end is done on the device, so that a batch never goes back to the host.
+"""
+
+import torch
+from torch import Tensor
+
+from acoustic.features import FrontEnd
+from acoustic.normalisation import normalise_whole
+from acoustic.shape import FeatureConfig
+
+DITHER = 1e-5
+"""Deviation of the noise that the published recipes add before the front end, in training only."""
+
+
+def lined_up(config: FeatureConfig, sound: Tensor, lengths: Tensor) -> Tensor:
+    """Padded rows `[rows, samples]` pre-emphasised and mirrored at their own ends, as `log_mels` wants
+    them.
+    """
+    emphasised = torch.cat([sound[:, :1], sound[:, 1:] - config.preemphasis * sound[:, :-1]], dim=1)
+    half = config.window_samples // 2
+    frames = -(-sound.shape[1] // config.hop_samples)
+    position = (
+        torch.arange((frames - 1) * config.hop_samples + config.window_samples, device=sound.device) - half
+    )
+    position = position.abs()[None, :].expand(len(sound), -1)
+    last = (lengths.to(sound.device) - 1).clamp(min=0)[:, None]
+    beyond = position > last
+    if config.edge == "zero":
+        outside = torch.arange(position.shape[1], device=sound.device)[None, :] < half
+        taken = torch.gather(emphasised, 1, position.clamp(max=sound.shape[1] - 1))
+        return taken.masked_fill(beyond | outside, 0.0)
+    mirrored = torch.where(beyond, 2 * last - position, position).clamp(0, sound.shape[1] - 1)
+    return torch.gather(emphasised, 1, mirrored)
+
+
+@torch.no_grad()
+def batch_features(
+    front_end: FrontEnd,
+    sound: Tensor,
+    lengths: Tensor,
+    *,
+    dither: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Normalised features `[rows, mels, frames]` and each row's frames."""
+    config = front_end.config
+    if dither and generator is not None:
+        noise = torch.randn(sound.shape, generator=generator, device=generator.device)
+        sound = sound + dither * noise.to(sound.device)
+    lengths = lengths.to(sound.device)
+    frames = -(-lengths // config.hop_samples)
+    features = front_end.log_mels(lined_up(config, sound.float(), lengths))
+    return normalise_whole(config, features, frames), frames

@@ -1,0 +1,366 @@
+"""The training loop: any objective, any feed, one process or many; stops, resumes and survives what goes
+wrong.
+
+Everything random in a step comes from the step's own seed, so that a resumed run is the run that was
+interrupted.
+"""
+
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from acoustic.shape import ModelConfig
+from training.averages import MovingAverage
+from training.data.feed import Batch
+from training.errors import TrainingError
+from training.evaluate import Score
+from training.finetune import train_mode
+from training.objectives import Objective
+from training.optimisers import clip_gradients
+from training.parallel import World, wrap
+from training.precision import Precision
+from training.runs import RunFolder
+from training.schedules import Schedule
+from training.watch import Watch
+
+log = logging.getLogger("silica.training")
+
+
+class StepSource(Protocol):
+    """Where batches come from (training.data.feed.Feed is one): for each step, the pieces of this process."""
+
+    def from_step(self, first_step: int) -> Iterator[list[Batch]]:
+        """Batches of the steps from `first_step` on; endless."""
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Epoch of a step and its place in that epoch."""
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How a run goes on, apart from what it learns."""
+
+    precision: str = "fp32"
+    clip: float | None = None
+    average_decay: float | None = 0.999
+    log_every: int = 20
+    evaluate_every: int = 1000
+    save_every_s: float = 300.0
+    stop_after_s: float | None = None
+    most_bad_steps: int = 25
+
+
+@dataclass
+class Progress:
+    """What a run has come to."""
+
+    step: int = 0
+    best_rate: float | None = None
+    seconds_heard: float = 0.0
+    skipped: int = 0
+    finished: bool = False
+    losses: list[float] = field(default_factory=list)
+
+
+class Loop:
+    """One run. `run()` trains until the schedule's end, a signal, or `stop_after_s`, and leaves a
+    checkpoint.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: ModelConfig,
+        objective: Objective,
+        feed: StepSource,
+        optimiser: torch.optim.Optimizer,
+        schedule: Schedule,
+        folder: RunFolder,
+        *,
+        settings: LoopSettings = LoopSettings(),
+        world: World = World(),  # noqa: B008 (frozen)
+        evaluate: Callable[[nn.Module], Score] | None = None,
+        card: dict[str, Any] | None = None,
+        live: bool | None = None,
+    ) -> None:
+        self.config = config
+        self.objective = objective
+        self.feed = feed
+        self.optimiser = optimiser
+        self.schedule = schedule
+        self.folder = folder
+        self.settings = settings
+        self.world = world
+        self.evaluate = evaluate
+        self.card = card or {}
+        self.precision = Precision(settings.precision, world.device)
+        self.model = model.to(world.device)
+        self.average = MovingAverage(self.model, settings.average_decay) if settings.average_decay else None
+        self.scaler = self.precision.scaler()
+        self.progress = Progress()
+        self._scales = [group["lr"] / max(group["lr"] for group in optimiser.param_groups) for group in
+                        optimiser.param_groups]  # fmt: skip
+        self._restore()
+        self.wrapped = wrap(self.model, world)
+        self._bad_in_a_row = 0
+        self._stop_asked = False
+        self.watch = Watch(
+            folder.path if world.leads else None,
+            total_steps=schedule.total_steps,
+            resumed_at=self.progress.step,
+            live=live,
+        )
+
+    def run(self) -> Progress:
+        """Train. The checkpoint that is left behind continues exactly here."""
+        self.precision.switch_tf32()
+        train_mode(self.model)
+        began = saved = logged = time.monotonic()
+        since_log = _Sums()
+        batches = self.feed.from_step(self.progress.step)
+        try:
+            with self._signals():
+                while self.progress.step < self.schedule.total_steps:
+                    since_log.add(self._step(next(batches)))
+                    step, now = self.progress.step, time.monotonic()
+                    last = step == self.schedule.total_steps
+                    if step % self.settings.log_every == 0 or last:
+                        self._log(since_log, now - logged, now - began)
+                        since_log, logged = _Sums(), now
+                    if self.evaluate and (step % self.settings.evaluate_every == 0 or last):
+                        self._evaluate()
+                        train_mode(self.model)
+                        logged = time.monotonic()
+                    stopping = self._stopping(now - began)
+                    if not last and not stopping and self._due(now - saved):
+                        self.save()
+                        saved = time.monotonic()
+                    if stopping:
+                        break
+        finally:
+            batches.close()  # type: ignore[attr-defined]
+            self.watch.close()
+        self.progress.finished = self.progress.step >= self.schedule.total_steps
+        self.save()
+        return self.progress
+
+    def _step(self, batches: Sequence[Batch]) -> "_StepResult":
+        torch.manual_seed(batches[0].seed)
+        rate = self.schedule.rate(self.progress.step)
+        for group, scale in zip(self.optimiser.param_groups, self._scales, strict=True):
+            group["lr"] = rate * scale
+        self.optimiser.zero_grad(set_to_none=True)
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        rows = self.world.sum([float(sum(len(batch) for batch in batches))])[0]
+        total: Tensor | None = None
+        figures: dict[str, Tensor] = {}
+        for index, batch in enumerate(batches):
+            last = index == len(batches) - 1
+            with self._no_sync(not last):
+                on_device = batch.to(self.world.device)
+                with self.precision.region():
+                    loss = self.objective(self.wrapped, on_device)
+                # DDP averages the gradients over the processes: their sum is wanted, over the rows of them
+                # all.
+                scaled = self.scaler.scale(loss.total * (self.world.size / rows))
+                scaled.backward()  # type: ignore[no-untyped-call]
+            total = loss.total.detach() if total is None else total + loss.total.detach()
+            for name, value in loss.figures.items():
+                figures[name] = figures.get(name, torch.zeros_like(value.detach())) + value.detach()
+        self.scaler.unscale_(self.optimiser)
+        norm = clip_gradients(self.model.parameters(), self.settings.clip)
+        assert total is not None
+        values = [float(total), *(float(value) for value in figures.values())]
+        sound_s = float(sum(int(batch.lengths.sum()) for batch in batches)) / self.config.features.sample_rate
+        values = self.world.sum([*values, sound_s])
+        finite = bool(torch.isfinite(norm)) and all(abs(value) < float("inf") for value in values)
+        if finite:
+            self.scaler.step(self.optimiser)
+            if self.average:
+                self.average.update(self.model)
+            self._bad_in_a_row = 0
+        else:
+            self._skip(batches, buffers, values[0] / rows, float(norm))
+        self.scaler.update()
+        self.progress.step += 1
+        self.progress.seconds_heard += values[-1]
+        means = {name: value / rows for name, value in zip(("loss", *figures), values[:-1], strict=True)}
+        return _StepResult(means, rows, values[-1], float(norm), rate, finite)
+
+    def _skip(self, batches: Sequence[Batch], buffers: list[Tensor], loss: float, norm: float) -> None:
+        """A step that gave no numbers: weights, averages and batch-norm statistics stay as they were."""
+        with torch.no_grad():
+            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+        self.progress.skipped += 1
+        self._bad_in_a_row += 1
+        names = ", ".join(name for batch in batches for name in batch.names[:4])
+        if self.settings.precision != "fp16":
+            log.warning(
+                "step %d skipped: loss %s, gradient %s, with clips such as %s",
+                self.progress.step,
+                loss,
+                norm,
+                names,
+            )
+        if self._bad_in_a_row >= self.settings.most_bad_steps:
+            raise TrainingError(
+                f"{self._bad_in_a_row} steps in a row gave no finite loss (now {loss}, at step "
+                f"{self.progress.step}, with clips such as {names}). The last checkpoint in "
+                f"{self.folder.path} is good: continue from it with a lower learning rate, a "
+                "longer warm-up, or bf16 in place of fp16."
+            )
+
+    def _log(self, sums: "_Sums", seconds: float, since_start: float) -> None:
+        epoch, _ = self.feed.place(max(0, self.progress.step - 1))
+        means = sums.means()
+        self.progress.losses.append(means["loss"])
+        self.watch.step(
+            {
+                "step": self.progress.step,
+                "epoch": float(epoch),
+                **means,
+                "rate": sums.rate,
+                "gradient": sums.gradient,
+                "hours_seen": self.progress.seconds_heard / 3600,
+                "utterances_per_s": sums.rows / max(seconds, 1e-9),
+                "times_real_time": sums.sound_s / max(seconds, 1e-9),
+                "seconds": since_start,
+                "skipped": float(self.progress.skipped),
+            }
+        )
+
+    def _evaluate(self) -> None:
+        assert self.evaluate is not None
+        with self.average.in_place_of(self.model) if self.average else contextlib.nullcontext():
+            score = self.evaluate(self.model)
+            rate = score.words.rate
+            best = self.progress.best_rate is None or rate < self.progress.best_rate
+            if best:
+                self.progress.best_rate = rate
+                if self.world.leads:
+                    card = {**self.card, "step": self.progress.step, "dev_wer": rate}
+                    self.folder.save_best(self.config, self.model.state_dict(), card)
+        self.watch.evaluated(self.progress.step, rate, score.characters.rate, best, score.example)
+
+    def save(self) -> bool:
+        """Write the whole state of the run (the leading process does)."""
+        if not self.world.leads:
+            return True
+        return self.folder.save(
+            {
+                "step": self.progress.step,
+                "best_rate": self.progress.best_rate,
+                "seconds_heard": self.progress.seconds_heard,
+                "skipped": self.progress.skipped,
+                "model": self.model.state_dict(),
+                "optimiser": self.optimiser.state_dict(),
+                "average": self.average.state_dict() if self.average else None,
+                "scaler": self.scaler.state_dict(),
+            },
+            self.config,
+        )
+
+    def _restore(self) -> None:
+        state = self.folder.load(self.config)
+        if state is None:
+            return
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimiser.load_state_dict(state["optimiser"])
+        except (ValueError, RuntimeError, KeyError) as error:
+            raise TrainingError(
+                f"The checkpoint in {self.folder.path} does not fit this recipe ({error}): the optimiser or "
+                "the frozen parts differ. Continue it with its own recipe, or name a new folder."
+            ) from error
+        if self.average and state["average"] is not None:
+            self.average.load_state_dict(state["average"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.progress = Progress(
+            state["step"], state["best_rate"], state["seconds_heard"], state["skipped"]
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _no_sync(self, active: bool) -> Iterator[None]:
+        """Gradients of all but the last piece of a step stay in their process."""
+        if active and isinstance(self.wrapped, nn.parallel.DistributedDataParallel):
+            with self.wrapped.no_sync():
+                yield
+        else:
+            yield
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM end the run after the step in hand, with a checkpoint; a second one ends it
+        at once.
+        """
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self._stop_asked:
+                raise KeyboardInterrupt
+            self._stop_asked = True
+            log.warning("stopping after this step; once more stops at once")
+
+        before = {}
+        with contextlib.suppress(ValueError):  # signals can be caught in the main thread only
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before[number] = signal.signal(number, ask)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stopping(self, seconds: float) -> bool:
+        limit = self.settings.stop_after_s
+        return self.world.any(self._stop_asked or (limit is not None and seconds >= limit))
+
+    def _due(self, seconds: float) -> bool:
+        return self.world.leads and seconds >= self.settings.save_every_s
+
+
+@dataclass(frozen=True)
+class _StepResult:
+    means: dict[str, float]
+    rows: float
+    sound_s: float
+    gradient: float
+    rate: float
+    finite: bool
+
+
+@dataclass
+class _Sums:
+    """What happened since the last line of the log."""
+
+    rows: float = 0.0
+    sound_s: float = 0.0
+    gradient: float = 0.0
+    rate: float = 0.0
+    weighted: dict[str, float] = field(default_factory=dict)
+    counted: float = 0.0
+
+    def add(self, result: _StepResult) -> None:
+        """One more step."""
+        self.rows += result.rows
+        self.sound_s += result.sound_s
+        self.rate = result.rate
+        if result.finite:
+            self.gradient = result.gradient
+            self.counted += result.rows
+            for name, value in result.means.items():
+                self.weighted[name] = self.weighted.get(name, 0.0) + value * result.rows
+
+    def means(self) -> dict[str, float]:
+        """Each figure's mean over the utterances."""
+        if not self.counted:
+            return {"loss": float("nan")}
+        return {name: value / self.counted for name, value in self.weighted.items()}

@@ -1,0 +1,50 @@
+"""Arithmetic of a run: FP32, TF32, BF16, or FP16 with a loss scale that finds its own size."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from training.errors import TrainingError
+
+NAMES = ("fp32", "tf32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """One of NAMES on one device. Weights and optimiser are FP32 in all of them."""
+
+    name: str
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            raise TrainingError(f"Unknown precision {self.name!r}: expected one of {', '.join(NAMES)}.")
+        if self.name in ("tf32", "fp16") and self.device.type != "cuda":
+            raise TrainingError(f"{self.name} needs a CUDA device; on a CPU take fp32 or bf16.")
+
+    @contextmanager
+    def region(self) -> Iterator[None]:
+        """The forward pass happens in here."""
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+            yield
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """The loss scale: real for FP16, without effect otherwise."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.name == "fp16")
+
+    def switch_tf32(self) -> None:
+        """TF32 on for `tf32`, `bf16` and `fp16`, off for `fp32`: a comparison of the two is then one."""
+        if self.device.type != "cuda":
+            return
+        setting = "ieee" if self.name == "fp32" else "tf32"
+        backends: Any = torch.backends
+        if hasattr(backends.cuda.matmul, "fp32_precision"):
+            backends.cuda.matmul.fp32_precision = setting
+            backends.cudnn.conv.fp32_precision = setting
+        else:
+            backends.cuda.matmul.allow_tf32 = setting == "tf32"
+            backends.cudnn.allow_tf32 = setting == "tf32"

@@ -1,0 +1,204 @@
+"""A recipe: everything that makes a training run, as one TOML file in words; checked as it is read.
+
+The shipped ones are in recipes/. What a recipe's values do is written beside the thing they set.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from training.augment import Alteration
+from training.errors import TrainingError
+from training.objectives import FeatureMasks
+
+RECIPES = Path(__file__).parent / "recipes"
+
+NO_ALTERATION = Alteration(
+    speed=0.0,
+    vocal_tract=0.0,
+    voice=0.0,
+    room=0.0,
+    noise=0.0,
+    band=0.0,
+    telephone=0.0,
+    quantise=0.0,
+    level=0.0,
+)
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """Which network: a published one from scratch by `name`, or a trained one to go on from by `start`."""
+
+    name: str = ""
+    start: str = ""
+    alphabet: str = ""
+    freeze: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """Manifests (below the data folder) and what is taken from them. `hours` is what the corpus should
+    hold.
+    """
+
+    train: tuple[str, ...] = ()
+    dev: tuple[str, ...] = ()
+    hours: float = 0.0
+    shortest_s: float = 0.1
+    longest_s: float = 16.7
+    batch_seconds: float = 240.0
+    most_rows: int = 4096
+    resident: bool = False
+    threads: int = 4
+
+
+@dataclass(frozen=True)
+class OptimiserPart:
+    """See training/optimisers.py; `clip` limits the norm of all gradients (0: no limit)."""
+
+    name: str = "novograd"
+    rate: float = 0.01
+    betas: tuple[float, ...] = ()
+    decay: float = 0.001
+    momentum: float = 0.9
+    clip: float = 0.0
+
+
+@dataclass(frozen=True)
+class SchedulePart:
+    """See training/schedules.py. Lengths in epochs, or (not nought) in steps."""
+
+    epochs: float = 0.0
+    steps: int = 0
+    warmup_epochs: float = 0.0
+    warmup_steps: int = 0
+    hold_epochs: float = 0.0
+    hold_steps: int = 0
+    decay: str = "cosine"
+    floor: float = 0.0
+    power: float = 2.0
+    gamma: float = 0.981
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """The rest. A global batch is `processes` x `accumulation` x a batch of the data part."""
+
+    processes: int = 1
+    accumulation: int = 1
+    precision: str = "fp32"
+    average_decay: float = 0.999
+    evaluate_every: int = 1000
+    log_every: int = 20
+    save_every_s: float = 300.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run. `published` holds the figures it aims at, as they are printed in its source."""
+
+    title: str
+    source: str = ""
+    model: ModelPart = field(default_factory=ModelPart)
+    data: DataPart = field(default_factory=DataPart)
+    augment: Alteration = NO_ALTERATION
+    masks: FeatureMasks = field(default_factory=FeatureMasks)
+    optimiser: OptimiserPart = field(default_factory=OptimiserPart)
+    schedule: SchedulePart = field(default_factory=SchedulePart)
+    run: RunPart = field(default_factory=RunPart)
+    published: Mapping[str, Any] = field(default_factory=dict)
+
+
+def shipped() -> list[str]:
+    """The names of the recipes that come with Silica."""
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def load_recipe(name_or_path: str) -> Recipe:
+    """A shipped recipe by name, or a TOML file."""
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        path = RECIPES / f"{name_or_path}.toml"
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TrainingError(
+            f"There is no recipe {name_or_path!r}. Shipped: {', '.join(shipped())}; or name a .toml file."
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TrainingError(f"{path} is no TOML file: {error}.") from None
+    return from_values(values, str(path))
+
+
+def from_values(values: Mapping[str, Any], where: str) -> Recipe:
+    """A recipe from plain values; unknown names and wrong types are refused by name."""
+    if "title" not in values:
+        raise TrainingError(f"{where}: a recipe needs a `title`.")
+    recipe: Recipe = _part(Recipe, values, where)
+    if bool(recipe.model.name) == bool(recipe.model.start):
+        raise TrainingError(
+            f"{where}: [model] needs either `name` (from scratch) or `start` (from a checkpoint)."
+        )
+    if not recipe.schedule.steps and not recipe.schedule.epochs:
+        raise TrainingError(f"{where}: [schedule] needs `epochs` or `steps`.")
+    return recipe
+
+
+def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """The recipe with values replaced, each written as `part.name=value` (value in TOML)."""
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        part, dot, name = key.strip().partition(".")
+        if not equals or not dot:
+            raise TrainingError(f"{setting!r}: expected part.name=value, such as optimiser.rate=0.005.")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        current = getattr(recipe, part, None)
+        if current is None or not is_dataclass(current) or isinstance(current, type):
+            raise TrainingError(f"{setting!r}: a recipe has no part {part!r}.")
+        recipe = replace(recipe, **{part: _part(type(current), {name: value}, setting, current)})
+    return recipe
+
+
+def _part(kind: Any, values: Any, where: str, base: Any = None) -> Any:
+    """`kind` from a TOML table, over `base` or its own defaults."""
+    if not isinstance(values, Mapping):
+        raise TrainingError(f"{where}: expected a table, not {values!r}.")
+    known = {part.name: part for part in fields(kind)}
+    hints = get_type_hints(kind)
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise TrainingError(f"{where}: unknown {', '.join(unknown)}. Known: {', '.join(known)}.")
+    made = {}
+    for name, value in values.items():
+        hint, place = hints[name], f"{where}: {name}"
+        if is_dataclass(hint):
+            made[name] = _part(hint, value, place, NO_ALTERATION if hint is Alteration else None)
+        else:
+            made[name] = _plain(hint, value, place)
+    return replace(base, **made) if base is not None else kind(**made)
+
+
+def _plain(hint: Any, value: Any, where: str) -> Any:
+    """A value of the hinted type: whole numbers pass for decimals, lists for tuples."""
+    if hint in (int, float, str, bool):
+        allowed = (int, float) if hint is float else (hint,)
+        if not isinstance(value, allowed) or (isinstance(value, bool) and hint is not bool):
+            raise TrainingError(f"{where}: expected {hint.__name__}, not {value!r}.")
+        return hint(value)
+    if getattr(hint, "__origin__", None) is tuple:
+        if not isinstance(value, list | tuple):
+            raise TrainingError(f"{where}: expected a list, not {value!r}.")
+        inner = get_args(hint)
+        if inner[-1] is not Ellipsis and len(value) != len(inner):
+            raise TrainingError(f"{where}: expected {len(inner)} values, not {len(value)}.")
+        return tuple(_plain(inner[0], item, where) for item in value)
+    if not isinstance(value, Mapping):
+        raise TrainingError(f"{where}: expected a table, not {value!r}.")
+    return dict(value)

@@ -1,0 +1,116 @@
+"""A run's folder: its checkpoints, written so that no crash and no full disk costs what was trained.
+
+`last.pt` is the whole state of the run, `previous.pt` the one before it, `best.safetensors` the model
+(averaged weights) that had the lowest word error rate.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acoustic import checkpoint
+from acoustic.shape import ModelConfig
+from training.errors import TrainingError
+
+log = logging.getLogger("silica.training")
+
+FORMAT = "silica-training-1"
+
+
+class RunFolder:
+    """Where a run keeps what it knows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.last = path / "last.pt"
+        self.previous = path / "previous.pt"
+        self.best = path / "best.safetensors"
+        self.progress = path / "progress.csv"
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TrainingError(f"The run's folder {path} cannot be made: {error.strerror}.") from error
+        for stale in path.glob(".*.part"):
+            stale.unlink(missing_ok=True)
+
+    def save(self, state: Mapping[str, Any], config: ModelConfig) -> bool:
+        """Write `last.pt`: to a file beside it, flushed to the disk, then renamed. False when it could not
+        be.
+
+        A full disk is a warning, not the end of a run: the last good checkpoint stays, and the next try may
+        succeed.
+        """
+        partial = self.path / f".last.{os.getpid()}.part"
+        whole = {"format": FORMAT, "config": json.dumps(config.to_dict()), **state}
+        try:
+            with partial.open("wb") as file:
+                torch.save(whole, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if self.last.exists():
+                self.last.replace(self.previous)
+            partial.replace(self.last)
+            self._flush_folder()
+        except (OSError, RuntimeError) as error:
+            partial.unlink(missing_ok=True)
+            kept = "the last good one stays" if self.last.exists() else "there is none yet"
+            log.error("the checkpoint could not be written (%s): %s, training goes on", error, kept)
+            return False
+        return True
+
+    def load(self, config: ModelConfig) -> dict[str, Any] | None:
+        """The newest readable state, or None in a new folder. One of another model is refused by name."""
+        problems = []
+        for file in (self.last, self.previous):
+            if not file.exists():
+                continue
+            try:
+                state = torch.load(file, map_location="cpu", weights_only=True)
+            except Exception as error:  # torch raises many kinds for a damaged file
+                problems.append(f"{file} cannot be read ({type(error).__name__})")
+                log.warning("%s; trying the one before it", problems[-1])
+                continue
+            if not isinstance(state, dict) or state.get("format") != FORMAT:
+                raise TrainingError(f"{file} is no checkpoint of a Silica training run.")
+            written = ModelConfig.from_dict(json.loads(state["config"]))
+            if written != config:
+                raise TrainingError(
+                    f"{file} is a checkpoint of another model: {written.name} "
+                    f"{_difference(written, config)}. Continue it with its own recipe, or name a new folder."
+                )
+            return state
+        if problems:
+            raise TrainingError(
+                "No checkpoint of this run can be read: "
+                + "; ".join(problems)
+                + ". Begin anew in another folder."
+            )
+        return None
+
+    def save_best(self, config: ModelConfig, weights: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
+        """The best model so far as a served checkpoint (not yet folded)."""
+        try:
+            checkpoint.save(self.best, config, weights, card)
+        except OSError as error:
+            log.error("the best model could not be written (%s): training goes on", error)
+
+    def _flush_folder(self) -> None:
+        """The rename itself to the disk."""
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _difference(written: ModelConfig, wanted: ModelConfig) -> str:
+    if written.name != wanted.name:
+        return f"where this run trains {wanted.name}"
+    names = [name for name, value in written.to_dict().items() if wanted.to_dict()[name] != value]
+    return f"with other values for {', '.join(names)}"
