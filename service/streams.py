@@ -4,21 +4,42 @@ No wire format and no HTTP here. Everything runs on one event loop; the work is 
 decoder's workers.
 """
 
-from collections.abc import AsyncIterator
+import asyncio
+import os
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from service.core.events import Event
+from acoustic.windows import Heard, with_hop
+from lm.errors import LanguageError
+from lm.hotwords import spelled
+from service.core.messages import WindowKey
+from service.core.session import Session
 from service.core.stream_settings import StreamSettings
+from service.errors import ServiceError
+from service.metrics import Metrics
+from service.scheduling.capacity import (
+    CapacityModel,
+    curve_key,
+    default_cache_folder,
+    load_curve,
+    save_curve,
+)
+from service.scheduling.decode_worker import Answer, Open
+from service.scheduling.decoding import DecodePool
+from service.scheduling.engine import Engine
+from service.stream import Stream
 
 __all__ = ["Capacity", "Recogniser", "RecogniserOptions", "Stream", "StreamSettings"]
 
-if TYPE_CHECKING:
-    from service.metrics import Metrics
+SWEEP_S = 0.5
+"""One timer for all streams: idle limits, parked ones, the hop in force."""
+FINISH_S = 10.0
+"""How long the finals of drained streams are waited for."""
+RETRY_S = 5.0
+BATCH_STREAMS_PER_LANE = 4
+DEFAULT_STREAM = StreamSettings()
 
 
 @dataclass(frozen=True)
@@ -56,81 +77,277 @@ class Recogniser:
         model: str,
         device: Literal["cpu", "cuda"] = "cpu",
         options: RecogniserOptions = RecogniserOptions(),
-        metrics: "Metrics | None" = None,
+        metrics: Metrics | None = None,
     ) -> None:
-        raise NotImplementedError
+        self.model_name = model
+        self.options = options
+        self.metrics = metrics if metrics is not None else Metrics()
+        self.device = device
+        self._processors = (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        )
+        lanes = 1 if device == "cuda" else options.engine_workers or self._processors
+        self.engine = Engine(model, device, options.precision, lanes, self.metrics, self._heard)
+        self.decoders: DecodePool
+        self._capacity: CapacityModel
+        self._hops: dict[float, int] = {}
+        self._streams: dict[str, Stream] = {}
+        self._parked: dict[str, tuple[Stream, float]] = {}
+        self._live_channels = 0
+        self._batch_streams = 0
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._empty = asyncio.Event()
+        self._started = False
+        self._draining = False
 
-    @property
-    def ready(self) -> bool:
-        """Warm, every kind of worker alive, and not draining."""
-        raise NotImplementedError
-
-    @property
-    def model_name(self) -> str:
-        """The name that Started carries."""
-        raise NotImplementedError
+    # ---- life
 
     async def start(self) -> None:
         """Start the workers, warm and measure them. Returns when streams may come."""
+        await self.engine.start()
+        config, plan = self.engine.config, self.engine.plan
+        hops = {hop_s: with_hop(config, plan, hop_s).hop_frames for hop_s in sorted(self.options.hops_s)}
+        self._hops = hops
+        model = self.options.language_model
+        workers = self.options.decode_workers or max(1, self._processors // 2)
+        self.decoders = DecodePool(
+            config.alphabet,
+            None if model in (None, "none") else str(model),
+            workers,
+            self.metrics,
+            lambda stream, answer: self._answered(stream, answer),
+            lambda stream: self._streams[stream].worker_lost() if stream in self._streams else None,
+            self._given_up,
+        )
+        try:
+            await self.decoders.start()
+            await self._measure(workers)
+        except BaseException:
+            await self.engine.stop()
+            raise
+        self._started = True
+        self._empty.set()
+        self.metrics.model.labels(self.model_name, config.name, self.device, self.engine.precision).set(1)
+        self._sweep()
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Take no more streams, let the open ones finish for so long, then finish what is open and stop."""
+        self._draining = True
+        self.metrics.draining.set(1)
+        if self._started:
+            await self._wait_empty(drain_s)
+            for stream in list(self._streams.values()):
+                stream.drain()
+            await self._wait_empty(FINISH_S)
+            for stream in list(self._streams.values()):
+                stream.cancel("drained")
+            await self.decoders.stop()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self.engine.stop()
 
-    def open(self, settings: StreamSettings = StreamSettings()) -> "Stream":
+    @property
+    def ready(self) -> bool:
+        """Warm, workers of both kinds alive, and not draining."""
+        return self._started and not self._draining and self.engine.alive and self.decoders.alive
+
+    @property
+    def draining(self) -> bool:
+        """No more streams are taken in."""
+        return self._draining
+
+    # ---- streams
+
+    def open(self, settings: StreamSettings = DEFAULT_STREAM) -> Stream:
         """A new stream; ServiceError "capacity" (with retry_after_s) when full, "draining" when stopping."""
-        raise NotImplementedError
+        self._check_room(settings)
+        hotwords = self._checked_hotwords(settings)
+        session = Session(
+            self.engine.config, with_hop(self.engine.config, self.engine.plan, max(self._hops)), settings
+        )
+        stream = Stream(str(uuid.uuid4()), settings, session, self)
+        self._streams[stream.id] = stream
+        self._count(settings, +1)
+        self.metrics.sessions.inc()
+        self.decoders.pin(stream.id, Open(settings.n_best, hotwords, settings.decoder))
+        stream.begin(self.model_name)
+        return stream
 
-    def park(self, stream: "Stream") -> None:
+    def park(self, stream: Stream) -> None:
         """Its client vanished: keep it for `resume_s`; work in flight goes on. Then Closed("lost")."""
+        if stream.id in self._parked:
+            return
+        if self.options.resume_s <= 0 or self.options.parked_limit <= 0:
+            stream.cancel("lost")
+            return
+        while len(self._parked) >= self.options.parked_limit:
+            oldest = next(iter(self._parked))
+            self._parked.pop(oldest)[0].cancel("lost")
+        self._parked[stream.id] = (stream, self.now_s() + self.options.resume_s)
+        self.metrics.sessions_parked.set(len(self._parked))
+        stream.park()
 
-    def resume(self, stream_id: str, owner: str = "", after: int = 0) -> "Stream":
+    def resume(self, stream_id: str, owner: str = "", after: int = 0) -> Stream:
         """The parked stream again; ServiceError "resume" when unknown, expired, or of another owner.
 
         Then read `stream.numbered(after)`, and go on pushing from `stream.received_samples`.
         """
-        raise NotImplementedError
+        stream = self._parked[stream_id][0] if stream_id in self._parked else None
+        if stream is None or stream.settings.owner != owner or not stream.can_resume(after):
+            raise ServiceError(
+                "resume",
+                "There is no such stream to go on with: unknown, expired, or it misses what you have not seen.",
+                "Open a new stream and send the sound again from where your last final ended.",
+            )
+        del self._parked[stream_id]
+        self.metrics.sessions_parked.set(len(self._parked))
+        self.metrics.sessions_resumed.inc()
+        stream.unpark()
+        return stream
 
     def capacity(self) -> Capacity:
         """Room and load now."""
-        raise NotImplementedError
+        hop_s = self._capacity.hop_s
+        return Capacity(
+            len(self._streams),
+            self._streams_most(),
+            len(self._parked),
+            hop_s,
+            self._capacity.load(self._live_channels, hop_s),
+            len(self.engine.planner),
+        )
 
+    # ---- what streams and workers ask of the house
 
-class Stream:
-    """One client's sound and what is heard in it. Push and read may run in different tasks of one loop."""
+    def now_s(self) -> float:
+        """The one clock."""
+        return asyncio.get_running_loop().time()
 
-    id: str
-    settings: StreamSettings
-    received_samples: int
-    """Samples a channel, at 16 kHz, taken so far."""
+    def hop_frames(self, widest: bool) -> int:
+        """The hop of windows to come: the one in force, or the widest for files and for who is behind."""
+        return self._hops[max(self._hops) if widest else self._capacity.hop_s]
 
-    async def push(self, samples: npt.NDArray[np.float32]) -> None:
-        """Sound [channels, n], float32, 16 kHz. Waits while too much is unheard: that is the back-pressure.
+    def closed(self, stream: Stream, reason: str) -> None:
+        """A stream has told Closed: its slot is free. Counted here and nowhere else."""
+        if self._streams.pop(stream.id, None) is None:
+            return
+        self._count(stream.settings, -1)
+        self.metrics.sessions_closed.labels(code=reason).inc()
+        if not self._streams:
+            self._empty.set()
 
-        ServiceError "audio" for a wrong shape; ServiceError "closed" after the end.
-        """
+    def _heard(self, stream: str, key: WindowKey, heard: Heard) -> None:
+        if stream in self._streams:
+            self._streams[stream].heard(key, heard)
 
-    def keep_alive(self) -> None:
-        """The client is there, though silent."""
+    def _answered(self, stream: str, answer: Answer) -> None:
+        if stream in self._streams:
+            before = self._streams[stream].session.processed_samples
+            self._streams[stream].answered(answer)
+            processed = self._streams[stream].session.processed_samples if stream in self._streams else before
+            self._capacity.observe_decode(answer.decode_s, (processed - before) / 16000)
 
-    async def finalize(self) -> None:
-        """Everything sent so far becomes final now; one Final(from_finalize) a channel, even when empty."""
+    def _given_up(self, stream: str) -> None:
+        if stream in self._streams:
+            self._streams[stream].fail(
+                "decoder",
+                "The words of this stream could not be searched: its worker died of it, repeatedly.",
+            )
 
-    async def mark(self, name: str) -> None:
-        """Ask for Marked(name) once everything sent before it has been heard (Finish brings it too)."""
+    # ---- inside
 
-    async def finish(self) -> None:
-        """No more sound; the rest is heard, told, and Closed("finished") follows."""
+    async def _measure(self, decode_workers: int) -> None:
+        config, plan, options = self.engine.config, self.engine.plan, self.options
+        folder = options.cache_folder or default_cache_folder()
+        lanes = len(self.engine.lanes)
+        key = curve_key(self.model_name, config, self.device, self.engine.precision, lanes)
+        curve = load_curve(folder, key)
+        if curve is None:
+            curve = await self.engine.measure(tuple(self._hops))
+            save_curve(folder, key, curve)
+        self.engine.curve = curve
+        context = round((plan.left_frames + plan.look_ahead_frames) / config.frames_per_second * 16000)
+        self._capacity = CapacityModel(
+            curve,
+            lanes,
+            self._processors if self.device == "cpu" else float("inf"),
+            context,
+            tuple(self._hops),
+            decode_workers,
+            batch=1 if self.device == "cpu" else 16,
+        )
 
-    def cancel(self, reason: str = "cancelled") -> None:
-        """Stop now: what is unheard is dropped, Closed follows."""
+    def _check_room(self, settings: StreamSettings) -> None:
+        if not self._started or self._draining:
+            raise ServiceError(
+                "draining", "The server takes no new streams.", "Try another server, or this one later.",
+                retry_after_s=RETRY_S,
+            )  # fmt: skip
+        if not 1 <= settings.channels <= 8:
+            raise ServiceError("channels", f"{settings.channels} channels.", "A stream has 1 to 8.")
+        if settings.priority == "live":
+            full = self._live_channels + settings.channels > self._streams_most()
+        else:
+            full = self._batch_streams >= BATCH_STREAMS_PER_LANE * max(1, len(self.engine.lanes))
+        if full:
+            raise ServiceError(
+                "capacity",
+                f"All {self._streams_most()} streams of this server are taken.",
+                "Try again soon, or another server.",
+                retry_after_s=RETRY_S,
+            )
 
-    def fail(self, code: str, message: str, advice: str = "") -> None:
-        """The face found the sound unusable: Failed, then Closed("failed")."""
+    def _checked_hotwords(self, settings: StreamSettings) -> tuple[object, ...]:
+        from lm.search_settings import SearchSettings
 
-    def events(self) -> AsyncIterator[Event]:
-        """Every event, in order, ending after Closed. One reader at a time."""
-        raise NotImplementedError
+        try:
+            hotwords = spelled(settings.hotwords, self.engine.config.alphabet)
+            SearchSettings(n_best=settings.n_best, hotwords=hotwords)
+        except LanguageError as error:
+            raise ServiceError("hotwords", str(error)) from None
+        return hotwords
 
-    def numbered(self, after: int = 0) -> AsyncIterator[tuple[int, Event]]:
-        """The same with its number (1, 2, ...), starting after `after`. Superseded partials are left out."""
-        raise NotImplementedError
+    def _streams_most(self) -> int:
+        return self.options.max_streams or self._capacity.streams_most()
+
+    def _count(self, settings: StreamSettings, change: int) -> None:
+        if settings.priority == "live":
+            self._live_channels += change * settings.channels
+        else:
+            self._batch_streams += change
+        self._empty.clear()
+        self.engine.live_streams = self._live_channels
+        self.metrics.sessions_open.inc(change)
+        self._choose_hop()
+
+    def _choose_hop(self) -> None:
+        hop_s = self._capacity.choose_hop(self._live_channels)
+        self.metrics.hop_s.set(hop_s)
+        self.metrics.load.set(self._capacity.load(self._live_channels, hop_s))
+        self.metrics.capacity_streams.set(self._streams_most())
+
+    def _sweep(self) -> None:
+        """Twice a second: who is silent for too long, who has not come back, which hop the load allows."""
+        now_s = self.now_s()
+        for stream in list(self._streams.values()):
+            limit_s = stream.settings.idle_limit_s
+            if limit_s is not None and stream.id not in self._parked and now_s - stream.last_life_s > limit_s:
+                stream.fail(
+                    "idle",
+                    f"Neither sound nor a keep-alive for {limit_s:g} s.",
+                    "Send KeepAlive while the speaker is silent.",
+                )
+        for stream_id, (stream, until_s) in list(self._parked.items()):
+            if now_s >= until_s:
+                del self._parked[stream_id]
+                stream.cancel("lost")
+        self.metrics.sessions_parked.set(len(self._parked))
+        self._choose_hop()
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    async def _wait_empty(self, limit_s: float) -> None:
+        if self._streams and limit_s > 0:
+            try:
+                await asyncio.wait_for(self._empty.wait(), limit_s)
+            except TimeoutError:
+                return

@@ -207,7 +207,7 @@ class Channel:
         end_s = command.position / SAMPLE_RATE
         if isinstance(command, Conclude):
             del self._utterances[command.utterance]
-            readings = self.transcript.final(hypotheses, utterance.start_s)
+            readings = self.transcript.final(hypotheses, utterance.start_s, end_s)
             return Final(
                 self.number,
                 utterance.start_s,
@@ -219,7 +219,7 @@ class Channel:
         utterance.kept.append(command.log_probs)
         if not command.want or not hypotheses:
             return None
-        shown = self.transcript.partial(hypotheses[0], utterance.start_s)
+        shown = self.transcript.partial(hypotheses[0], utterance.start_s, end_s)
         turned = command.probably_over != utterance.probably_over
         utterance.probably_over = command.probably_over
         if not self.settings.interim or (shown is None and not turned):

@@ -7,6 +7,7 @@ the order of the sound: whatever follows from frames still at the decoder waits 
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import Any
 
 from acoustic.config import ModelConfig
 from acoustic.windows import WindowPlan
@@ -88,6 +89,16 @@ class Session:
         """Work in flight: windows at the engine and commands at the decoder."""
         held = sum(channel.held for channel in self.channels)
         return self.windows_at_engine + held + len(self.outstanding)
+
+    @property
+    def pending_marks(self) -> int:
+        """Marks whose sound is not yet heard."""
+        return len(self._marks)
+
+    @property
+    def last_serial(self) -> int:
+        """The serial of the newest command to the decoder."""
+        return self._serial
 
     @property
     def processed_samples(self) -> int:
@@ -251,26 +262,39 @@ class Session:
         self._effects.append(Tell(Closed(reason, self.received_samples / SAMPLE_RATE)))
 
 
-Action = Callable[[Session, Input], None]
+Actions = dict[type[Any], Callable[[Session, Any], None]]
 
-HEARING = {
+HEARING: Actions = {
     Logits: Session._logits,
     Decoded: Session._decoded,
     WorkerLost: Session._worker_lost,
     Broken: Session._broken,
     Cancel: Session._cancel,
 }
-TABLE: dict[State, dict[type[Input], Action]] = {
-    State.OPEN: {Configured: Session._configured, Broken: Session._broken, Cancel: Session._cancel},  # type: ignore[dict-item]
-    State.STREAMING: {
-        **HEARING,  # type: ignore[dict-item]
-        Audio: Session._audio,  # type: ignore[dict-item]
-        Finalize: Session._finalize,  # type: ignore[dict-item]
-        Mark: Session._mark,  # type: ignore[dict-item]
-        Finish: Session._finish,  # type: ignore[dict-item]
-        Disconnected: Session._disconnected,  # type: ignore[dict-item]
+TABLE: dict[State, Actions] = {
+    State.OPEN: {
+        Configured: Session._configured,
+        Broken: Session._broken,
+        Cancel: Session._cancel,
     },
-    State.DRAINING: {**HEARING, Mark: Session._mark, Disconnected: Session._disconnected},  # type: ignore[dict-item]
-    State.PARKED: {**HEARING, Finish: Session._finish_parked, Resumed: Session._resumed},  # type: ignore[dict-item]
+    State.STREAMING: {
+        **HEARING,
+        Audio: Session._audio,
+        Finalize: Session._finalize,
+        Mark: Session._mark,
+        Finish: Session._finish,
+        Disconnected: Session._disconnected,
+    },
+    State.DRAINING: {
+        **HEARING,
+        Mark: Session._mark,
+        Disconnected: Session._disconnected,
+    },
+    State.PARKED: {
+        **HEARING,
+        Audio: Session._audio,
+        Finish: Session._finish_parked,
+        Resumed: Session._resumed,
+    },
     State.CLOSED: {},
 }

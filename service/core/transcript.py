@@ -31,9 +31,11 @@ class Transcript:
         """How many of them can no longer change."""
         return self._stable
 
-    def partial(self, hypothesis: Hypothesis, start_s: float) -> tuple[tuple[Word, ...], int] | None:
+    def partial(
+        self, hypothesis: Hypothesis, start_s: float, end_s: float
+    ) -> tuple[tuple[Word, ...], int] | None:
         """Words and how many of them are stable; None when a listener would see nothing new."""
-        words = self._keeping_committed(placed(hypothesis, start_s))
+        words = self._keeping_committed(placed(hypothesis, start_s, end_s))
         stable = min(len(words), max(self._stable, hypothesis.stable_words))
         if (words, stable) == (self._shown, self._stable):
             return None
@@ -42,9 +44,11 @@ class Transcript:
         self._note_end(words)
         return words, stable
 
-    def final(self, hypotheses: Sequence[Hypothesis], start_s: float) -> tuple[Alternative, ...]:
+    def final(
+        self, hypotheses: Sequence[Hypothesis], start_s: float, end_s: float
+    ) -> tuple[Alternative, ...]:
         """The readings, best first; the best one begins with everything that was committed."""
-        readings = [Alternative(placed(each, start_s), each.score) for each in hypotheses]
+        readings = [Alternative(placed(each, start_s, end_s), each.score) for each in hypotheses]
         if not readings:
             readings = [Alternative(())]
         best = self._keeping_committed(readings[0].words)
@@ -76,13 +80,13 @@ class Transcript:
             self.last_word_end_s = words[-1].end_s
 
 
-def placed(hypothesis: Hypothesis, start_s: float) -> tuple[Word, ...]:
-    """The hypothesis's words in stream time; rounded where binary fractions would show."""
+def placed(hypothesis: Hypothesis, start_s: float, limit_s: float) -> tuple[Word, ...]:
+    """The hypothesis's words in stream time, none beyond the sound; rounded where binary fractions would show."""
     return tuple(
         Word(
             each.text,
             round(start_s + each.first_frame * FRAME_S, 4),
-            round(start_s + each.end_frame * FRAME_S, 4),
+            round(min(limit_s, start_s + each.end_frame * FRAME_S), 4),
             each.confidence,
         )
         for each in hypothesis.words

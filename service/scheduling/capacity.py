@@ -1,6 +1,6 @@
 """What this machine carries: measured forward and decode times, the hop they allow, the streams they allow.
 
-The curve is measured at start, kept in a file, and corrected by every batch that runs. No clock, no worker here.
+The curve is measured at start, kept in a file, and corrected by every batch that runs. No clock, no worker.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TARGET_LOAD = 0.75
-"""Of the measured throughput is promised; the rest is for unevenness and for everything else on the machine."""
+"""So much of the measured throughput is promised; the rest is for unevenness and whatever else runs."""
 NARROW_LOAD = 0.5
 """A narrower hop is taken again only when it would load the machine less than this."""
 CORRECTION = 0.02
@@ -22,7 +22,7 @@ LEAST_STREAMS = 2
 
 @dataclass
 class Curve:
-    """Seconds a forward takes, by windows and samples: a plane through measured points, scaled by what is seen live."""
+    """Seconds a forward takes: a line through measured points, scaled by what is seen live."""
 
     base_s: float = 0.002
     per_sample_s: float = 2e-7

@@ -1,12 +1,13 @@
-"""Which windows run now: earliest deadline first, live before batch, one shape a batch. Pure: no clock, no lock.
+"""Which windows run now: earliest deadline first, live before batch, one shape a batch. Pure.
 
-It is told the time and answers "run these now" or "wake me at t"; it neither runs nor waits.
+It is told the time and answers "run these now" or "wake me at t": no clock, no lock, no thread.
 """
 
 import heapq
-from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+from service.core.messages import WindowKey
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -23,7 +24,7 @@ class Waiting:
     """A window that waits to be run. `samples` is its shape; `hop_s` the new sound in it."""
 
     stream: str
-    key: Hashable
+    key: WindowKey
     samples: int
     ready_s: float
     hop_s: float
@@ -36,7 +37,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Batches for idle lanes, and when to ask again though nothing happened (None: only when something does)."""
+    """Batches for idle lanes, and when to ask again though nothing happens (None: when something does)."""
 
     batches: tuple[tuple[Waiting, ...], ...] = ()
     wake_s: float | None = None
@@ -51,13 +52,15 @@ class Rules:
     """A batch of live windows takes no longer than this (one window always may)."""
     longest_batch_s: float = 0.08
     """... and one of file windows no longer than this, since a live window may come and wait for it."""
+    most_samples: int = 1_600_000
+    """Room for a batch's sound."""
     gather_s: float = 0.004
     """How long an idle lane waits for company when company is likely."""
 
 
 @dataclass
 class _Queue:
-    """The waiting windows of one shape, by deadline. Entries whose window was taken or forgotten are stepped over."""
+    """The waiting windows of one shape, by deadline. Entries taken or forgotten meanwhile are stepped over."""
 
     heap: list[tuple[float, int]] = field(default_factory=list)
     alive: int = 0
@@ -84,7 +87,7 @@ class Planner:
         return sum(queue.alive for (live, _), queue in self._queues.items() if live)
 
     def add(self, item: Waiting) -> None:
-        """A window is ready. Fairness: the deadlines of one stream are a hop apart, however fast its sound comes."""
+        """A window is ready. Fairness: deadlines of one stream are a hop apart, however fast its sound comes."""
         if item.urgent:
             self._promote(item.stream, item.ready_s)
             deadline = item.ready_s
@@ -181,7 +184,7 @@ class Planner:
     def _gather_until(
         self, shape: tuple[bool, int], now_s: float, all_idle: bool, live_streams: int
     ) -> float | None:
-        """Wait a moment for company: only with all lanes idle, nothing urgent, and enough streams to hope for it."""
+        """Wait a moment for company: only with all lanes idle, nothing urgent, and streams enough for it."""
         queue = self._queues[shape]
         self._head(queue)
         oldest = self._items[queue.heap[0][1]]
@@ -197,8 +200,9 @@ class Planner:
         share = -(-queue.alive // lanes_left)
         longest = self.rules.longest_live_s if live else self.rules.longest_batch_s
         size = 1
+        largest = min(self.rules.largest_batch, self.rules.most_samples // max(1, samples))
         for bucket in BUCKETS:
-            if bucket > self.rules.largest_batch or curve.forward_s(bucket, samples) > longest:
+            if bucket > largest or curve.forward_s(bucket, samples) > longest:
                 break
             size = bucket
             if bucket >= share:

@@ -1,0 +1,85 @@
+"""The engine's child process: one backend, one thread; windows come in shared memory, outputs go by message."""
+
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from acoustic.windows import Heard, Span, Window
+from service.scheduling.process import framed, one_thread, serve
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A batch: where each window's samples lie in the shared memory, and what else belongs to it."""
+
+    number: int
+    places: tuple[tuple[int, int], ...]
+    spans: tuple[Span, ...]
+    memories: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The outputs of a batch and the seconds it took."""
+
+    number: int
+    heard: tuple[Heard, ...]
+    forward_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """The backend raised: none of the batch was heard."""
+
+    number: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The backend is open: what it is."""
+
+    config: Any
+    plan: Any
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unable:
+    """The backend cannot be opened: the sentence for the user."""
+
+    message: str
+
+
+def main(channel: socket.socket, model: str, device: str, precision: str | None, arena: Any) -> None:
+    """Open the backend, say so, then run batches until the parent is gone."""
+    one_thread()
+    from acoustic.errors import AcousticError
+    from acoustic.runtime.backend import open_backend
+
+    try:
+        backend = open_backend(model, device, precision)  # type: ignore[arg-type]
+    except (AcousticError, OSError) as error:
+        channel.sendall(framed(Unable(str(error))))
+        return
+    channel.sendall(
+        framed(Ready(backend.config, backend.plan, getattr(backend, "precision", precision or "")))
+    )
+    memory = np.frombuffer(arena, dtype=np.float32)
+
+    def handle(job: Job) -> Done | Crashed:
+        windows = [
+            Window(memory[at : at + size], span, kept)
+            for (at, size), span, kept in zip(job.places, job.spans, job.memories, strict=True)
+        ]
+        begin = time.perf_counter()
+        try:
+            heard = backend.forward(windows)
+        except Exception as error:
+            return Crashed(job.number, f"{type(error).__name__}: {error}")
+        return Done(job.number, tuple(heard), time.perf_counter() - begin)
+
+    serve(channel, handle)

@@ -1,0 +1,181 @@
+"""A lane runs one batch at a time: a process with one thread on a CPU, a thread beside the loop for a GPU.
+
+Which batch and when is the engine's business. A lane says when a batch is done, crashed, or the lane is lost.
+"""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from acoustic.windows import Window
+from service.errors import ServiceError
+from service.scheduling import engine_worker
+from service.scheduling.engine_worker import Crashed, Done, Job, Ready, Unable
+from service.scheduling.process import WorkerProcess, context
+
+ARENA_SAMPLES = 1_600_000
+START_S = 120.0
+
+
+class Lane(Protocol):
+    """What the engine needs of a lane."""
+
+    busy: bool
+
+    async def start(self) -> Ready:
+        """Open the backend; ServiceError when it cannot be opened."""
+
+    def run(self, number: int, windows: Sequence[Window]) -> None:
+        """Begin a batch; `on_done` follows, or `on_lost`."""
+
+    def kill(self) -> None:
+        """It takes too long: give it up; `on_lost` follows."""
+
+    async def close(self) -> None:
+        """End it; nobody is told."""
+
+
+class ProcessLane:
+    """A worker process; the windows' sound goes through shared memory."""
+
+    def __init__(
+        self,
+        model: str,
+        device: str,
+        precision: str | None,
+        on_done: "Callable[[Lane, Done | Crashed], None]",
+        on_lost: "Callable[[Lane], None]",
+    ) -> None:
+        self.busy = False
+        self._on_done, self._on_lost = on_done, on_lost
+        arena = context.RawArray("f", ARENA_SAMPLES)
+        self._arena = np.frombuffer(arena, dtype=np.float32)
+        self._first: asyncio.Future[Ready] | None = None
+        self.process = WorkerProcess(
+            engine_worker.main, (model, device, precision, arena), self._message, self._lost
+        )
+
+    async def start(self) -> Ready:
+        """Start the process and wait for its backend."""
+        self._first = asyncio.get_running_loop().create_future()
+        await self.process.start()
+        try:
+            return await asyncio.wait_for(self._first, START_S)
+        except TimeoutError:
+            raise ServiceError(
+                "engine", f"An engine worker was not ready after {START_S:g} s.", "Is the machine overloaded?"
+            ) from None
+
+    def run(self, number: int, windows: Sequence[Window]) -> None:
+        """Copy the sound over and send the job."""
+        self.busy = True
+        at, places = 0, []
+        for window in windows:
+            size = window.samples.size
+            self._arena[at : at + size] = window.samples
+            places.append((at, size))
+            at += size
+        spans = tuple(window.span for window in windows)
+        memories = tuple(window.memory for window in windows)
+        self.process.send(Job(number, tuple(places), spans, memories))
+
+    def kill(self) -> None:
+        """End the process."""
+        self.process.kill()
+
+    async def close(self) -> None:
+        """End the process, quietly."""
+        await self.process.close()
+
+    def _message(self, process: WorkerProcess, message: Any) -> None:
+        if isinstance(message, Done | Crashed):
+            self.busy = False
+            self._on_done(self, message)
+        elif self._first is not None and not self._first.done():
+            if isinstance(message, Unable):
+                self._first.set_exception(ServiceError("model", message.message))
+            else:
+                self._first.set_result(message)
+
+    def _lost(self, process: WorkerProcess) -> None:
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(ServiceError("engine", "An engine worker died while it started."))
+            return
+        self._on_lost(self)
+
+
+class ThreadLane:
+    """A thread with the backend in this process: what a GPU wants. It cannot be killed, only given up."""
+
+    def __init__(
+        self,
+        model: str,
+        device: str,
+        precision: str | None,
+        on_done: "Callable[[Lane, Done | Crashed], None]",
+        on_lost: "Callable[[Lane], None]",
+    ) -> None:
+        self.busy = False
+        self._arguments = (model, device, precision)
+        self._on_done, self._on_lost = on_done, on_lost
+        self._jobs: queue.SimpleQueue[tuple[int, list[Window]] | None] = queue.SimpleQueue()
+        self._gone = False
+
+    async def start(self) -> Ready:
+        """Start the thread and wait for its backend."""
+        loop = asyncio.get_running_loop()
+        first: asyncio.Future[Ready] = loop.create_future()
+        threading.Thread(target=self._life, args=(loop, first), name="engine", daemon=True).start()
+        return await first
+
+    def run(self, number: int, windows: Sequence[Window]) -> None:
+        """Queue the batch; the lane is busy until it is done, so the queue never holds two."""
+        self.busy = True
+        self._jobs.put((number, list(windows)))
+
+    def kill(self) -> None:
+        """Give it up."""
+        if not self._gone:
+            self._gone = True
+            self._jobs.put(None)
+            self._on_lost(self)
+
+    async def close(self) -> None:
+        """Let the thread end."""
+        self._gone = True
+        self._jobs.put(None)
+
+    def _life(self, loop: asyncio.AbstractEventLoop, first: "asyncio.Future[Ready]") -> None:
+        from acoustic.errors import AcousticError
+        from acoustic.runtime.backend import open_backend
+
+        try:
+            backend = open_backend(*self._arguments)  # type: ignore[arg-type]
+        except (AcousticError, OSError) as error:
+            loop.call_soon_threadsafe(first.set_exception, ServiceError("model", str(error)))
+            return
+        precision = str(getattr(backend, "precision", self._arguments[2] or ""))
+        loop.call_soon_threadsafe(first.set_result, Ready(backend.config, backend.plan, precision))
+        while (job := self._jobs.get()) is not None:
+            number, windows = job
+            begin = time.perf_counter()
+            answer: Done | Crashed
+            try:
+                heard = tuple(backend.forward(windows))
+                answer = Done(number, heard, time.perf_counter() - begin)
+            except Exception as error:
+                answer = Crashed(number, f"{type(error).__name__}: {error}")
+            try:
+                loop.call_soon_threadsafe(self._told, answer)
+            except RuntimeError:
+                return  # the loop is closed
+
+    def _told(self, answer: Done | Crashed) -> None:
+        if not self._gone:
+            self.busy = False
+            self._on_done(self, answer)

@@ -1,0 +1,151 @@
+"""A worker process and the pipe to it: start, send, hear back, notice its death or silence, start another.
+
+Parent side: everything on the event loop, nothing blocks on a worker. Child side: `serve`, a plain loop.
+Messages are pickles between one parent and its own children; nothing from outside is ever unpickled.
+"""
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+HEADER = struct.Struct("<I")
+LONGEST_MESSAGE = 64 * 1024 * 1024
+PRELOAD = ["numpy", "service.scheduling.engine_worker", "service.scheduling.decode_worker"]
+
+context = multiprocessing.get_context("forkserver")
+
+
+class WorkerProcess(asyncio.Protocol):
+    """One life of a worker. A dead one is not revived: its owner starts another."""
+
+    def __init__(
+        self,
+        target: Callable[..., None],
+        arguments: tuple[Any, ...],
+        on_message: Callable[["WorkerProcess", Any], None],
+        on_lost: Callable[["WorkerProcess"], None],
+    ) -> None:
+        self._target, self._arguments = target, arguments
+        self._on_message, self._on_lost = on_message, on_lost
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._process: BaseProcess | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        """Start the process and connect to it. It is ready when its first message says so."""
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        process = context.Process(target=self._target, args=(theirs, *self._arguments), daemon=True)
+        # Asking the fork server takes a moment (and the first time, an import of everything).
+        await loop.run_in_executor(None, start_quietly, process)
+        theirs.close()
+        self._process = process
+        await loop.create_connection(lambda: self, sock=ours)
+
+    @property
+    def pid(self) -> int | None:
+        """The process number, for whoever wants to look at it or end it."""
+        return self._process.pid if self._process else None
+
+    def send(self, message: Any) -> None:
+        """Send without waiting; a worker that is gone loses it (its owner is told by `on_lost`)."""
+        if self._transport is not None and not self._closed:
+            self._transport.write(framed(message))
+
+    def kill(self) -> None:
+        """End it now, whatever it is doing. `on_lost` follows unless `close` came first."""
+        if self._process is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._process.kill()
+
+    async def close(self) -> None:
+        """End it and wait until it is gone; nobody is told."""
+        self._closed = True
+        if self._transport is not None:
+            self._transport.abort()
+        self.kill()
+        if self._process is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._process.join, 5.0)
+
+    # ---- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        at = 0
+        while len(self._buffer) - at >= HEADER.size:
+            (size,) = HEADER.unpack_from(self._buffer, at)
+            if size > LONGEST_MESSAGE:
+                self.kill()
+                return
+            end = at + HEADER.size + size
+            if len(self._buffer) < end:
+                break
+            message = pickle.loads(memoryview(self._buffer)[at + HEADER.size : end].tobytes())
+            at = end
+            if not self._closed:
+                self._on_message(self, message)
+        del self._buffer[:at]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._closed:
+            self._closed = True
+            self.kill()
+            if self._process is not None:
+                # Reap it without waiting on it here.
+                asyncio.get_running_loop().run_in_executor(None, self._process.join, 5.0)
+            self._on_lost(self)
+
+
+def start_quietly(process: BaseProcess) -> None:
+    """Start through the fork server, with everything that workers import loaded in it once."""
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    process.start()
+
+
+def framed(message: Any) -> bytes:
+    """A message with its length in front."""
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return HEADER.pack(len(body)) + body
+
+
+def serve(channel: socket.socket, handle: Callable[[Any], Any]) -> None:
+    """The child's life: each message is handled and answered, until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    channel.setblocking(True)
+    with channel, contextlib.suppress(ConnectionError, EOFError):
+        while True:
+            (size,) = HEADER.unpack(_exactly(channel, HEADER.size))
+            answer = handle(pickle.loads(_exactly(channel, size)))
+            if answer is not None:
+                channel.sendall(framed(answer))
+
+
+def one_thread() -> None:
+    """A worker uses one core: there are as many workers as cores."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ[name] = "1"
+
+
+def _exactly(channel: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = channel.recv(min(1 << 20, size - len(parts)))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,321 @@
+"""One client's stream: carries the session's effects out, holds its sound back, hands its events on.
+
+The session decides; this is its driver on the event loop. Opening and resuming are the recogniser's.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from acoustic.windows import Heard
+from service.core.channel import FRAME_SAMPLES, SAMPLE_RATE
+from service.core.event_log import EventLog
+from service.core.events import Closed, Event, Final
+from service.core.messages import (
+    Abandon,
+    Audio,
+    Broken,
+    Cancel,
+    Conclude,
+    Configured,
+    Decoded,
+    Disconnected,
+    Finalize,
+    Finish,
+    Hear,
+    Input,
+    Logits,
+    Mark,
+    Push,
+    Replay,
+    Resumed,
+    Tell,
+    WindowKey,
+    WorkerLost,
+)
+from service.core.session import Session, State
+from service.core.stream_settings import StreamSettings
+from service.errors import ServiceError
+from service.latency import Latency
+from service.scheduling.decode_worker import Answer
+
+if TYPE_CHECKING:
+    from service.streams import Recogniser
+
+PIECE_SAMPLES = 5120
+"""However large a message is, the session takes it in pieces of 0.32 s and may say stop between two."""
+LIVE_CREDIT = 4
+FILE_CREDIT = 12
+"""Windows of a channel in flight; at the bound `push` waits, and so does whoever feeds it."""
+MOST_MARKS = 256
+
+
+class Stream:
+    """One client's sound and what is heard in it. Push and read may run in different tasks of one loop."""
+
+    def __init__(
+        self, stream_id: str, settings: StreamSettings, session: Session, house: "Recogniser"
+    ) -> None:
+        self.id = stream_id
+        self.settings = settings
+        self.received_samples = 0
+        self.session = session
+        self.last_life_s = house.now_s()
+        self._house = house
+        self._metrics = house.metrics
+        self._live = settings.priority == "live"
+        fast = settings.declared_file or not self._live
+        self._credit = (FILE_CREDIT if fast else LIVE_CREDIT) * settings.channels
+        self._wide = fast
+        self._log = EventLog()
+        self._latency = Latency(house.metrics)
+        self._small: list[npt.NDArray[np.float32]] = []
+        self._small_samples = 0
+        self._ready_s: dict[WindowKey, float] = {}
+        self._serial_ready_s: dict[int, float] = {}
+        self._processed_samples = 0
+        self._reader = 0
+        self._news: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+
+    # ---- what a face does
+
+    async def push(self, samples: npt.NDArray[np.float32]) -> None:
+        """Sound [channels, n], float32, 16 kHz. Waits while too much is unheard: that is the back-pressure.
+
+        ServiceError "audio" for a wrong shape; ServiceError "closed" after the end.
+        """
+        if samples.ndim != 2 or samples.shape[0] != self.settings.channels or samples.dtype != np.float32:
+            raise ServiceError(
+                "audio",
+                f"Expected float32 [{self.settings.channels}, n], got {samples.dtype} {samples.shape}.",
+                "Declare the number of channels that is sent.",
+            )
+        self._check_open()
+        now_s = self.last_life_s = self._house.now_s()
+        self.received_samples += samples.shape[1]
+        self._latency.arrived(self.received_samples, now_s)
+        self._metrics.audio_received_s.inc(samples.shape[1] / SAMPLE_RATE)
+        self._small.append(samples)
+        self._small_samples += samples.shape[1]
+        if self._small_samples >= FRAME_SAMPLES:
+            await self._flush()
+
+    def keep_alive(self) -> None:
+        """The client is there, though silent."""
+        self.last_life_s = self._house.now_s()
+
+    async def finalize(self) -> None:
+        """Everything sent so far becomes final now; one Final(from_finalize) a channel, even when empty."""
+        self._check_open()
+        await self._flush()
+        self._latency.final_asked(self._house.now_s())
+        self._take(Finalize())
+
+    async def mark(self, name: str) -> None:
+        """Ask for Marked(name) once everything sent before it has been heard (Finish brings it too)."""
+        self._check_open()
+        await self._flush()
+        if self.session.pending_marks >= MOST_MARKS:
+            raise ServiceError(
+                "marks",
+                f"More than {MOST_MARKS} marks wait to be heard.",
+                "Send fewer, or more sound between.",
+            )
+        self._take(Mark(name))
+
+    async def finish(self) -> None:
+        """No more sound; the rest is heard, told, and Closed("finished") follows."""
+        if self.closed or self.session.state is State.DRAINING:
+            return
+        await self._flush()
+        self._latency.final_asked(self._house.now_s())
+        self._take(Finish())
+
+    def cancel(self, reason: str = "cancelled") -> None:
+        """Stop now: what is unheard is dropped, Closed follows."""
+        self._take(Cancel(reason))
+
+    def fail(self, code: str, message: str, advice: str = "") -> None:
+        """The face found the sound unusable: Failed, then Closed("failed")."""
+        self._take(Broken(code, message, advice))
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Every event, in order, ending after Closed. One reader at a time."""
+        async for _, event in self.numbered():
+            yield event
+
+    async def numbered(self, after: int = 0) -> AsyncIterator[tuple[int, Event]]:
+        """The same with its number (1, 2, ...), from `after` on. Superseded partials are left out."""
+        self._reader += 1
+        mine = self._reader
+        self._wake(self._news)
+        self._log.rewind(after)
+        while mine == self._reader:
+            entry = self._log.next()
+            if entry is None:
+                if self.closed:
+                    return
+                self._news = asyncio.get_running_loop().create_future()
+                await self._news
+                continue
+            yield entry
+            if isinstance(entry[1], Closed):
+                return
+
+    @property
+    def closed(self) -> bool:
+        """Closed has been told."""
+        return self.session.state is State.CLOSED
+
+    # ---- what the recogniser does
+
+    def begin(self, model: str) -> None:
+        """The stream is accepted."""
+        self._take(Configured(self.id, model))
+
+    def heard(self, key: WindowKey, heard: Heard) -> None:
+        """The engine has heard a window."""
+        ready_s = self._ready_s.pop(key, None)
+        before = self.session.last_serial
+        self._take(Logits(key, heard))
+        after = self.session.last_serial
+        if ready_s is not None:
+            if after > before and not self.closed:
+                self._serial_ready_s[after] = ready_s
+            else:
+                self._metrics.chunk_response_s.observe(max(0.0, self._house.now_s() - ready_s))
+        self._measure_progress()
+
+    def answered(self, answer: Answer) -> None:
+        """The decode worker has answered."""
+        begin_s = self._house.now_s()
+        self._metrics.decode_s.observe(answer.decode_s)
+        if answer.error is not None:
+            self._take(
+                Broken(
+                    "decoder",
+                    f"The words of this stream could not be searched: {answer.error}.",
+                    "Try again.",
+                )
+            )
+            return
+        self._take(Decoded(answer.serial, answer.hypotheses))
+        now_s = self._house.now_s()
+        self._metrics.emit_s.observe(max(0.0, now_s - begin_s))
+        ready_s = self._serial_ready_s.pop(answer.serial, None)
+        if ready_s is not None:
+            self._metrics.chunk_response_s.observe(max(0.0, now_s - ready_s))
+        self._measure_progress()
+
+    def worker_lost(self) -> None:
+        """The decode worker is new: it hears again what it must know."""
+        self._take(WorkerLost())
+
+    def park(self) -> None:
+        """The client vanished."""
+        self._reader += 1
+        self._wake(self._news)
+        self._take(Disconnected())
+
+    def unpark(self) -> None:
+        """The client is back."""
+        self.last_life_s = self._house.now_s()
+        self._take(Resumed())
+
+    def can_resume(self, after: int) -> bool:
+        """Whether a reader that saw everything up to `after` can go on without a gap."""
+        return self._log.can_resume(after)
+
+    def drain(self) -> None:
+        """The server stops: as Finish, without a client to ask for it."""
+        if self.session.state in (State.STREAMING, State.PARKED):
+            self._flush_now()
+            self._take(Finish("drained"))
+
+    # ---- inside
+
+    def _check_open(self) -> None:
+        if self.session.state is not State.STREAMING:
+            raise ServiceError(
+                "closed", "This stream takes no more sound: it is finished or closed.", "Open another one."
+            )
+
+    async def _flush(self) -> None:
+        """The sound so far into the session, piece by piece, as room allows. What is cut short goes on next time."""
+        while self._small_samples:
+            while self.session.unheard_windows >= self._credit and not self.closed:
+                self._room = asyncio.get_running_loop().create_future()
+                await self._room
+            if self.session.state is not State.STREAMING:
+                self._check_open()
+            self._hear(self._next_piece())
+
+    def _flush_now(self) -> None:
+        while self._small_samples:
+            self._hear(self._next_piece())
+
+    def _next_piece(self) -> npt.NDArray[np.float32]:
+        samples = self._small[0] if len(self._small) == 1 else np.concatenate(self._small, axis=1)
+        piece, rest = samples[:, :PIECE_SAMPLES], samples[:, PIECE_SAMPLES:]
+        self._small, self._small_samples = ([rest] if rest.size else []), rest.shape[1]
+        return piece
+
+    def _hear(self, samples: npt.NDArray[np.float32]) -> None:
+        behind = self._wide or self.session.unheard_windows >= 3 * self.settings.channels
+        self.session.set_hop(self._house.hop_frames(widest=behind))
+        self._take(Audio(samples))
+
+    def _take(self, what: Input) -> None:
+        for effect in self.session.take(what):
+            if isinstance(effect, Hear):
+                self._ready_s[effect.key] = self._house.now_s()
+                self._house.engine.submit(self.id, effect.key, effect.window, self._live, effect.urgent)
+            elif isinstance(effect, Push | Conclude | Replay):
+                self._house.decoders.send(self.id, effect)
+            elif isinstance(effect, Tell):
+                self._tell(effect.event)
+            elif isinstance(effect, Abandon):
+                self._house.engine.forget(self.id, list(self._ready_s))
+                self._house.decoders.forget(self.id)
+                self._ready_s.clear()
+                self._serial_ready_s.clear()
+                self._small, self._small_samples = [], 0
+        if self._log.overflowing and not self.closed:
+            self._take(
+                Broken(
+                    "slow_reader",
+                    "The events of this stream are not being read.",
+                    "Read faster, or ask for fewer.",
+                )
+            )
+        if self.session.unheard_windows < self._credit or self.closed:
+            self._wake(self._room)
+
+    def _tell(self, event: Event) -> None:
+        self._log.append(event)
+        self._latency.told(event, self._house.now_s())
+        if isinstance(event, Final):
+            ratio = self.session.channels[event.channel].transcript.revision_ratio
+            self._metrics.partial_revision.observe(ratio)
+        elif isinstance(event, Closed):
+            self._measure_progress()
+            dropped = self.received_samples - self._processed_samples
+            self._metrics.audio_dropped_s.inc(max(0, dropped) / SAMPLE_RATE)
+            self._house.closed(self, event.reason)
+        self._wake(self._news)
+
+    def _measure_progress(self) -> None:
+        processed = self.session.processed_samples
+        if processed > self._processed_samples:
+            self._metrics.audio_processed_s.inc((processed - self._processed_samples) / SAMPLE_RATE)
+            self._processed_samples = processed
+            self._metrics.lag_s.observe(max(0, self.received_samples - processed) / SAMPLE_RATE)
+
+    @staticmethod
+    def _wake(waiter: "asyncio.Future[None] | None") -> None:
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
