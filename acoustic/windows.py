@@ -1,7 +1,7 @@
-"""Windows over a stream: left context, hop, look-ahead as pure arithmetic in frames, and the sound each needs.
+"""Windows over a stream: left context, hop and look-ahead as plain arithmetic, and the sound each needs.
 
 A window starts at a step of the network and ends where its look-ahead ends; of its outputs only those of its
-hop are kept, so that the hops tile the stream: every output exactly once, whatever the length and the slicing.
+hop are kept, so the hops tile the stream: every output exactly once, whatever the length and the slicing.
 No network and no features here. Positions are absolute: samples, feature frames (10 ms) or outputs (20 ms).
 """
 

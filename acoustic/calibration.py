@@ -1,0 +1,105 @@
+"""The ranges that INT8 activations need, measured once on speech; a model's card or the cache keeps them.
+
+What is done with them is in `acoustic.export`.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from onnx import TensorProto, helper
+
+from acoustic.checkpoint import Checkpoint
+from acoustic.errors import AcousticError
+from acoustic.export import Range, Ranges, build_graph
+from acoustic.features import FrontEnd
+from acoustic.onnx_cache import cache_folder, fingerprint
+from acoustic.windows import Samples
+
+CARD_KEY = "int8_ranges"
+ENOUGH_S = 60.0
+
+
+def known_ranges(checkpoint: Checkpoint) -> Ranges | None:
+    """The ranges of a calibrated model, else None."""
+    stored: Any = checkpoint.card.get(CARD_KEY)
+    if stored is None:
+        try:
+            stored = json.loads(_cached(checkpoint).read_text())
+        except (OSError, ValueError):
+            return None
+    return _checked(stored)
+
+
+def with_ranges(checkpoint: Checkpoint, ranges: Ranges) -> Checkpoint:
+    """The checkpoint with its ranges on its card."""
+    return replace(checkpoint, card={**checkpoint.card, CARD_KEY: {k: list(v) for k, v in ranges.items()}})
+
+
+def calibrate(
+    checkpoint: Checkpoint, recordings: Iterable[Samples], *, keep: bool = True
+) -> dict[str, Range]:
+    """Measure the ranges on recordings (16 kHz, mono; a few minutes of speech like that to be heard).
+
+    keep: also remember them in the user's cache, for models whose file cannot be written.
+    """
+    from acoustic.runtime.backend import whole_features
+
+    front_end = FrontEnd(checkpoint.config.features)
+    heard = [
+        whole_features(front_end, checkpoint.config.features, sound) for sound in recordings if len(sound)
+    ]
+    seconds = sum(features.shape[-1] for features in heard) / checkpoint.config.frames_per_second
+    if seconds < ENOUGH_S:
+        raise AcousticError(
+            f"Calibrating on {seconds:.0f} s of speech would guess at the ranges: "
+            f"give at least {ENOUGH_S:.0f} s."
+        )
+    ranges = _measure(checkpoint, heard)
+    if keep:
+        path = _cached(checkpoint)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+        partial.write_text(json.dumps(ranges))
+        partial.replace(path)
+    return ranges
+
+
+def _measure(checkpoint: Checkpoint, heard: list[torch.Tensor]) -> dict[str, Range]:
+    """The extremes of every tensor. Cutting off outliers by least squared error was tried: it loses more words
+    (QuartzNet 15x5 on 113 clips: 4.73 % in FP32, 4.77 with the extremes, 5.29 with least squared error)."""
+    from acoustic.runtime.cpu import open_session
+
+    graph = build_graph(checkpoint)
+    model = graph.model
+    del model.graph.output[:]
+    for tensor in dict.fromkeys(graph.sites.values()):
+        model.graph.output.append(helper.make_tensor_value_info(tensor, TensorProto.FLOAT, None))
+    session = open_session(model.SerializeToString())
+    names = [output.name for output in session.get_outputs()]
+    extremes: dict[str, Range] = {}
+    for features in heard:
+        for name, values in zip(names, session.run(None, {"features": features[None].numpy()}), strict=True):
+            low, high = extremes.get(name, (0.0, 0.0))
+            extremes[name] = (min(low, float(values.min())), max(high, float(values.max())))
+    return {site: extremes[tensor] for site, tensor in graph.sites.items()}
+
+
+def _cached(checkpoint: Checkpoint) -> Any:
+    return cache_folder() / f"{fingerprint(checkpoint)}.ranges.json"
+
+
+def _checked(stored: Any) -> Ranges:
+    if not isinstance(stored, dict):
+        raise AcousticError("The model's INT8 ranges are damaged (expected a table). Calibrate again.")
+    ranges: dict[str, Range] = {}
+    for name, pair in stored.items():
+        finite = isinstance(pair, list | tuple) and len(pair) == 2
+        if not finite or not all(isinstance(end, int | float) and np.isfinite(end) for end in pair):
+            raise AcousticError(f"The INT8 range of {name} is damaged: {pair!r}. Calibrate again.")
+        ranges[str(name)] = (float(pair[0]), float(pair[1]))
+    return ranges

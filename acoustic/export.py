@@ -1,0 +1,271 @@
+"""From a checkpoint to ONNX: FP32, or INT8 where the activations' ranges are known (`acoustic.calibration`).
+
+The file stands alone: normalised features [batch, mels, frames] in, natural-log probabilities
+[batch, outputs, classes] out, batch and time free. All items of a batch have the same number of frames: there
+are no masks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor
+
+from acoustic.checkpoint import Checkpoint
+from acoustic.errors import AcousticError
+from acoustic.folding import fold
+from acoustic.network.assemble import Block, Network
+from acoustic.network.parts import LayerNorm, Normed, Unit
+from acoustic.shape import ModelConfig
+
+Range = tuple[float, float]
+Ranges = Mapping[str, Range]
+Value = NDArray[Any]
+
+OPSET = 17
+LARGEST_WEIGHT = 63
+"""INT8 weights use 7 of their 8 bits: without VNNI (AVX2) products of two neighbours are added in 16 bits,
+which saturate above 2 x 255 x 64. So the file gives the same words on every machine."""
+
+
+def export_onnx(checkpoint: Checkpoint, path: str | Path, ranges: Ranges | None = None) -> Path:
+    """Write the model as one ONNX file, INT8 when ranges are given. It appears whole or not at all."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.part")
+    try:
+        partial.write_bytes(onnx_bytes(checkpoint, ranges))
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def onnx_bytes(checkpoint: Checkpoint, ranges: Ranges | None = None) -> bytes:
+    """The ONNX file's content."""
+    return cast(bytes, build_graph(checkpoint, ranges).model.SerializeToString())
+
+
+@dataclass
+class Graph:
+    """An ONNX graph under construction. `sites` names the tensors whose range INT8 must know."""
+
+    ranges: Ranges | None
+    nodes: list[Any] = field(default_factory=list)
+    constants: list[Any] = field(default_factory=list)
+    sites: dict[str, str] = field(default_factory=dict)
+    config: ModelConfig | None = None
+
+    def node(self, operation: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node; the name of its (one) output."""
+        name = f"{operation.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operation, list(inputs), [name], name=name, **attributes))
+        return name
+
+    def constant(self, value: Value | Tensor) -> str:
+        """Add a constant; its name."""
+        array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(array, name))
+        return name
+
+    def site(self, name: str, tensor: str) -> str:
+        """A tensor that INT8 rounds to 8 bits; in FP32 only its name is noted."""
+        self.sites[name] = tensor
+        if self.ranges is None:
+            return tensor
+        scale, zero = self._step(name)
+        steps = (self.constant(np.array(scale, np.float32)), self.constant(np.array(zero, np.uint8)))
+        return self.node("DequantizeLinear", self.node("QuantizeLinear", tensor, *steps), *steps)
+
+    def convolution(self, x: str, x_site: str, weight: Tensor, bias: Tensor | None, **attributes: Any) -> str:
+        """A convolution over time, in [batch, channels, 1, time]: the fast kernels are the 2-D ones."""
+        kernel = weight.detach().float().numpy()[:, :, None, :]
+        offset = None if bias is None else bias.detach().float().numpy()
+        if self.ranges is None:
+            inputs = [self.constant(kernel)] + ([] if offset is None else [self.constant(offset)])
+        else:
+            inputs = self._rounded_weights(x_site, kernel, offset)
+        return self.node("Conv", x, *inputs, kernel_shape=[1, kernel.shape[-1]], **attributes)
+
+    def _rounded_weights(self, x_site: str, kernel: Value, offset: Value | None) -> list[str]:
+        scale = np.abs(kernel).reshape(kernel.shape[0], -1).max(axis=1) / LARGEST_WEIGHT
+        scale = np.maximum(scale, 1e-12).astype(np.float32)
+        whole = np.round(kernel / scale[:, None, None, None]).astype(np.int8)
+        per_channel = (self.constant(scale), self.constant(np.zeros(len(scale), np.int8)))
+        inputs = [self.node("DequantizeLinear", self.constant(whole), *per_channel, axis=0)]
+        if offset is not None:
+            product = (scale.astype(np.float64) * self._step(x_site)[0]).astype(np.float32)
+            steps = np.clip(np.round(offset / product), -(2**31), 2**31 - 1).astype(np.int32)
+            zeros = self.constant(np.zeros(len(scale), np.int32))
+            inputs.append(
+                self.node("DequantizeLinear", self.constant(steps), self.constant(product), zeros, axis=0)
+            )
+        return inputs
+
+    def _step(self, name: str) -> tuple[float, int]:
+        """Scale and zero point of an activation: zero itself is always hit exactly."""
+        assert self.ranges is not None
+        if name not in self.ranges:
+            raise AcousticError(
+                f"The INT8 ranges do not know {name}: they were measured for another model. Calibrate again."
+            )
+        low, high = min(self.ranges[name][0], 0.0), max(self.ranges[name][1], 0.0)
+        scale = max((high - low) / 255.0, 1e-12)
+        return scale, round(-low / scale)
+
+    @property
+    def model(self) -> Any:
+        """The finished, checked model."""
+        assert self.config is not None
+        mels, classes = self.config.features.mels, self.config.classes
+        graph = helper.make_graph(
+            self.nodes,
+            "silica",
+            [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", mels, "frames"])],
+            [helper.make_tensor_value_info("log_probs", TensorProto.FLOAT, ["batch", "outputs", classes])],
+            self.constants,
+        )
+        model = helper.make_model(
+            graph, producer_name="silica", opset_imports=[helper.make_opsetid("", OPSET)]
+        )
+        model.ir_version = 9
+        onnx.checker.check_model(model)
+        return model
+
+
+@torch.no_grad()
+def build_graph(checkpoint: Checkpoint, ranges: Ranges | None = None) -> Graph:
+    """The whole network as a graph."""
+    network = fold(checkpoint).network()
+    config = network.config
+    graph = Graph(ranges, config=config)
+    x = graph.node("Unsqueeze", "features", graph.constant(np.array([2])))
+    panes = [(graph.site("features", x), "features")]
+    for index, block in enumerate(network.blocks):
+        assert isinstance(block, Block)
+        name = f"blocks.{index}"
+        out = _block(graph, block, name, panes, last=index == len(network.blocks) - 1)
+        panes = [*panes, (out, name)] if network.keeps_panes and index else [(out, name)]
+    _output(graph, network, panes[-1][0])
+    return graph
+
+
+def _block(graph: Graph, block: Block, name: str, panes: Sequence[tuple[str, str]], *, last: bool) -> str:
+    """The block's output; its site is the block's name."""
+    x, site = panes[-1]
+    if block.joins and len(panes) > 1:
+        pieces = [_every(graph, pane, step) for (pane, _), step in zip(panes, block.steps, strict=True)]
+        site = f"{name}.joined"
+        x = graph.site(site, graph.node("Concat", *pieces, axis=1))
+    block_input, input_site = x, site
+    for index, unit in enumerate(block.units):
+        assert isinstance(unit, Unit)
+        unit_name = f"{name}.units.{index}"
+        x = _unit(graph, unit, unit_name, x, site)
+        if index < len(block.units) - 1:
+            site = f"{unit_name}.out"
+            x = graph.site(site, _activated(graph, x, block.activation, rounded=graph.ranges is not None))
+    terms = [block_input] if block.identity else []
+    for index, bypass in enumerate(block.bypasses):
+        assert isinstance(bypass, Normed)
+        source, source_site = panes[index] if block.dense else (block_input, input_site)
+        weight, offset = _weights(bypass)
+        term = graph.convolution(_every(graph, source, cast(int, bypass.stride)), source_site, weight, offset)
+        terms.append(graph.site(f"{name}.bypasses.{index}", _normed(graph, bypass, term)))
+    if terms:
+        x = graph.site(f"{name}.main", x)
+    for index, term in enumerate(terms):
+        x = graph.node("Add", x, term)
+        if index < len(terms) - 1:
+            x = graph.site(f"{name}.sums.{index}", x)
+    # The last block feeds only the output layer, which stays in FP32.
+    rounded = graph.ranges is not None and not last
+    x = _activated(graph, x, block.activation, rounded=rounded)
+    return x if last else graph.site(name, x)
+
+
+def _unit(graph: Graph, unit: Unit, name: str, x: str, site: str) -> str:
+    padding = {
+        "pads": [0, unit.left, 0, unit.right],
+        "strides": [1, unit.stride],
+        "dilations": [1, unit.dilation],
+    }
+    weight, offset = _weights(unit)
+    if unit.depthwise is None:
+        x = graph.convolution(x, site, weight, offset, **padding)
+    else:
+        x = graph.convolution(
+            x, site, unit.depthwise.weight, None, group=len(unit.depthwise.weight), **padding
+        )
+        x = graph.site(f"{name}.depthwise", x)
+        x = graph.convolution(x, f"{name}.depthwise", weight, offset, group=unit.groups)
+    x = _normed(graph, unit, x)
+    return x if unit.groups == 1 else _shuffled(graph, x, unit.groups, len(weight))
+
+
+def _weights(normed: Normed) -> tuple[Tensor, Tensor | None]:
+    return normed.conv.weight, normed.conv.bias
+
+
+def _normed(graph: Graph, normed: Normed, x: str) -> str:
+    """Layer norm over the channels; batch norm is already folded, weight norm is in the weights."""
+    norm = normed.norm
+    if not isinstance(norm, LayerNorm):
+        return x
+    swapped = graph.node("Transpose", x, perm=[0, 2, 3, 1])
+    scaled = graph.node(
+        "LayerNormalization",
+        swapped,
+        graph.constant(norm.weight),
+        graph.constant(norm.bias),
+        axis=-1,
+        epsilon=norm.epsilon,
+    )
+    return graph.node("Transpose", scaled, perm=[0, 3, 1, 2])
+
+
+def _activated(graph: Graph, x: str, kind: str, *, rounded: bool) -> str:
+    if kind == "relu":
+        # Rounding to 8 bits with the range [0, high] cuts off what is negative all by itself.
+        return x if rounded else graph.node("Relu", x)
+    if kind == "clipped_relu":
+        return graph.node("Clip", x, *(graph.constant(np.array(end, np.float32)) for end in (0.0, 20.0)))
+    if kind == "leaky_relu":
+        return graph.node("LeakyRelu", x, alpha=0.01)
+    signal, gate = f"{x}_signal", f"{x}_gate"
+    graph.nodes.append(helper.make_node("Split", [x], [signal, gate], name=f"split_{x}", axis=1))
+    if kind == "gau":
+        signal = graph.node("Tanh", signal)
+    return graph.node("Mul", signal, graph.node("Sigmoid", gate))
+
+
+def _every(graph: Graph, x: str, step: int) -> str:
+    if step == 1:
+        return x
+    bounds = (np.array([0]), np.array([np.iinfo(np.int64).max]), np.array([3]), np.array([step]))
+    return graph.node("Slice", x, *(graph.constant(bound) for bound in bounds))
+
+
+def _shuffled(graph: Graph, x: str, groups: int, channels: int) -> str:
+    apart = graph.node("Reshape", x, graph.constant(np.array([0, groups, channels // groups, -1])))
+    swapped = graph.node("Transpose", apart, perm=[0, 2, 1, 3])
+    return graph.node("Reshape", swapped, graph.constant(np.array([0, channels, 1, -1])))
+
+
+def _output(graph: Graph, network: Network, x: str) -> None:
+    config = network.config
+    weight = network.output.weight.detach().float().numpy()[:, :, None, :]
+    bias = network.output.bias
+    assert bias is not None
+    x = graph.node("Conv", x, graph.constant(weight), graph.constant(bias), kernel_shape=[1, 1])
+    steps = graph.node("Transpose", x, perm=[0, 2, 3, 1])
+    scores = graph.node("Reshape", steps, graph.constant(np.array([0, -1, config.classes])))
+    log_probs = helper.make_node("LogSoftmax", [scores], ["log_probs"], name="log_probs", axis=-1)
+    graph.nodes.append(log_probs)

@@ -1,0 +1,60 @@
+"""Built ONNX files, kept between runs: named by the content they were made from, a bounded number of them.
+
+They live in $SILICA_HOME/cache (else $XDG_CACHE_HOME/silica or ~/.cache/silica). Losing one costs a second.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+from acoustic.checkpoint import Checkpoint
+from acoustic.export import LARGEST_WEIGHT, OPSET, Ranges, export_onnx, onnx_bytes
+
+BUILDER = 1  # raise it when the same checkpoint is built differently
+KEPT_FILES = 12
+
+
+def cache_folder() -> Path:
+    """Where this user's built files are."""
+    home = os.environ.get("SILICA_HOME")
+    if home:
+        return Path(home) / "cache"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "silica"
+
+
+def fingerprint(checkpoint: Checkpoint, ranges: Ranges | None = None) -> str:
+    """A name for exactly these weights in exactly this shape."""
+    digest = hashlib.sha256()
+    rules = [BUILDER, OPSET, LARGEST_WEIGHT, checkpoint.config.to_dict()]
+    digest.update(json.dumps([rules, sorted(ranges.items()) if ranges else None]).encode())
+    for name in sorted(checkpoint.state):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(checkpoint.state[name].detach().cpu().numpy()).data)
+    return digest.hexdigest()[:32]
+
+
+def onnx_content(checkpoint: Checkpoint, ranges: Ranges | None = None) -> bytes:
+    """The model's ONNX file, built unless it was built before (or always, without a place to keep it)."""
+    path = cache_folder() / f"{fingerprint(checkpoint, ranges)}.onnx"
+    try:
+        content = path.read_bytes()
+        path.touch()
+        return content
+    except OSError:
+        pass
+    try:
+        export_onnx(checkpoint, path, ranges)
+        _forget_oldest(path.parent)
+        return path.read_bytes()
+    except OSError:
+        return onnx_bytes(checkpoint, ranges)
+
+
+def _forget_oldest(folder: Path) -> None:
+    files = sorted(folder.glob("*.onnx"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files[KEPT_FILES:]:
+        file.unlink(missing_ok=True)

@@ -1,0 +1,172 @@
+"""The small interface of the two backends and what they share: normalised features, checks, long sound.
+
+A backend holds no state of any stream: the same window gives the same result whoever shares the call with it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from acoustic import config as shapes
+from acoustic.checkpoint import Checkpoint
+from acoustic.errors import AcousticError
+from acoustic.features import FrontEnd
+from acoustic.normalisation import Memory, normalise_fixed, normalise_running, normalise_whole
+from acoustic.shape import FeatureConfig, ModelConfig
+from acoustic.windows import Heard, LogProbs, Samples, StreamWindows, Window, WindowPlan
+
+Device = Literal["cpu", "cuda"]
+Precision = Literal["fp32", "int8", "fp16"]
+
+NOT_FINITE = "the sound of this window is not finite (NaN or infinite samples)"
+NOT_HEARD = "the network gave no finite numbers for this window"
+
+# Whole recordings go through the network in pieces of 30 s with 6 s of context on each side: the memory of a
+# forward pass then has a limit, and no trained network of this family hears anything beyond that.
+PIECE_S = 30.0
+MARGIN_S = 6.0
+
+
+class Backend(Protocol):
+    """A model on a device, ready to run."""
+
+    config: ModelConfig
+    """The model as it is streamed: a front end that normalised over whole utterances is `running` here."""
+    plan: WindowPlan
+    """The windows this model is streamed with unless somebody asks for others."""
+    precision: Precision
+
+    def forward(self, windows: Sequence[Window]) -> list[Heard]:
+        """Each window's log-probabilities, in the order given. A poisoned window spoils only itself."""
+
+    def whole(self, samples: Samples) -> LogProbs:
+        """A whole recording at once [outputs, classes], normalised as the model was trained."""
+
+
+def open_backend(
+    model: str | Path | Checkpoint, device: Device = "cpu", precision: Precision | None = None
+) -> Backend:
+    """A model by name, file or value, on a device. Default precision: the fastest that it is ready for."""
+    from acoustic import catalogue
+
+    checkpoint = model if isinstance(model, Checkpoint) else catalogue.find(model)
+    if device == "cpu":
+        from acoustic.runtime.cpu import CpuBackend
+
+        return CpuBackend(checkpoint, precision)
+    if device == "cuda":
+        from acoustic.runtime.gpu import GpuBackend
+
+        return GpuBackend(checkpoint, "cuda", precision)
+    raise AcousticError(f"There is no device {device!r}: expected cpu or cuda.")
+
+
+def streaming_config(config: ModelConfig) -> ModelConfig:
+    """The configuration a model is streamed with: no stream can normalise over an utterance not yet over."""
+    features = config.features
+    if features.normalise != "utterance":
+        return config
+    if features.mean is not None and features.deviation is not None:
+        return replace(config, features=replace(features, normalise="running"))
+    known = features.mels == len(shapes.SPEECH_MEAN)
+    prior = replace(
+        features,
+        normalise="running",
+        mean=shapes.SPEECH_MEAN if known else (0.0,) * features.mels,
+        deviation=shapes.SPEECH_DEVIATION if known else (1.0,) * features.mels,
+        # A prior for other mel bands than ours would be a guess: start from the stream's own sound alone.
+        prior_frames=features.prior_frames if known else 0,
+    )
+    return replace(config, features=prior)
+
+
+def window_features(
+    front_end: FrontEnd, config: FeatureConfig, window: Window
+) -> tuple[Tensor, Memory | None]:
+    """A window's normalised features [mels, frames], and the memory for the next window of its stream."""
+    span = window.span
+    features = front_end.frames(window.samples, span.first_frame, span.end_frame)
+    if config.normalise == "fixed":
+        return normalise_fixed(config, features), None
+    if window.memory is None and span.index:
+        raise AcousticError(
+            f"Window {span.index} came without its stream's memory: running normalisation needs the windows "
+            "in order (StreamWindows.heard, then StreamWindows.renewed)."
+        )
+    return normalise_running(config, features, window.memory, slice(span.new_first - span.first_frame, None))
+
+
+def kept_outputs(config: ModelConfig, window: Window) -> slice:
+    """Which of a window's outputs are its own."""
+    span = window.span
+    before = span.first_frame // config.frames_per_output
+    return slice(span.keep_first - before, span.keep_end - before)
+
+
+def failed(config: ModelConfig, window: Window, why: str) -> Heard:
+    """The result of a window that could not be heard: its stream's memory stays as it was."""
+    return Heard(window.span, np.zeros((0, config.classes), np.float32), window.memory, why)
+
+
+def whole_features(front_end: FrontEnd, config: FeatureConfig, samples: Samples) -> Tensor:
+    """Normalised features [mels, frames] of a whole recording."""
+    if samples.ndim != 1:
+        raise AcousticError(f"Expected one channel of samples, got the shape {samples.shape}.")
+    if not np.isfinite(samples).all():
+        raise AcousticError("The sound holds samples that are not finite numbers (NaN or infinite).")
+    features = front_end.whole(samples)
+    return normalise_whole(
+        config, features[None], torch.tensor([features.shape[-1]], device=features.device)
+    )[0]
+
+
+def in_pieces(
+    config: ModelConfig, features: Tensor, run: Callable[[Tensor], NDArray[np.float32]]
+) -> LogProbs:
+    """Features of any length through `run` ([mels, frames] to [outputs, classes]) in overlapping pieces."""
+    frames, every = features.shape[-1], config.frames_per_output
+    outputs = config.outputs_for(frames)
+    heard: list[LogProbs] = []
+    for first, keep, end, keep_end in _pieces(config, frames):
+        piece: LogProbs = run(features[:, first:end])
+        heard.append(piece[(keep - first) // every : config.outputs_for(keep_end - first)])
+    if not heard:
+        return np.zeros((0, config.classes), np.float32)
+    joined: LogProbs = np.concatenate(heard)[:outputs]
+    return joined
+
+
+def _pieces(config: ModelConfig, frames: int) -> Iterator[tuple[int, int, int, int]]:
+    """(first, keep, end, keep_end): hear the frames first..end, keep those from keep to keep_end."""
+    step, rate = config.stride_frames, config.frames_per_second
+    hop = -int(-PIECE_S * rate // step) * step
+    left = -int(-min(config.left_frames, MARGIN_S * rate) // step) * step
+    right = int(min(config.look_ahead_frames, MARGIN_S * rate))
+    keep = 0
+    while keep < frames:
+        # A last piece shorter than its own margin would be mostly context: the one before takes it along.
+        keep_end = keep + hop if frames - keep > hop + right else frames
+        yield max(0, keep - left), keep, min(frames, keep_end + right), keep_end
+        keep = keep_end
+
+
+def hear_stream(backend: Backend, samples: Samples, plan: WindowPlan | None = None) -> LogProbs:
+    """A whole recording [outputs, classes] as its stream would be heard, window by window."""
+    stream = StreamWindows(backend.config, plan or backend.plan)
+    heard: list[LogProbs] = []
+    for windows in (stream.push(samples), stream.finish()):
+        for window in windows:
+            result = backend.forward([stream.renewed(window)])[0]
+            if result.error:
+                raise AcousticError(
+                    f"Output {result.span.keep_first} and what follows is unknown: {result.error}."
+                )
+            stream.heard(result)
+            heard.append(result.log_probs)
+    return np.concatenate(heard) if heard else np.zeros((0, backend.config.classes), np.float32)
