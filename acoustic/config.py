@@ -16,11 +16,17 @@ QUARTZNET_BODY = ((33, 256), (39, 256), (51, 512), (63, 512), (75, 512))
 
 
 def jasper(
-    name: str, blocks: int, repeat: int, residual: Residual = "residual", *, mels: int = 64
+    name: str,
+    blocks: int,
+    repeat: int,
+    residual: Residual = "residual",
+    *,
+    mels: int = 64,
+    width: float = 1.0,
 ) -> ModelConfig:
     """Jasper `blocks` x `repeat`: the five kernel sizes share the blocks evenly."""
     body = tuple(
-        BlockConfig(kernel, channels, repeat, residual=residual, dropout=dropout)
+        BlockConfig(kernel, round(channels * width / 16) * 16, repeat, residual=residual, dropout=dropout)
         for kernel, channels, dropout in JASPER_BODY
         for _ in range(blocks // len(JASPER_BODY))
     )
@@ -62,8 +68,9 @@ def quartznet_12x1(name: str) -> ModelConfig:
     return _separable(name, body, BlockConfig(75, 512, separable=True, residual="residual"))
 
 
-# Mean and deviation of each log-mel band over 4.5 hours of training speech (1.6 million frames of LibriSpeech,
-# Common Voice, speechocean762, VoxForge and others): the constants of fixed normalisation, the prior of running.
+# Mean and deviation of each log-mel band over 4.5 hours of training speech (1.6 million frames of
+# LibriSpeech, Common Voice, speechocean762, VoxForge and others): fixed normalisation's constants and
+# running normalisation's prior.
 # Checkpoints carry their own copy; changing these changes only models trained afterwards.
 SPEECH_MEAN: tuple[float, ...] = (
     -13.7,
@@ -232,8 +239,9 @@ _JASPERS = (
     jasper("jasper10x3-wsj", 10, 3, mels=40),
     jasper("jasper10x3dr", 10, 3, "dense_residual"),
     jasper("jasper10x3-plain", 10, 3, "none"),
-    jasper("jasper10x3-densenet", 10, 3, "densenet"),
-    jasper("jasper10x3-dense-rnet", 10, 3, "dense_rnet"),
+    # Concatenation widens every block's input: narrower blocks bring these two near the size of the others.
+    jasper("jasper10x3-densenet", 10, 3, "densenet", width=0.67),
+    jasper("jasper10x3-dense-rnet", 10, 3, "dense_rnet", width=0.66),
     jasper("jasper10x4", 10, 4),
     jasper("jasper10x4dr", 10, 4, "dense_residual"),
     jasper("jasper10x5", 10, 5),

@@ -88,8 +88,8 @@ class FrontEnd(nn.Module):
         config = self.config
         frames = lined_up.unfold(-1, config.window_samples, config.hop_samples) * self.window
         # Where in the FFT the window lies does not matter: only the power is used.
-        spectrum = torch.view_as_real(torch.fft.rfft(frames, n=config.fft_samples))
-        power = spectrum.square().sum(dim=-1)
+        spectrum = torch.fft.rfft(frames, n=config.fft_samples)
+        power = spectrum.real.square() + spectrum.imag.square()
         return torch.log(power @ self.filters + config.log_floor).transpose(-1, -2)
 
     def frames(self, samples: Samples, first_frame: int, end_frame: int) -> Tensor:

@@ -1,0 +1,130 @@
+"""NVIDIA NeMo's `.nemo` archives of Jasper and QuartzNet: a tar of a YAML description and saved weights."""
+
+import math
+import tarfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from acoustic.checkpoint import Checkpoint
+from acoustic.config import FEATURES, SPEECH_DEVIATION, SPEECH_MEAN
+from acoustic.errors import AcousticError
+from acoustic.importers.jasper_layout import BlockShape, convert, shape_of, sort_out
+from acoustic.importers.untrusted import load_tensors, read_archive, stream
+from acoustic.shape import BlockConfig, FeatureConfig, ModelConfig
+
+CONFIG, WEIGHTS = "model_config.yaml", "model_weights.ckpt"
+
+
+def recognises(path: Path) -> bool:
+    """Whether this may be such an archive."""
+    return path.is_file() and (path.suffix == ".nemo" or tarfile.is_tarfile(path))
+
+
+def read(path: Path) -> Checkpoint:
+    """The archive as a checkpoint."""
+    members = read_archive(path, {CONFIG, WEIGHTS})
+    table = _table(path, members[CONFIG])
+    state = load_tensors(stream(members[WEIGHTS]), f"{path}:{WEIGHTS}")
+    if not isinstance(state, Mapping):
+        raise AcousticError(f"{path}:{WEIGHTS} holds no table of tensors.")
+    blocks, decoder = sort_out(state)
+    try:
+        config = _config(path.stem, table, [shape_of(block) for block in blocks])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise AcousticError(f"{path}:{CONFIG} lacks something or has it wrong: {error!r}.") from error
+    card = {"title": path.stem, "imported_from": "NVIDIA NeMo archive"}
+    checkpoint = Checkpoint(config, convert(blocks, decoder), card)
+    checkpoint.network()  # refuses shapes that do not fit, in words
+    return checkpoint
+
+
+def _table(path: Path, text: bytes) -> Mapping[str, Any]:
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise AcousticError("Reading .nemo archives needs PyYAML: `pip install pyyaml`.") from error
+    try:
+        table = yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise AcousticError(f"{path}:{CONFIG} is no readable YAML: {error}.") from error
+    if not isinstance(table, dict):
+        raise AcousticError(f"{path}:{CONFIG} holds no table.")
+    return cast("Mapping[str, Any]", table.get("model", table))
+
+
+def _config(name: str, table: Mapping[str, Any], shapes: list[BlockShape]) -> ModelConfig:
+    encoder = _settings(table["encoder"])
+    rows = encoder["jasper"]
+    if len(rows) != len(shapes):
+        raise AcousticError(f"{CONFIG} describes {len(rows)} blocks, the weights hold {len(shapes)}.")
+    if encoder.get("activation", "relu") != "relu":
+        raise AcousticError(
+            f"The activation {encoder['activation']!r} is not relu, that of all published ones."
+        )
+    decoder = _settings(table["decoder"])
+    dense = any(shape.projections > 1 for shape in shapes)
+    return ModelConfig(
+        name=name,
+        features=_features(_settings(table["preprocessor"])),
+        blocks=tuple(_block(row, shape, dense) for row, shape in zip(rows, shapes, strict=True)),
+        alphabet="".join(decoder.get("vocabulary") or table["labels"]),
+        masks="conv" if encoder.get("conv_mask", True) else "none",
+    )
+
+
+def _settings(section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """NeMo 1.x wrote `params` below a class name, 0.x and later wrote the settings themselves."""
+    return cast("Mapping[str, Any]", section.get("params", section))
+
+
+def _block(row: Mapping[str, Any], shape: BlockShape, dense: bool) -> BlockConfig:
+    stride, dilation = _single(row.get("stride", 1)), _single(row.get("dilation", 1))
+    if stride > 1 and shape.repeat > 1:
+        raise AcousticError(
+            f"A block of {shape.repeat} sub-blocks with stride {stride}: NeMo strides in each of them, "
+            "which Silica's blocks do not."
+        )
+    if _single(row["kernel"]) != shape.kernel or row["filters"] != shape.channels:
+        raise AcousticError(f"{CONFIG} and the weights disagree on a block: {dict(row)} against {shape}.")
+    residual = "dense_residual" if dense else "residual"
+    return BlockConfig(
+        kernel=shape.kernel,
+        channels=shape.channels,
+        repeat=shape.repeat,
+        stride=stride,
+        dilation=dilation,
+        separable=shape.separable,
+        residual=cast(Any, residual if shape.projections else "none"),
+        groups=shape.groups,
+        dropout=float(row.get("dropout", 0.0)),
+    )
+
+
+def _single(value: Any) -> int:
+    """NeMo writes numbers of one dimension as `[33]` or `33`."""
+    return int(value[0]) if isinstance(value, list) else int(value)
+
+
+def _features(settings: Mapping[str, Any]) -> FeatureConfig:
+    normalise = settings.get("normalize", "per_feature")
+    if normalise != "per_feature":
+        raise AcousticError(f"The front end normalises {normalise!r}; only 'per_feature' networks are read.")
+    if int(settings.get("frame_splicing", 1)) != 1 or settings.get("window", "hann") != "hann":
+        raise AcousticError("The front end splices frames or has another window than Hann.")
+    rate = int(settings.get("sample_rate", 16_000))
+    mels = int(settings.get("features", 64))
+    window = round(float(settings.get("window_size", 0.02)) * rate)
+    priors = mels == FEATURES.mels
+    return replace(
+        FEATURES,
+        sample_rate=rate,
+        mels=mels,
+        window_samples=window,
+        hop_samples=round(float(settings.get("window_stride", 0.01)) * rate),
+        fft_samples=int(settings.get("n_fft") or 2 ** math.ceil(math.log2(window))),
+        high_hz=rate / 2,
+        mean=SPEECH_MEAN if priors else None,
+        deviation=SPEECH_DEVIATION if priors else None,
+    )

@@ -1,0 +1,76 @@
+"""Reading pickled weights and archives from strangers: limits, no links, no code.
+
+Nothing is written to disk and nothing but tensors and plain values is unpickled.
+"""
+
+import io
+import pickle
+import tarfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import torch
+
+from acoustic.errors import AcousticError
+
+LARGEST_MEMBER_BYTES = 4 * 1024**3
+MOST_MEMBERS = 256
+
+
+def load_tensors(source: IO[bytes] | Path, name: str) -> Any:
+    """What `torch.save` wrote, if it holds tensors and plain values only."""
+    try:
+        return torch.load(source, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise AcousticError(
+            f"{name} was refused: it holds more than tensors and plain values, or is damaged. "
+            "Loading such a file could run code of its maker."
+        ) from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
+        raise AcousticError(
+            f"{name} cannot be read as saved weights: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def read_archive(path: Path, wanted: set[str], largest_bytes: int = LARGEST_MEMBER_BYTES) -> dict[str, bytes]:
+    """The wanted members of a tar archive (plain or compressed), by their names without `./`.
+
+    One unsafe member spoils the archive: absolute paths, `..`, links, devices, too many or too large.
+    """
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, "r:*") as archive:
+            for count, member in enumerate(archive, start=1):
+                _check_member(path, member, count, largest_bytes)
+                name = str(PurePosixPath(member.name))
+                if member.isfile() and name in wanted:
+                    opened = archive.extractfile(member)
+                    if opened is not None:
+                        found[name] = opened.read(largest_bytes)
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise AcousticError(f"{path} cannot be read as an archive: {error}.") from error
+    missing = sorted(wanted - set(found))
+    if missing:
+        raise AcousticError(f"{path} lacks {', '.join(missing)}: it is no complete archive of a model.")
+    return found
+
+
+def _check_member(path: Path, member: tarfile.TarInfo, count: int, largest_bytes: int) -> None:
+    name = PurePosixPath(member.name)
+    problem = ""
+    if count > MOST_MEMBERS:
+        problem = f"more than {MOST_MEMBERS} members"
+    elif name.is_absolute() or ".." in name.parts or "\\" in member.name:
+        problem = f"a path that leads outside ({member.name!r})"
+    elif not (member.isfile() or member.isdir()):
+        problem = f"a link or device ({member.name!r})"
+    elif member.size > largest_bytes:
+        problem = f"{member.name!r} of {member.size} bytes, more than {largest_bytes}"
+    if problem:
+        raise AcousticError(f"{path} was refused: it holds {problem}.")
+
+
+def stream(data: bytes) -> IO[bytes]:
+    """Bytes as a file."""
+    return io.BytesIO(data)

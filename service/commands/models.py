@@ -1,0 +1,185 @@
+"""`silica models`: which acoustic models there are, and bringing weights in and out."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from acoustic.catalogue import Entry
+    from acoustic.checkpoint import Checkpoint
+
+HELP = "list, show, pull, import and export acoustic models"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The sub-verbs."""
+    verbs = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = verbs.add_parser("list", help="every model with a name, and whether its weights are here")
+    show = verbs.add_parser("show", help="shape, contexts and card of one model")
+    show.add_argument("model", help="a name, or the path of a checkpoint")
+    pull = verbs.add_parser("pull", help="fetch published weights from their maker")
+    pull.add_argument("name", nargs="?", help="a published name; without it, the known ones are listed")
+    pull.add_argument("--address", help="fetch from this address instead (a mirror)")
+    pull.add_argument("--sha256", help="refuse anything but the file with this checksum")
+    bring = verbs.add_parser("import", help="bring in a .nemo, .pt, folded QuartzNet folder or checkpoint")
+    bring.add_argument("path", type=Path)
+    bring.add_argument("--name", help="what to call it here (default: from the file's name)")
+    export = verbs.add_parser("export", help="write a model as one file to serve or give away")
+    export.add_argument("model", help="a name, or the path of a checkpoint")
+    export.add_argument("file", type=Path, help="the file to write")
+    form = export.add_mutually_exclusive_group()
+    form.add_argument("--fp16", action="store_true", help="16-bit weights: half the size")
+    form.add_argument("--int8", action="store_true", help="8-bit weights, a scale for each channel")
+    form.add_argument("--onnx", action="store_true", help="an ONNX graph with dynamic batch and time")
+    export.add_argument("--keep-norm", action="store_true", help="leave batch norm unfolded, to train on")
+    for verb in (listing, show, pull, bring, export):
+        verb.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else there")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """One sub-verb; all of them answer with a table that --json prints as it is."""
+    action = {"list": _list, "show": _show, "pull": _pull, "import": _import, "export": _export}
+    answer, lines = action[arguments.action](arguments)
+    if arguments.json:
+        print(json.dumps(answer))
+    else:
+        print("\n".join(lines))
+    return 0
+
+
+Answer = tuple[dict[str, Any], list[str]]
+
+
+def _list(arguments: argparse.Namespace) -> Answer:
+    from acoustic import catalogue
+
+    default = catalogue.SHIPPED if catalogue.shipped_path().is_file() else None
+    rows = [_summary(entry) for entry in catalogue.entries()]
+    for row in rows:
+        row["default"] = row["name"] == default
+    lines = [f"{'model':<24}{'parameters':>13}{'field':>9}{'ahead':>9}  weights"]
+    for row in rows:
+        here = f"here ({row['origin']})" if row["weights_here"] else "-"
+        mark = ", used by default" if row["default"] else ""
+        lines.append(
+            f"{row['name']:<24}{row['parameters']:>13,}{row['receptive_field_s']:>8.2f}s"
+            f"{row['look_ahead_s']:>8.2f}s  {here}{mark}"
+        )
+    return {"models": rows, "folder": str(catalogue.models_folder())}, lines
+
+
+def _show(arguments: argparse.Namespace) -> Answer:
+    from acoustic import catalogue
+    from acoustic.catalogue import Entry
+    from acoustic.config import published
+
+    name = arguments.model
+    if catalogue.locate(name) is None and name in published:
+        entry, card = Entry(name, published[name], None, "published"), {}
+    else:
+        model = catalogue.find(name)
+        entry, card = (
+            Entry(name, model.config, catalogue.locate(name) or Path(name), "file"),
+            dict(model.card),
+        )
+    config = entry.config
+    answer = _summary(entry) | {"card": card, "config": config.to_dict()}
+    step_ms = config.stride_frames * 1000 / config.frames_per_second
+    lines = [
+        f"{config.name}: {answer['parameters']:,} parameters, "
+        f"weights {'at ' + str(entry.path) if entry.path else 'not here'}",
+        f"  hears {answer['receptive_field_s']:.2f} s, of which {answer['look_ahead_s']:.2f} s ahead; "
+        f"a step of {step_ms:.0f} ms gives {config.outputs_per_step} output(s)",
+        f"  {config.features.mels} mel bands at {config.features.sample_rate} Hz, normalised by "
+        f"`{config.features.normalise}`; norm `{config.norm}`, activation `{config.activation}`",
+        "  block  kernel  channels  repeat  stride  dilation  bypass",
+    ]
+    for index, block in enumerate(config.blocks):
+        kind = "separable " if block.separable else ""
+        lines.append(
+            f"  {index:>5}  {block.kernel:>6}  {block.channels:>8}  {block.repeat:>6}  {block.stride:>6}  "
+            f"{block.dilation:>8}  {kind}{block.residual}"
+        )
+    lines += [f"  {key}: {value}" for key, value in card.items()]
+    return answer, lines
+
+
+def _pull(arguments: argparse.Namespace) -> Answer:
+    from dataclasses import replace
+
+    from acoustic import publishers
+
+    if arguments.name is None:
+        table = [
+            {"name": one.name, "title": one.title, "address": one.address, "terms": one.terms}
+            for one in publishers.PUBLICATIONS.values()
+        ]
+        return {"known": table}, [
+            f"{one['name']:<20}{one['title']}\n{'':<20}{one['address']}" for one in table
+        ]
+    if arguments.address:
+        wanted = publishers.Publication(
+            arguments.name, arguments.name, arguments.address, "as its source says"
+        )
+    else:
+        wanted = publishers.publication(arguments.name)
+    wanted = replace(wanted, sha256=arguments.sha256 or wanted.sha256)
+    print(f"{wanted.title}\n{wanted.address}\n{wanted.terms}", file=sys.stderr)
+    path, digest = publishers.pull(wanted, _progress)
+    print(file=sys.stderr)
+    answer = {"name": wanted.name, "path": str(path), "sha256": digest}
+    return answer, [f"{wanted.name} is in {path}", f"SHA-256 of what was fetched: {digest}"]
+
+
+def _progress(done: int, total: int | None) -> None:
+    share = f" of {total / 1e6:.1f}" if total else ""
+    print(f"\r{done / 1e6:.1f}{share} MB", end="", file=sys.stderr, flush=True)
+
+
+def _import(arguments: argparse.Namespace) -> Answer:
+    from acoustic import catalogue, importers
+
+    model = importers.read(arguments.path)
+    name = catalogue.check_name(arguments.name or arguments.path.resolve().name.split(".")[0])
+    path = catalogue.install(name, model)
+    answer = {"name": name, "path": str(path), "imported_from": model.card.get("imported_from", "checkpoint")}
+    return answer, [f"{name} is in {path}", f"Use it with --model {name}."]
+
+
+def _export(arguments: argparse.Namespace) -> Answer:
+    from acoustic import catalogue, checkpoint
+    from acoustic.folding import fold
+
+    model = catalogue.find(arguments.model)
+    if not arguments.keep_norm:
+        model = fold(model)
+    if arguments.onnx:
+        path = _export_onnx(model, arguments.file)
+    else:
+        dtype: checkpoint.Dtype = "fp16" if arguments.fp16 else "int8" if arguments.int8 else "fp32"
+        path = checkpoint.save(arguments.file, model.config, model.state, model.card, dtype)
+    size = path.stat().st_size
+    return {"path": str(path), "bytes": size}, [f"{path}, {size / 1e6:.1f} MB"]
+
+
+def _export_onnx(model: "Checkpoint", file: Path) -> Path:
+    from acoustic.export import export_onnx
+
+    return export_onnx(model, file)
+
+
+def _summary(entry: "Entry") -> dict[str, Any]:
+    from acoustic.network import parameter_count
+
+    config = entry.config
+    return {
+        "name": entry.name,
+        "parameters": parameter_count(config),
+        "receptive_field_s": round(config.receptive_field_s, 3),
+        "look_ahead_s": round(config.look_ahead_s, 3),
+        "weights_here": entry.path is not None,
+        "origin": entry.origin,
+        "path": str(entry.path) if entry.path else None,
+    }
