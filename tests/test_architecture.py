@@ -1,4 +1,4 @@
-"""The house's walls: which package may import which, no circles, no overgrown files, verbs that start at once.
+"""The house's walls: who may import whom, no circles, no overgrown files, verbs that start at once.
 
 Reads every import as text; runs nothing.
 """

@@ -65,6 +65,11 @@ def choose_target(transcript: str | None, heard: str, most_difference: float = 0
     return Target(heard, True) if heard else None
 
 
+def clip_key(audio: Path, base: Path) -> str:
+    """What a clip is called in the labels of the manifest in the folder `base`."""
+    return str(audio.relative_to(base)) if audio.is_relative_to(base) else str(audio)
+
+
 class LabelFolder:
     """The labels of one manifest. Read anywhere; written by one labeller at a time."""
 

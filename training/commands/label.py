@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from lm.decoders import open_decoder
     from training.data.manifests import read_manifest
     from training.data.sound import ClipError, read_clip
-    from training.labels import LabelFolder
+    from training.labels import LabelFolder, clip_key
 
     torch.set_num_threads(1)
     backend = open_backend(arguments.teacher, "cpu", arguments.precision)
@@ -51,13 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
     with show:
         for path in arguments.manifest:
             name = path.name if path.is_dir() else path.stem
+            base = path if path.is_dir() else path.parent
             clips = read_manifest(path)[: arguments.limit]
             with LabelFolder(arguments.out / name, backend.config.classes) as labels:
                 task = show.add_task(name, total=len(clips), completed=0)
                 began, sound_s, broken = time.monotonic(), 0.0, 0
                 for clip in clips:
                     show.advance(task)
-                    if clip.audio.name in labels.labels:
+                    key = clip_key(clip.audio, base)
+                    if key in labels.labels:
                         continue
                     try:
                         sound = read_clip(clip.audio)
@@ -68,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
                     log_probs = backend.whole(sound)
                     utterance = greedy.start()
                     utterance.push(log_probs)
-                    labels.append(clip.audio.name, utterance.finish()[0].text, log_probs)
+                    labels.append(key, utterance.finish()[0].text, log_probs)
                     sound_s += clip.duration_s
                 speed = sound_s / max(time.monotonic() - began, 1e-9)
                 wordless = sum(not label.words for label in labels.labels.values())

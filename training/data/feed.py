@@ -40,6 +40,7 @@ class Batch:
     target_lengths: Tensor
     names: tuple[str, ...]
     seed: int
+    step: int = 0
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -142,7 +143,7 @@ class Feed:
         pieces = [mine[part :: self.share.accumulation] for part in range(self.share.accumulation)]
         first = self.share.rank * self.share.accumulation
         return [
-            self._batch(piece, longest_s, batch_seed(self.seed, step, first + part))
+            replace(self._batch(piece, longest_s, batch_seed(self.seed, step, first + part)), step=step)
             for part, piece in enumerate(pieces)
         ]
 

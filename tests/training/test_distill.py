@@ -1,0 +1,145 @@
+"""The losses of a distillation mean what they say, and a student really learns from a teacher."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from acoustic.checkpoint import Checkpoint
+from acoustic.config import published
+from acoustic.network import build
+from training.augment import Alteration, Altered
+from training.data.feed import Batch
+from training.data.manifests import Clip
+from training.distill import (
+    Answer,
+    DistilObjective,
+    LiveTeacher,
+    Stored,
+    StoredTeacher,
+    Weights,
+    character_loss,
+    frame_loss,
+    greedy_labels,
+    labelled_clips,
+    nearby_characters,
+    words_loss,
+)
+from training.labels import LabelFolder
+
+BLANK = 28
+CLASSES = 29
+
+
+def path_of(symbols: list[int], sure: float = 0.99) -> torch.Tensor:
+    """Log-probabilities [1, outputs, classes] that write these symbols, one an output."""
+    probabilities = torch.full((1, len(symbols), CLASSES), (1 - sure) / (CLASSES - 1))
+    for place, symbol in enumerate(symbols):
+        probabilities[0, place, symbol] = sure
+    return probabilities.log()
+
+
+def no_change(sound: torch.Tensor, lengths: torch.Tensor) -> Altered:
+    return Altered(sound, lengths, lengths.clone())
+
+
+def test_greedy_labels_leave_out_repeats_blanks_and_padding() -> None:
+    log_probs = path_of([3, 3, BLANK, 3, 5, BLANK, 7])
+    assert [row.tolist() for row in greedy_labels(log_probs, torch.tensor([6]), BLANK)] == [[3, 3, 5]]
+
+
+def test_a_character_reaches_160_ms() -> None:
+    log_probs = path_of([BLANK] * 10 + [4] + [BLANK] * 20 + [9] + [BLANK] * 3)
+    wanted = nearby_characters(log_probs, torch.tensor([33]), BLANK)[0].tolist()
+    assert wanted[:2] == [-1, -1] and wanted[2:19] == [4] * 17
+    assert wanted[19:23] == [-1] * 4 and wanted[23:33] == [9] * 10
+    assert wanted[33:] == [-1, -1], "beyond the row's end nothing is wanted"
+
+
+def test_losses_are_nothing_when_the_student_is_the_teacher() -> None:
+    teacher = path_of([3, BLANK, 5, BLANK], sure=1 - 1e-6)
+    answer = Answer(teacher, torch.tensor([4]), (None,))
+    assert float(frame_loss(teacher, answer)) < 1e-4
+    other = path_of([5, BLANK, 3, BLANK])
+    assert float(frame_loss(other, answer)) > 1
+    assert float(character_loss(other, answer, BLANK)) > float(character_loss(teacher, answer, BLANK))
+
+
+def test_rows_without_words_or_answer_count_nothing() -> None:
+    log_probs = path_of([3, BLANK, 5, BLANK]).repeat(2, 1, 1).requires_grad_()
+    answer = Answer(log_probs.detach(), torch.tensor([0, 4]), (None, None))
+    words = words_loss(log_probs, torch.tensor([4, 4]), torch.tensor([3, 5]), torch.tensor([0, 2]), BLANK)
+    assert words.detach()[0] == 0 and words.detach()[1] > 0
+    assert frame_loss(log_probs.detach(), answer)[0] == 0
+    assert character_loss(log_probs.detach(), answer, BLANK)[0] == 0
+    words.sum().backward()
+    assert log_probs.grad is not None and torch.isfinite(log_probs.grad).all()
+
+
+def test_a_stored_answer_follows_the_speed(tmp_path: Path) -> None:
+    with LabelFolder(tmp_path, CLASSES) as labels:
+        labels.append("a.opus", "c e", path_of([3] * 40 + [5] * 40)[0].numpy())
+    teacher = StoredTeacher({"/x/a.opus": Stored(labels, "a.opus")}, CLASSES)
+    batch = Batch(
+        torch.zeros(2, 32000),
+        torch.tensor([25600, 25600]),
+        torch.tensor([3]),
+        torch.tensor([1, 0]),
+        ("/x/a.opus", "b"),
+        0,
+    )
+    fast = Altered(torch.zeros(2, 12800), torch.tensor([12800, 12800]), torch.tensor([12800, 12800]))
+    answer = teacher.answer(batch, fast, 50)
+    assert answer.outputs.tolist() == [40, 0]
+    assert answer.log_probs[0, :40].argmax(-1).tolist() == [3] * 20 + [5] * 20
+
+
+def test_clips_get_the_text_they_are_to_teach(tmp_path: Path) -> None:
+    with LabelFolder(tmp_path / "labels", CLASSES) as labels:
+        for name, words in {"right": "so it is", "wrong": "something else", "mute": ""}.items():
+            labels.append(f"{name}.opus", words, path_of([3, BLANK])[0].numpy())
+    clips = [
+        Clip(tmp_path / "right.opus", 1.0, "so it is"),
+        Clip(tmp_path / "wrong.opus", 1.0, "so it is"),
+        Clip(tmp_path / "mute.opus", 1.0, None),
+        Clip(tmp_path / "unlabelled.opus", 1.0, "known"),
+        Clip(tmp_path / "nothing.opus", 1.0, None),
+    ]
+    labelled = labelled_clips(clips, tmp_path, labels)
+    assert [clip.audio.stem for clip in labelled.clips] == ["right", "wrong", "unlabelled"]
+    assert [Path(name).stem for name in labelled.answers] == ["right"]
+
+
+def test_a_student_learns_what_its_live_teacher_writes() -> None:
+    torch.manual_seed(3)
+    config = published["tiny"]
+    teacher_net = build(config).eval()
+    teacher = LiveTeacher(Checkpoint(config, teacher_net.state_dict()), torch.device("cpu"))
+    objective = DistilObjective(
+        config,
+        torch.device("cpu"),
+        teacher,
+        weights=Weights(0.0, 1.0, 0.0),
+        alteration=Alteration(splice=0.0),
+    )
+    student = build(config).train()
+    optimiser = torch.optim.AdamW(student.parameters(), lr=1e-2)
+    sound = torch.from_numpy(np.random.default_rng(1).normal(size=(4, 16000)).astype(np.float32) * 0.1)
+    lengths = torch.full((4,), 16000)
+    losses = []
+    for step in range(40):
+        batch = Batch(
+            sound,
+            lengths,
+            torch.zeros(0, dtype=torch.long),
+            torch.zeros(4, dtype=torch.long),
+            ("",) * 4,
+            step,
+            step,
+        )
+        loss = objective(student, batch)
+        optimiser.zero_grad()
+        loss.total.backward()
+        optimiser.step()
+        losses.append(float(loss.total.detach()))
+    assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:5])

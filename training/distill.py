@@ -1,0 +1,274 @@
+"""Distillation: a student writes the words that a teacher (or a transcript) gives, with the teacher's frames beside it.
+
+Words by CTC are what teaches; the frame-wise distance and the characters spread over time are its companions.
+The teacher's answer is either stored (`silica label`) and stretched to the altered sound, or given on the spot
+for the very sound that the student hears.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from acoustic.checkpoint import Checkpoint
+from acoustic.features import FrontEnd
+from acoustic.shape import ModelConfig
+from training.augment import Alteration, Altered, Banks, alter
+from training.data.feed import Batch
+from training.data.manifests import Clip
+from training.features import DITHER, batch_features
+from training.labels import LabelFolder, choose_target, clip_key
+from training.objectives import FeatureMasks, Loss
+
+CHARACTER_REACH_OUTPUTS = 8
+"""A character counts for the outputs within 160 ms of where the teacher wrote it."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How much each loss counts; each is a mean over its row's characters or outputs."""
+
+    words: float = 1.0
+    frames: float = 0.3
+    characters: float = 0.3
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """Strength of the alteration: `first` at step 0, 1 at `steps`. Light at the start, or nothing is learned."""
+
+    first: float = 0.2
+    steps: int = 20_000
+
+    def at(self, step: int) -> float:
+        """The strength of one step."""
+        return min(1.0, self.first + (1.0 - self.first) * step / max(1, self.steps))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the teacher says of a batch: log-probabilities [rows, outputs, classes], how many outputs count in each row
+    (0: this row has no answer to compare with), and words for rows that have no transcript."""
+
+    log_probs: Tensor
+    outputs: Tensor
+    words: tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a clip's answer lies."""
+
+    folder: LabelFolder
+    key: str
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Clips to train on, and the stored answers that agree with their text, by the clip's path."""
+
+    clips: list[Clip]
+    answers: dict[str, Stored]
+
+
+class Teacher(Protocol):
+    """Stored or live."""
+
+    def answer(self, batch: Batch, altered: Altered, outputs: int) -> Answer:
+        """For the altered sound, as many outputs as the student makes."""
+
+
+class StoredTeacher:
+    """Answers that `silica label` kept, stretched where the sound was played faster or slower."""
+
+    def __init__(self, answers: Mapping[str, "Stored"], classes: int) -> None:
+        self.answers = answers
+        self.classes = classes
+
+    def answer(self, batch: Batch, altered: Altered, outputs: int) -> Answer:
+        """Rows without a stored answer count no outputs."""
+        device = altered.sound.device
+        stretched = torch.zeros(len(batch), outputs, self.classes)
+        counted = torch.zeros(len(batch), dtype=torch.long)
+        before, after = batch.lengths.tolist(), altered.lengths.tolist()
+        for row, name in enumerate(batch.names):
+            if name not in self.answers:
+                continue
+            stored = self.answers[name]
+            heard = stored.folder.log_probs(stored.key)
+            wanted = min(outputs, round(len(heard) * after[row] / max(1, before[row])))
+            taken = (np.arange(wanted) + 0.5) * len(heard) / max(1, wanted)
+            stretched[row, :wanted] = torch.from_numpy(heard[taken.astype(np.int64)])
+            counted[row] = wanted
+        return Answer(stretched.to(device), counted.to(device), (None,) * len(batch))
+
+
+class LiveTeacher:
+    """The teacher's network inside the step: it hears what the student hears, however altered (function matching)."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+        self.config = checkpoint.config
+        self.network = checkpoint.network().to(device).eval().requires_grad_(False)
+        self.front_end = FrontEnd(self.config.features).to(device)
+
+    @torch.no_grad()
+    def answer(self, batch: Batch, altered: Altered, outputs: int) -> Answer:
+        """All rows; words for every one (used where the clip has no transcript, or was cut and joined)."""
+        features, frames = batch_features(self.front_end, altered.sound, altered.lengths)
+        log_probs, counted = self.network(features, frames)
+        log_probs = F.pad(log_probs.float(), (0, 0, 0, max(0, outputs - log_probs.shape[1])))[:, :outputs]
+        counted = counted.clamp(max=outputs)
+        return Answer(log_probs, counted, greedy_labels(log_probs, counted, self.config.blank))
+
+
+class DistilObjective:
+    """One step of distillation on altered sound."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        teacher: Teacher,
+        *,
+        weights: Weights = Weights(),
+        alteration: Alteration | None = None,
+        ramp: Ramp = Ramp(),
+        banks: Banks | None = None,
+        masks: FeatureMasks = FeatureMasks(),  # noqa: B008 (frozen)
+        dither: float = DITHER,
+    ) -> None:
+        self.config = config
+        self.teacher = teacher
+        self.weights = weights
+        self.alteration = alteration or Alteration()
+        self.ramp = ramp
+        self.banks = banks
+        self.masks = masks
+        self.dither = dither
+        self.front_end = FrontEnd(config.features).to(device)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Loss:
+        generator = torch.Generator().manual_seed(batch.seed)
+        plan = self.alteration.scaled(self.ramp.at(batch.step))
+        with torch.no_grad():
+            altered = alter(batch.sound, batch.lengths, plan, generator, self.banks)
+            features, frames = batch_features(
+                self.front_end, altered.sound, altered.lengths, dither=self.dither, generator=generator
+            )
+            features = self.masks.apply(features, frames, generator)
+        log_probs, outputs = model(features, frames)
+        log_probs = log_probs.float()
+        answer = self.teacher.answer(batch, altered, log_probs.shape[1])
+        targets, target_lengths = self._targets(batch, altered, answer)
+        words = words_loss(log_probs, outputs, targets, target_lengths, self.config.blank)
+        frames_apart = frame_loss(log_probs, answer)
+        characters = character_loss(log_probs, answer, self.config.blank)
+        rows = (
+            self.weights.words * words
+            + self.weights.frames * frames_apart
+            + self.weights.characters * characters
+        )
+        figures = {"words": words.sum(), "frames": frames_apart.sum(), "characters": characters.sum()}
+        return Loss(rows.sum(), len(batch), figures)
+
+    def _targets(self, batch: Batch, altered: Altered, answer: Answer) -> tuple[Tensor, Tensor]:
+        """The transcript's labels where the clip has one and was not spliced with another, else the teacher's."""
+        device = altered.sound.device
+        whole = (altered.cut_at.to(device) >= altered.lengths.to(device)).tolist()
+        chosen: list[Tensor] = []
+        for row, own in enumerate(torch.split(batch.targets, batch.target_lengths.tolist())):
+            heard = answer.words[row]
+            believed = own if heard is None or (len(own) and whole[row]) else heard
+            chosen.append(believed.to(device))
+        lengths = torch.tensor([len(labels) for labels in chosen], device=device)
+        return torch.cat(chosen), lengths
+
+
+def words_loss(
+    log_probs: Tensor, outputs: Tensor, targets: Tensor, target_lengths: Tensor, blank: int
+) -> Tensor:
+    """CTC of each row, per character; rows without words, or with more of them than fit, count nothing."""
+    losses = F.ctc_loss(
+        log_probs.transpose(0, 1),
+        targets,
+        outputs,
+        target_lengths,
+        blank,
+        reduction="none",
+        zero_infinity=True,
+    )
+    return losses / target_lengths.to(losses.device).clamp(min=1) * (target_lengths.to(losses.device) > 0)
+
+
+def frame_loss(log_probs: Tensor, answer: Answer) -> Tensor:
+    """Kullback-Leibler distance of each row from the teacher, per output."""
+    inside = _inside(answer)
+    apart = (answer.log_probs.exp() * (answer.log_probs - log_probs)).sum(-1)
+    return torch.where(inside, apart, 0.0).sum(1) / inside.sum(1).clamp(min=1)
+
+
+def character_loss(log_probs: Tensor, answer: Answer, blank: int) -> Tensor:
+    """Cross entropy of each row with the characters that the teacher wrote nearby, blank left out of the choice.
+
+    It says what is being said at every moment and nothing about when to write it: the way off the plateau
+    where a young student writes nothing but blanks.
+    """
+    wanted = nearby_characters(answer.log_probs, answer.outputs, blank)
+    spoken = log_probs[..., :blank]
+    chosen = (spoken - torch.logsumexp(spoken, -1, keepdim=True)).gather(2, wanted.clamp(min=0)[..., None])[
+        ..., 0
+    ]
+    there = wanted >= 0
+    return -torch.where(there, chosen, 0.0).sum(1) / there.sum(1).clamp(min=1)
+
+
+def nearby_characters(log_probs: Tensor, outputs: Tensor, blank: int) -> Tensor:
+    """The character written nearest to each output [rows, outputs]; -1 where none is near or the row is over."""
+    best = log_probs.argmax(-1)
+    index = torch.arange(best.shape[1], device=best.device)[None, :].expand_as(best)
+    written = (best != blank) & (index < outputs.to(best.device)[:, None])
+    far = best.shape[1] + CHARACTER_REACH_OUTPUTS + 1
+    before = torch.where(written, index, -far).cummax(1).values
+    after = torch.where(written, index, 2 * far).flip(1).cummin(1).values.flip(1)
+    nearest = torch.where(index - before <= after - index, before, after)
+    near = ((nearest - index).abs() <= CHARACTER_REACH_OUTPUTS) & (index < outputs.to(best.device)[:, None])
+    return torch.where(near, best.gather(1, nearest.clamp(0, best.shape[1] - 1)), -1)
+
+
+def greedy_labels(log_probs: Tensor, outputs: Tensor, blank: int) -> tuple[Tensor, ...]:
+    """The labels of the best path of each row, repeats and blanks taken out, spaces at the ends too."""
+    best = log_probs.argmax(-1)
+    index = torch.arange(best.shape[1], device=best.device)[None, :]
+    fresh = torch.ones_like(best, dtype=torch.bool)
+    fresh[:, 1:] = best[:, 1:] != best[:, :-1]
+    kept = fresh & (best != blank) & (index < outputs.to(best.device)[:, None])
+    counts = kept.sum(1).tolist()
+    return tuple(torch.split(best[kept], counts))
+
+
+def labelled_clips(clips: Sequence[Clip], base: Path, folder: LabelFolder | None) -> "Labelled":
+    """A manifest's clips with the text that the student is to write; those nobody finds words in are left out."""
+    chosen, answers = [], {}
+    for clip in clips:
+        key = clip_key(clip.audio, base)
+        label = folder.labels.get(key) if folder else None
+        target = choose_target(clip.text, label.words) if label else None
+        if label and not target:
+            continue
+        if target and folder:
+            clip = replace(clip, text=target.text)
+            if target.frames_agree:
+                answers[str(clip.audio)] = Stored(folder, key)
+        if clip.text:
+            chosen.append(clip)
+    return Labelled(chosen, answers)
+
+
+def _inside(answer: Answer) -> Tensor:
+    index = torch.arange(answer.log_probs.shape[1], device=answer.log_probs.device)
+    return index[None, :] < answer.outputs[:, None]
