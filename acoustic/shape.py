@@ -171,6 +171,8 @@ class ModelConfig:
         for index, block in enumerate(self.blocks):
             if block.residual == "identity" and (block.channels != channels or block.stride != 1):
                 raise AcousticError(f"Block {index}: an identity bypass cannot change channels or rate.")
+            if block.residual == "identity" and self.activation in GATED:
+                raise AcousticError(f"Block {index}: an identity bypass does not fit before a gate.")
             if block.groups > 1 and channels % block.groups:
                 raise AcousticError(f"Block {index}: {block.groups} groups do not divide {channels} inputs.")
             channels = block.channels

@@ -40,17 +40,19 @@ class BatchNorm(nn.BatchNorm1d):
 
     def forward_masked(self, x: Tensor, mask: Tensor) -> Tensor:
         """As in training, with mean and variance over the frames where `mask` is one."""
+        mask = mask.float()
         count = mask.sum().clamp(min=1.0)
         mean = (x * mask).sum(dim=(0, 2)) / count
-        centred = (x - mean[None, :, None]) * mask
-        variance = centred.square().sum(dim=(0, 2)) / count
+        centred = x - mean[None, :, None]
+        variance = (centred * mask).square().sum(dim=(0, 2)) / count
         assert self.running_mean is not None and self.running_var is not None  # always tracked here
         with torch.no_grad():
             share = self.momentum or 0.0
             unbiased = variance * count / (count - 1).clamp(min=1.0)
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
-        return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
+        scale = self.weight * torch.rsqrt(variance + self.eps)
+        return (centred * scale[None, :, None] + self.bias[None, :, None]).to(x.dtype)
 
 
 class LayerNorm(nn.Module):

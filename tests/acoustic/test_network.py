@@ -1,0 +1,368 @@
+"""The family: sizes as published, contexts computed two ways, and masks, norms and bypasses that do their part."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from acoustic.config import FEATURES, published, quartznet
+from acoustic.errors import AcousticError
+from acoustic.network import Network, build, parameter_count
+from acoustic.network.parts import Masks, activate, shuffle
+from acoustic.shape import BlockConfig, FeatureConfig, ModelConfig
+
+# The table of the developers' notes, where published sizes (201 M, 333 M, 6.4 M, 18.9 M) are reproduced.
+PUBLISHED = [
+    ("jasper5x3", 107_681_053, 615),
+    ("jasper10x3", 200_500_509, 1107),
+    ("jasper10x3-wsj", 200_432_925, 1107),
+    ("jasper10x4", 261_393_693, 1435),
+    ("jasper10x5-plain", 319_622_429, 1763),
+    ("jasper10x5", 322_286_877, 1763),
+    ("jasper10x5dr", 332_632_349, 1763),
+    ("quartznet12x1", 5_045_597, 1273),
+    ("quartznet5x3", 6_407_005, 2453),
+    ("quartznet5x5", 6_713_181, 2937),
+    ("quartznet10x5", 12_818_781, 5497),
+    ("quartznet15x5", 18_924_381, 8057),
+    ("quartznet15x5-groups2", 12_108_637, 8057),
+    ("quartznet15x5-groups4", 8_700_765, 8057),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters", "field"), PUBLISHED)
+def test_sizes_and_fields_are_the_published_ones(name: str, parameters: int, field: int) -> None:
+    assert parameter_count(published[name]) == parameters
+    assert published[name].receptive_field_frames == field
+
+
+def test_the_dense_variants_are_of_the_size_of_the_others() -> None:
+    for name in ("jasper10x3dr", "jasper10x3-densenet", "jasper10x3-dense-rnet"):
+        assert parameter_count(published[name]) == pytest.approx(200.5e6, rel=0.06)
+
+
+def test_the_student() -> None:
+    config = published["silica-small"]
+    assert config.stride_frames == 8
+    assert config.outputs_per_step == 4
+    assert config.frames_per_output == 2
+    assert config.look_ahead_s <= 0.48
+    assert 5.5e6 < parameter_count(config) < 6.5e6
+
+
+def test_tiny_is_tiny() -> None:
+    assert parameter_count(published["tiny"]) < 10_000
+
+
+def small(**changes: object) -> ModelConfig:
+    """A network with a stride, a bypass, dilation and unequal padding that still runs in no time."""
+    blocks = (
+        BlockConfig(5, 8, stride=2),
+        BlockConfig(3, 8, 2, residual="residual", look_ahead=(0, 1)),
+        BlockConfig(3, 12, dilation=2),
+        BlockConfig(1, 16),
+    )
+    config = ModelConfig("small", replace(FEATURES, mels=6), blocks)
+    return replace(config, **changes)  # type: ignore[arg-type]
+
+
+def awake(config: ModelConfig, seed: int = 3) -> Network:
+    """A network for inference whose norms do something."""
+    torch.manual_seed(seed)
+    network = build(config).eval()
+    for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
+        with torch.no_grad():
+            if name.endswith("norm.weight") or name.endswith("running_var"):
+                tensor.uniform_(0.5, 1.5)
+            elif name.endswith(("norm.bias", "running_mean")):
+                tensor.normal_(0.0, 0.3)
+    return network
+
+
+def probe(config: ModelConfig) -> tuple[int, int]:
+    """How many frames a step really hears to its left and right: those whose gradient is not zero.
+
+    Every weight positive and a leaky activation: nothing cancels, nothing is cut off. In double precision,
+    because far contributions are tiny.
+    """
+    linear = replace(config, activation="leaky_relu", norm="folded", masks="none")
+    network = build(linear).double().eval()
+    with torch.no_grad():
+        for name, tensor in network.named_parameters():
+            tensor.fill_(0.0 if name.endswith("bias") else 1.0 / max(1, tensor.shape[1] * tensor.shape[-1]))
+    steps = -(-max(config.left_frames, config.look_ahead_frames) // config.stride_frames) + 2
+    frames = 2 * steps * config.stride_frames
+    sound = torch.ones(1, config.features.mels, frames, dtype=torch.double, requires_grad=True)
+    scores = network.logits(sound)
+    centre = steps * config.outputs_per_step
+    scores[0, centre : centre + config.outputs_per_step].sum().backward()
+    assert sound.grad is not None
+    heard = sound.grad[0].abs().sum(dim=0).nonzero().flatten()
+    at = steps * config.stride_frames
+    return at - int(heard[0]), int(heard[-1]) - at
+
+
+SHAPES = [
+    small(),
+    small(blocks=(BlockConfig(7, 8, stride=2), BlockConfig(4, 8, stride=3), BlockConfig(3, 8, 2, stride=2))),
+    small(blocks=(BlockConfig(3, 8, stride=2, look_ahead=0), BlockConfig(5, 8, 3, look_ahead=(2, 0, 4)))),
+    small(blocks=(BlockConfig(5, 8, separable=True), BlockConfig(9, 8, dilation=3, look_ahead=1))),
+    replace(
+        published["silica-small"],
+        blocks=tuple(replace(block, channels=8) for block in published["silica-small"].blocks),
+    ),
+    published["tiny"],
+    replace(
+        quartznet("narrow", 5, 1),
+        blocks=tuple(replace(block, channels=4) for block in quartznet("narrow", 5, 1).blocks),
+    ),
+]
+
+
+@pytest.mark.parametrize("config", SHAPES, ids=range(len(SHAPES)))
+def test_contexts_computed_equal_contexts_probed(config: ModelConfig) -> None:
+    assert probe(config) == (config.left_frames, config.look_ahead_frames)
+
+
+@pytest.mark.parametrize(
+    "residual", ["residual", "dense_residual", "densenet", "dense_rnet", "identity", "none"]
+)
+def test_bypasses_reach_no_further_than_what_they_bypass(residual: str) -> None:
+    block = BlockConfig(3, 8, 2, residual=residual)  # type: ignore[arg-type]
+    config = small(blocks=(BlockConfig(5, 8, stride=2), block, block, BlockConfig(1, 8)))
+    assert probe(config) == (config.left_frames, config.look_ahead_frames)
+
+
+def test_the_look_ahead_is_true_of_a_real_network() -> None:
+    """By perturbation: sound later than the look-ahead changes no output, sound just inside does."""
+    config = replace(SHAPES[4], masks="none", activation="leaky_relu")
+    network = awake(config)
+    sound = torch.randn(1, 64, 400)
+    step = 20
+    for offset, differs in ((config.look_ahead_frames, True), (config.look_ahead_frames + 1, False)):
+        other = sound.clone()
+        other[:, :, step * 8 + offset :] += 3.0
+        outputs = slice(step * 4, step * 4 + 4)
+        same = torch.equal(network(sound)[0][:, outputs], network(other)[0][:, outputs])
+        assert same is not differs
+
+
+@pytest.mark.parametrize("frames", [1, 2, 7, 8, 9, 100, 101])
+@pytest.mark.parametrize("name", ["tiny", "silica-small"])
+def test_outputs_for_frames(name: str, frames: int) -> None:
+    config = published[name]
+    if name == "silica-small":
+        config = SHAPES[4]
+    log_probs, lengths = build(config).eval()(torch.randn(2, 64, frames), torch.tensor([frames, 1]))
+    assert lengths.tolist() == [config.outputs_for(frames), 1]
+    assert log_probs.shape[1] >= config.outputs_for(frames)
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(log_probs.shape[:2]))
+
+
+@pytest.mark.parametrize(
+    "residual", ["none", "residual", "dense_residual", "densenet", "dense_rnet", "identity"]
+)
+@pytest.mark.parametrize("activation", ["relu", "clipped_relu", "leaky_relu", "glu", "gau"])
+def test_every_combination_runs_and_learns(residual: str, activation: str) -> None:
+    if residual == "identity" and activation in ("glu", "gau"):
+        with pytest.raises(AcousticError, match="gate"):
+            gated(residual, activation)
+        return
+    for norm in ("batch", "layer", "weight", "folded"):
+        network = build(replace(gated(residual, activation), norm=norm))
+        network(torch.randn(2, 6, 20), torch.tensor([20, 11]))[0].sum().backward()
+        idle = [name for name, tensor in network.named_parameters() if tensor.grad is None]
+        assert idle == []
+
+
+def gated(residual: str, activation: str) -> ModelConfig:
+    block = BlockConfig(3, 8, 2, residual=residual)  # type: ignore[arg-type]
+    return small(
+        blocks=(BlockConfig(5, 8, stride=2), block, replace(block, separable=True), BlockConfig(1, 8)),
+        activation=activation,
+    )
+
+
+def test_dense_bypasses_count_what_came_before() -> None:
+    block = BlockConfig(3, 8, residual="dense_residual")
+    network = build(small(blocks=(BlockConfig(3, 8, stride=2), block, block, block, BlockConfig(1, 8))))
+    assert [len(block.bypasses) for block in network.blocks] == [0, 1, 2, 3, 0]
+
+
+def test_dense_bypasses_cross_strides() -> None:
+    dense = BlockConfig(3, 8, residual="dense_residual")
+    for residual in ("dense_residual", "densenet", "dense_rnet"):
+        block = replace(dense, residual=residual)
+        config = small(blocks=(BlockConfig(3, 8), replace(block, stride=2), replace(block, stride=3), block))
+        log_probs, _ = build(config).eval()(torch.randn(1, 6, 37))
+        assert log_probs.shape == (1, 7, 29)
+
+
+@pytest.mark.parametrize("masks", ["conv", "conv_and_norm"])
+@pytest.mark.parametrize("residual", ["residual", "dense_residual", "densenet", "dense_rnet"])
+def test_masked_padding_changes_nothing(masks: str, residual: str) -> None:
+    """An item in a padded batch hears what it hears alone, whatever lies in its padding."""
+    block = BlockConfig(3, 8, 2, residual=residual)  # type: ignore[arg-type]
+    config = small(blocks=(BlockConfig(5, 8, stride=2), block, block, BlockConfig(1, 8)), masks=masks)
+    network = awake(config)
+    sound = torch.randn(1, 6, 31)
+    padded = torch.cat([sound, torch.full((1, 6, 18), 7.0)], dim=2)
+    alone, _ = network(sound)
+    together, lengths = network(padded.repeat(2, 1, 1), torch.tensor([31, 49]))
+    torch.testing.assert_close(together[0, : lengths[0]], alone[0], atol=1e-5, rtol=1e-5)
+    unmasked, _ = build_like(network, replace(config, masks="none"))(padded, torch.tensor([31]))
+    assert not torch.allclose(unmasked[0, : lengths[0]], alone[0], atol=1e-3)
+
+
+def build_like(network: Network, config: ModelConfig) -> Network:
+    other = build(config).eval()
+    other.load_state_dict(network.state_dict())
+    return other
+
+
+def test_no_lengths_means_all_full() -> None:
+    network = awake(small())
+    sound = torch.randn(3, 6, 40)
+    plain, plain_lengths = network(sound)
+    masked, lengths = network(sound, torch.full((3,), 40))
+    torch.testing.assert_close(plain, masked)
+    assert plain_lengths.tolist() == lengths.tolist()
+
+
+def test_masked_batch_norm_leaves_padding_out_of_its_statistics() -> None:
+    sound = torch.randn(2, 6, 40)
+    padded = torch.cat([sound, torch.randn(2, 6, 200)], dim=2)
+    lengths = torch.tensor([40, 40])
+    by_masks: dict[str, list[Tensor]] = {}
+    for masks in ("conv_and_norm", "conv"):
+        torch.manual_seed(5)
+        network = build(small(masks=masks)).train()
+        alone, _ = network(sound, lengths)
+        torch.manual_seed(5)
+        network = build(small(masks=masks)).train()
+        together, _ = network(padded, lengths)
+        by_masks[masks] = [alone, together[:, : alone.shape[1]], network.blocks[0].units[0].norm.running_var]
+    torch.testing.assert_close(*by_masks["conv_and_norm"][:2], atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(*by_masks["conv"][:2], atol=1e-2)
+    assert not torch.allclose(by_masks["conv"][2], by_masks["conv_and_norm"][2], atol=1e-3)
+
+
+def test_masked_batch_norm_equals_the_usual_one_when_nothing_is_padded() -> None:
+    sound, lengths = torch.randn(2, 6, 40), torch.tensor([40, 40])
+    outputs, variances = [], []
+    for masks in ("conv_and_norm", "conv"):
+        torch.manual_seed(5)
+        network = build(small(masks=masks)).train()
+        outputs.append(network(sound, lengths)[0])
+        variances.append(network.blocks[0].units[0].norm.running_var)
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(*variances, atol=1e-5, rtol=1e-5)
+
+
+def test_layer_norm_is_frame_by_frame() -> None:
+    """More sound changes no frame that cannot hear it."""
+    network = awake(small(norm="layer", masks="none"))
+    sound = torch.randn(1, 6, 80)
+    short, _ = network(sound[:, :, :60])
+    long, _ = network(sound)
+    torch.testing.assert_close(long[:, :20], short[:, :20])
+
+
+def test_group_shuffle_mixes_the_groups() -> None:
+    x = torch.arange(6.0).reshape(1, 6, 1)
+    assert shuffle(x, 2).flatten().tolist() == [0, 3, 1, 4, 2, 5]
+    assert shuffle(shuffle(x, 2), 3).flatten().tolist() == list(range(6))
+
+
+def test_activations() -> None:
+    x = torch.tensor([[[-2.0], [30.0]]])
+    assert activate(x, "relu").flatten().tolist() == [0, 30]
+    assert activate(x, "clipped_relu").flatten().tolist() == [0, 20]
+    assert activate(x, "leaky_relu").flatten().tolist() == pytest.approx([-0.02, 30])
+    assert activate(x, "glu").flatten().tolist() == pytest.approx([-2.0])
+    assert activate(x, "gau").flatten().tolist() == pytest.approx([-0.9640276])
+
+
+def test_masks_follow_the_rate() -> None:
+    masks = Masks(torch.tensor([5, 8]))
+    mask = masks.at(torch.zeros(2, 3, 4), 2)
+    assert mask is not None
+    assert mask[:, 0].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"blocks": ()}, "number of blocks"),
+        ({"blocks": (BlockConfig(3, 9, residual="identity"),)}, "identity"),
+        ({"blocks": (BlockConfig(3, 8, separable=True, groups=4),)}, "groups"),
+        ({"outputs_per_step": 3}, "evenly"),
+        ({"alphabet": "aa"}, "twice"),
+        ({"norm": "instance"}, "norm must be one of"),
+        ({"activation": "swish"}, "activation must be one of"),
+    ],
+)
+def test_impossible_networks_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(AcousticError, match=message):
+        small(**changes)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kernel": 0, "channels": 8},
+        {"kernel": 3, "channels": 8, "look_ahead": 3},
+        {"kernel": 3, "channels": 8, "repeat": 2, "look_ahead": (1,)},
+        {"kernel": 3, "channels": 9, "groups": 2, "separable": True},
+        {"kernel": 3, "channels": 8, "groups": 2},
+        {"kernel": 3, "channels": 8, "dropout": 1.0},
+        {"kernel": 3.5, "channels": 8},
+        {"kernel": 3, "channels": 10**9},
+    ],
+)
+def test_impossible_blocks_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(AcousticError):
+        BlockConfig(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mels": 0},
+        {"window_samples": 321},
+        {"high_hz": 9_000.0},
+        {"normalise": "fixed"},
+        {"mean": (1.0,) * 63},
+        {"deviation": (0.0,) * 64},
+        {"edge": "wrap"},
+    ],
+)
+def test_impossible_front_ends_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(AcousticError):
+        FeatureConfig(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", published)
+def test_configurations_survive_json(name: str) -> None:
+    import json
+
+    table = json.loads(json.dumps(published[name].to_dict()))
+    assert ModelConfig.from_dict(table) == published[name]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blocks": 5}, "list of tables"),
+        ({"blocks": ["x"]}, "expected a table"),
+        ({"colour": "red"}, "unknown settings colour"),
+        ({"norm_epsilon": "x"}, "wrong type"),
+        ({"alphabet": ["a"]}, "wrong type"),
+        ({"features": {"mean": ["a"]}}, "list of numbers"),
+        ({"blocks": [{"kernel": 3}]}, "channels"),
+    ],
+)
+def test_damaged_configurations_are_refused_in_words(change: dict[str, object], message: str) -> None:
+    with pytest.raises(AcousticError, match=message):
+        ModelConfig.from_dict(published["tiny"].to_dict() | change)
