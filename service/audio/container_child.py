@@ -1,0 +1,209 @@
+"""The confined process in which containers are decoded: bytes in, float32 at 16 kHz out, over one socket.
+
+Run as a module it is the nursery's root: it imports PyAV once and forks one child a stream. A child holds exactly
+one descriptor and may open no other, so it has no network and no files; memory and processor time are limited.
+Codecs of strangers' data run here and nowhere else.
+"""
+
+import io
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import av
+import av.container
+import av.error
+import numpy as np
+
+from service.audio.resample import Resampler, Samples
+
+HEAD = struct.Struct("<BI")
+BYTES, BARRIER, END = 1, 2, 3
+HELLO, SOUND, PASSED, DONE, FAILED, FORMAT = 10, 11, 12, 13, 14, 15
+
+FORMATS = {
+    "ogg": "ogg",
+    "webm": "matroska",
+    "flac": "flac",
+    "mp3": "mp3",
+    "wav": "wav",
+    "mp4": "mov",
+}
+CODECS = ("opus", "vorbis", "flac", "mp3", "mp3float", "aac", "alac", "pcm_")
+MOST_FRAME = 8 * 1024 * 1024
+
+
+class Wire:
+    """The socket as libav's file and as the way out. Barriers are answered when libav wants more."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._ready = memoryview(b"")
+        self._ended = False
+
+    def read(self, size: int) -> bytes:
+        """What is there, up to size; waits for more only when nothing is. Empty: the sound is at its end."""
+        while not self._ready and not self._ended:
+            kind, length = HEAD.unpack(self._exactly(HEAD.size))
+            if kind == BYTES and length <= MOST_FRAME:
+                self._ready = memoryview(self._exactly(length))
+            elif kind == BARRIER:
+                # libav asks for more, so everything before the barrier has been used and its sound was sent.
+                self.tell(PASSED)
+            else:
+                self._ended = True
+        part = self._ready[:size]
+        self._ready = self._ready[size:]
+        return bytes(part)
+
+    def tell(self, kind: int, payload: bytes = b"") -> None:
+        """One message to the server."""
+        self.sock.sendall(HEAD.pack(kind, len(payload)) + payload)
+
+    def _exactly(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            part = self.sock.recv(size - len(parts))
+            if not part:
+                os._exit(0)  # the server has let go of this stream
+            parts += part
+        return bytes(parts)
+
+
+def confine(memory_bytes: int, cpu_s: int) -> None:
+    """From here on: no new descriptor of any kind, bounded memory and time, no new privileges."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
+
+
+def decode(wire: Wire, form: str, channels: int, mix: bool) -> None:
+    """Everything from the container's first byte to its last, told as it becomes known."""
+    source = av.open(
+        wire,
+        mode="r",
+        format=FORMATS[form],
+        metadata_errors="ignore",
+        options={"probesize": "32768", "analyzeduration": "0", "fflags": "nobuffer"},
+    )
+    if not source.streams.audio:
+        raise ValueError("there is no sound in it")
+    stream = source.streams.audio[0]
+    if not stream.codec_context.name.startswith(CODECS):
+        raise ValueError(f"its codec {stream.codec_context.name!r} is not among those decoded here")
+    stream.codec_context.thread_type = "NONE"
+    resampler: Resampler | None = None
+    wanted = 1 if mix else channels
+    for packet in source.demux(stream):
+        for frame in packet.decode():
+            sound = floats(frame)
+            if resampler is None or resampler.rate != frame.sample_rate:
+                if resampler is not None:
+                    wire.tell(SOUND, resampler.finish().T.tobytes())
+                resampler = Resampler(frame.sample_rate, wanted)
+                told = {"rate": frame.sample_rate, "channels": len(sound), "codec": stream.codec_context.name}
+                wire.tell(FORMAT, json.dumps(told).encode())
+            told_sound = resampler.push(fitted(sound, wanted, mix))
+            if told_sound.shape[1]:
+                wire.tell(SOUND, told_sound.T.tobytes())
+    if resampler is None:
+        raise ValueError("it ended before any sound")
+    wire.tell(SOUND, resampler.finish().T.tobytes())
+
+
+def floats(frame: Any) -> Samples:
+    """A decoded frame as [channels, n] between -1 and 1."""
+    array = np.asarray(frame.to_ndarray())
+    if not frame.format.is_planar:
+        array = array.reshape(-1, frame.layout.nb_channels).T
+    sound: Samples = array.astype(np.float32)
+    if array.dtype == np.uint8:
+        sound = (sound - np.float32(128)) / np.float32(128)
+    elif array.dtype.kind == "i":
+        sound /= np.float32(2 ** (8 * array.dtype.itemsize - 1))
+    return np.nan_to_num(sound)
+
+
+def fitted(sound: Samples, wanted: int, mix: bool) -> Samples:
+    """As many channels as wanted: mixed to one, cut, or filled with silence."""
+    if mix:
+        mixed: Samples = sound.mean(axis=0, keepdims=True, dtype=np.float32)
+        return mixed
+    if len(sound) < wanted:
+        return np.concatenate([sound, np.zeros((wanted - len(sound), sound.shape[1]), np.float32)])
+    return sound[:wanted]
+
+
+def run_child(sock: socket.socket, order: dict[str, Any]) -> None:
+    """One stream's child, start to end. Never returns."""
+    wire = Wire(sock)
+    try:
+        wire.tell(HELLO, str(os.getpid()).encode())
+        decode(wire, order["form"], order["channels"], order["mix"])
+        wire.tell(DONE)
+    except (BrokenPipeError, ConnectionError):
+        pass
+    except MemoryError:
+        wire.tell(FAILED, b"it needs more memory than one stream may use")
+    except (av.error.FFmpegError, ValueError, EOFError, OSError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        wire.tell(FAILED, (reason or type(error).__name__).encode()[:500])
+    finally:
+        os._exit(0)
+
+
+def warm() -> None:
+    """Do everything once that would otherwise be loaded lazily in a child that may open nothing."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="wav") as target:
+        stream = target.add_stream("pcm_s16le", rate=48000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 4800), np.int16), format="s16", layout="mono")
+        frame.sample_rate = 48000
+        target.mux(stream.encode(frame))
+        target.mux(stream.encode(None))
+    file.seek(0)
+    with av.open(file, format="wav") as source:
+        assert isinstance(source, av.container.InputContainer)
+        for frame in source.decode(audio=0):
+            Resampler(48000, 1).push(fitted(floats(frame), 1, True))
+    try:
+        av.open(io.BytesIO(b"nothing"), format="ogg")
+    except av.error.FFmpegError as error:
+        str(error)
+
+
+def main() -> None:
+    """Wait for orders on the descriptor that the command line names: each brings a socket and becomes a child."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    av.logging.set_level(None)
+    warm()
+    control = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
+        if not message:
+            return
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.dup2(descriptors[0], 3)
+            os.closerange(4, 4096)
+            control.detach()
+            order = json.loads(message)
+            confine(order["memory_mb"] * 1024 * 1024, order["cpu_s"])
+            run_child(socket.socket(fileno=3), order)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""One stream's sound, whatever it is: raw or in a container, declared rightly or not. Bytes in, 16 kHz out.
+
+The first twelve bytes decide: a container that was declared as raw sound is noticed and read as what it is.
+"""
+
+from collections.abc import AsyncIterator, Callable
+
+from service.audio.containers import BY_ENCODING, ContainerDecoder, Nursery, recognised
+from service.audio.pcm import LOUD, WIDTHS, PcmDecoder
+from service.audio.resample import RATE, Samples
+from service.errors import ServiceError
+
+Warner = Callable[[str, str, str], None]
+"""Told a code, a message, advice."""
+
+SNIFF_BYTES = 12
+PIECE = 65536
+G711_RATE = 8000
+
+
+def open_decoder(
+    encoding: str | None,
+    sample_rate: int | None = None,
+    channels: int = 1,
+    *,
+    mix: bool = False,
+    nursery: Nursery | None = None,
+    warn: Warner | None = None,
+) -> "SoundDecoder":
+    """A decoder for one stream. `encoding` None: recognised. Without a nursery, raw sound only."""
+    return SoundDecoder(encoding, sample_rate, channels, mix, nursery, warn or (lambda *_: None))
+
+
+class SoundDecoder:
+    """Pushes give sound [channels, n], float32, 16 kHz, in pieces; how the bytes were cut changes none of it."""
+
+    def __init__(
+        self,
+        encoding: str | None,
+        sample_rate: int | None,
+        channels: int,
+        mix: bool,
+        nursery: Nursery | None,
+        warn: Warner,
+    ) -> None:
+        self.encoding = encoding
+        self.sample_rate = sample_rate or (G711_RATE if encoding in ("mulaw", "alaw") else RATE)
+        self.declared_rate = sample_rate
+        self.channels = channels
+        self.mix = mix
+        self._nursery = nursery
+        self._warn = warn
+        self._start = b""
+        self._inner: PcmDecoder | ContainerDecoder | None = None
+        self._told_format = False
+
+    @property
+    def frame_bytes(self) -> int | None:
+        """Bytes of one sample of all channels, of raw sound."""
+        if isinstance(self._inner, ContainerDecoder) or self.encoding not in WIDTHS:
+            return self._inner.frame_bytes if isinstance(self._inner, PcmDecoder) else None
+        return WIDTHS[self.encoding] * self.channels
+
+    async def push(self, data: bytes) -> AsyncIterator[Samples]:
+        """The sound that these bytes complete; ServiceError "DATA-0000" when it cannot be decoded."""
+        if self._inner is None:
+            self._start += data
+            if len(self._start) < SNIFF_BYTES:
+                return
+            data, self._start = self._start, b""
+            self._inner = self._chosen(data)
+        async for sound in self._pushed(data):
+            yield sound
+
+    async def finish(self) -> AsyncIterator[Samples]:
+        """What is still inside. Nothing may be pushed afterwards."""
+        if self._inner is None and self._start:
+            start, self._start = self._start, b""
+            self._inner = self._chosen(start)
+            async for sound in self._pushed(start):
+                yield sound
+        inner = self._inner
+        if isinstance(inner, ContainerDecoder):
+            async for sound in inner.finish():
+                yield sound
+            self._check_format(inner)
+        elif isinstance(inner, PcmDecoder):
+            if inner.odd_bytes:
+                self._warn(
+                    "odd_bytes",
+                    f"the sound ended {inner.odd_bytes} bytes into a sample of {inner.frame_bytes}.",
+                    f"Is it really {inner.encoding} with {inner.channels} channels?",
+                )
+            tail = inner.finish()
+            if tail.shape[1]:
+                yield tail
+
+    def close(self) -> None:
+        """Let go of everything at once."""
+        if isinstance(self._inner, ContainerDecoder):
+            self._inner.close()
+
+    async def _pushed(self, data: bytes) -> AsyncIterator[Samples]:
+        inner = self._inner
+        if isinstance(inner, ContainerDecoder):
+            async for sound in inner.push(data):
+                yield sound
+            self._check_format(inner)
+        elif isinstance(inner, PcmDecoder):
+            # In pieces, so that a minute in one message does not hold up everybody else's loop.
+            for begin in range(0, len(data), PIECE):
+                sound = inner.push(data[begin : begin + PIECE])
+                if sound.shape[1]:
+                    yield sound
+            if inner.loudest > LOUD:
+                self._warn(
+                    "level", "the float sound goes far beyond 1.", "linear32 is float between -1 and 1."
+                )
+
+    def _chosen(self, start: bytes) -> PcmDecoder | ContainerDecoder:
+        found = recognised(start)
+        if self.encoding in WIDTHS:
+            # An MP3 frame's two bytes are common in raw sound; the other marks are four bytes or more.
+            if found in ("ogg", "webm", "flac", "wav") and self._nursery is not None:
+                self._warn(
+                    "header",
+                    f"declared {self.encoding}, but it begins as a {found} container and is read as one.",
+                    "Leave out `encoding` and `sample_rate` for containers.",
+                )
+                return self._container(found)
+            return PcmDecoder(self.encoding, self.sample_rate, self.channels, mix=self.mix)
+        declared = BY_ENCODING.get(self.encoding or "")
+        form = found or declared
+        if form is None and self.encoding is None and self.declared_rate is not None:
+            self._warn(
+                "no_encoding",
+                f"no encoding was declared; taken for linear16 at {self.declared_rate} Hz.",
+                "Say encoding=linear16.",
+            )
+            self.encoding = "linear16"
+            return PcmDecoder("linear16", self.sample_rate, self.channels, mix=self.mix)
+        if form is None or (self.encoding == "opus" and found not in ("ogg", "webm")):
+            raise ServiceError(
+                "DATA-0000",
+                "the sound begins as no container that is known here."
+                if self.encoding is None
+                else f"declared {self.encoding}, but no such container begins like this.",
+                "For raw sound say encoding=linear16&sample_rate=16000 (or what it is); "
+                "Opus comes in Ogg or WebM.",
+            )
+        if found is not None and declared is not None and found != declared:
+            self._warn("header", f"declared {self.encoding}, but it is a {found} container; read as one.", "")
+        return self._container(form)
+
+    def _container(self, form: str) -> ContainerDecoder:
+        if self._nursery is None:
+            raise ServiceError("DATA-0000", "containers are not decoded here.", "Send raw sound.")
+        return self._nursery.open(form, self.channels, self.mix)
+
+    def _check_format(self, inner: ContainerDecoder) -> None:
+        """Once the container has told what it holds, say where the client declared something else."""
+        if self._told_format or inner.format is None:
+            return
+        self._told_format = True
+        rate, channels = inner.format["rate"], inner.format["channels"]
+        if self.declared_rate is not None and rate != self.declared_rate:
+            told = f"declared {self.declared_rate} Hz, but the container holds {rate} Hz, which is used."
+            self._warn("rate", told, "Leave out `sample_rate` for containers.")
+        if not self.mix and channels != self.channels:
+            told = f"declared {self.channels} channels, but the container holds {channels}."
+            self._warn("channels", told, "Further ones are left out, missing ones are silent.")

@@ -1,0 +1,52 @@
+"""Serve live transcription on one port: websockets, HTTP, the page, metrics, health."""
+
+import argparse
+from pathlib import Path
+
+HELP = "serve live transcription on one port"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One option a setting, plus where the settings come from."""
+    from service.settings import add_settings_arguments
+
+    parser.add_argument("--config", type=Path, help="TOML file of settings (below SILICA_* and this line)")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the settings in force as TOML and stop"
+    )
+    parser.add_argument("--json", action="store_true", help="print the start-up facts as one JSON object")
+    add_settings_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C."""
+    from service.settings import as_toml, load_settings
+
+    settings = load_settings(arguments.config, line=vars(arguments))
+    if arguments.print_config:
+        print(as_toml(settings), end="")
+        return 0
+
+    import asyncio
+
+    from service.http.server import Server
+    from service.logs import start_logging
+    from service.screen import show
+
+    start_logging(settings.log_format, settings.log_level)
+
+    async def serve() -> None:
+        async with Server(settings) as server:
+            await server.run_until_stopped(lambda: show(server, as_json=arguments.json))
+
+    factory = None
+    if settings.uvloop:
+        try:
+            import uvloop
+
+            factory = uvloop.new_event_loop
+        except ImportError:
+            pass
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(serve())
+    return 0

@@ -1,0 +1,92 @@
+"""What a client can say, whatever its wire: small frozen values that every dialect reads its messages into."""
+
+from dataclasses import dataclass
+
+from lm.hotwords import Hotword
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """Sound, as it came."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """Still here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finalize:
+    """Decide what was sent so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Tell when everything before this has been heard."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """No more sound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """An answer that needs nothing heard: send this text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Something worth telling the client that stops nothing."""
+
+    code: str
+    message: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The message cannot be understood and going on would only mislead: close."""
+
+    code: str
+    message: str
+    advice: str
+
+
+Command = Audio | KeepAlive | Finalize | Mark | Finish | Say | Warn | Refuse
+
+
+@dataclass(frozen=True)
+class ListenRequest:
+    """Everything that a client asked for when it connected, checked."""
+
+    model: str | None = None
+    encoding: str | None = None
+    """One of RAW, one of CONTAINERS, or None: to be recognised."""
+    sample_rate: int | None = None
+    channels: int = 1
+    multichannel: bool = False
+    interim: bool = False
+    endpointing_ms: int | None = -1
+    """None: off. -1: the server's default."""
+    utterance_end_ms: int | None = None
+    speech_events: bool = False
+    hotwords: tuple[Hotword, ...] = ()
+    alternatives: int = 1
+    readable: bool = False
+    extensions: bool = False
+    source_is_file: bool = False
+    resume: str | None = None
+    after: int = 0
+    warnings: tuple[Warn, ...] = ()
+
+    @property
+    def heard_channels(self) -> int:
+        """Channels that are transcribed each by itself."""
+        return self.channels if self.multichannel else 1

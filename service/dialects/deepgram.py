@@ -1,0 +1,276 @@
+"""Deepgram's /v1/listen as bytes and events: its JSON, and our additions for those who asked for them.
+
+Pure: no I/O, no clock, no session. The query is read in query.py.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from service.core.events import (
+    Alternative,
+    Event,
+    Failed,
+    Final,
+    Marked,
+    Partial,
+    Progress,
+    SpeechStarted,
+    Started,
+    UtteranceEnded,
+    Word,
+)
+from service.dialects.commands import (
+    Audio,
+    Command,
+    Finalize,
+    Finish,
+    KeepAlive,
+    ListenRequest,
+    Mark,
+    Refuse,
+    Say,
+    Warn,
+)
+
+MOST_NAME = 200
+
+encode = msgspec.json.Encoder().encode
+Readable = Callable[[Sequence[str]], Sequence[str]]
+"""Words of a final, capitalised and punctuated, one for one."""
+
+
+@dataclass(frozen=True)
+class StreamFacts:
+    """What every message says about the stream it belongs to."""
+
+    request_id: str
+    model: str
+    model_uuid: str
+    version: str
+    created: str
+    resume_s: float
+    max_message_bytes: int
+
+
+@dataclass(frozen=True)
+class Received:
+    """What has arrived so far, for acknowledgements."""
+
+    bytes: int
+    samples: int | None
+    commands: int
+
+
+class DeepgramDialect:
+    """One stream's wire. `receive` reads the client's messages, `write` makes the server's."""
+
+    name = "deepgram"
+
+    def __init__(self, request: ListenRequest, facts: StreamFacts, readable: Readable | None = None) -> None:
+        self.request = request
+        self.facts = facts
+        self.readable = readable if request.readable else None
+        self._metadata = {
+            "request_id": facts.request_id,
+            "model_uuid": facts.model_uuid,
+            "model_info": {"name": facts.model, "version": facts.version, "arch": "ctc"},
+        }
+        self._warnings: deque[Warn] = deque()
+        self._warned: set[tuple[str, str]] = set()
+        for warning in request.warnings:
+            self.warn(warning)
+
+    def warn(self, warning: Warn) -> bool:
+        """Put a warning on the next message; each is said once. False when it was said before."""
+        mark = (warning.code, warning.message if warning.code == "option" else "")
+        if mark in self._warned or len(self._warned) >= 32:
+            return False
+        self._warned.add(mark)
+        self._warnings.append(warning)
+        return True
+
+    def receive(self, message: str | bytes) -> list[Command]:
+        """What one message of the client says."""
+        if isinstance(message, bytes):
+            return [Audio(message)] if message else [KeepAlive()]
+        try:
+            document = json.loads(message)
+        except (ValueError, RecursionError):
+            return [
+                Refuse(
+                    "DATA-0001",
+                    "a text message is not JSON.",
+                    "Sound goes into binary messages, as bytes, not as base64 text.",
+                )
+            ]
+        kind = document.get("type") if isinstance(document, dict) else None
+        if kind == "KeepAlive":
+            return [KeepAlive()]
+        if kind == "Finalize":
+            return [Finalize()]
+        if kind == "CloseStream":
+            return [Finish()]
+        if kind == "Marker":
+            name = document.get("name", "")
+            if not isinstance(name, str) or len(name) > MOST_NAME:
+                return [Warn("unknown_message", f"A Marker's name is text of up to {MOST_NAME} characters.")]
+            return [Mark(name)]
+        if kind == "Configure":
+            return [Say(self._configure_failure())]
+        return [Warn("unknown_message", f"No message type {str(kind)[:40]!r} is known; it was passed over.")]
+
+    def write(self, number: int, event: Event, received: Received) -> list[str]:
+        """The messages that tell this event; none when the client did not ask for its kind."""
+        if isinstance(event, Partial | Final):
+            return [self._text(number, self._results(event))]
+        if isinstance(event, SpeechStarted):
+            if not self.request.speech_events:
+                return []
+            told = {"channel": self._channel(event.channel), "timestamp": round(event.time_s, 3)}
+            return [self._text(number, {"type": "SpeechStarted", **told})]
+        if isinstance(event, UtteranceEnded):
+            told = {"channel": self._channel(event.channel), "last_word_end": round(event.last_word_end_s, 3)}
+            return [self._text(number, {"type": "UtteranceEnd", **told})]
+        if not self.request.extensions:
+            return []
+        if isinstance(event, Started):
+            return [self._text(number, self._started(False, received))]
+        if isinstance(event, Marked):
+            return [self._text(number, {"type": "Marker", "name": event.name})]
+        if isinstance(event, Progress):
+            return [
+                self._text(
+                    number,
+                    {
+                        "type": "Heartbeat",
+                        "received_s": round(event.received_s, 3),
+                        "processed_s": round(event.processed_s, 3),
+                        "lag_s": round(event.lag_s, 3),
+                        **_acknowledged(received),
+                    },
+                )
+            ]
+        if isinstance(event, Failed):
+            return [self.error(number, event.code, event.message, event.advice)]
+        return []
+
+    def resumed(self, received: Received) -> str:
+        """The first message on a connection that resumes."""
+        return self._text(None, self._started(True, received))
+
+    def error(self, number: int | None, code: str, message: str, advice: str) -> str:
+        """An Error, with Deepgram's own fields as well."""
+        told = {"type": "Error", "code": code, "message": message, "advice": advice}
+        return self._text(number, {**told, "variant": code, "description": f"{message} {advice}".strip()})
+
+    def metadata(self, number: int, sha256: str, duration_s: float) -> str:
+        """The last message of a stream that was closed in order."""
+        info = self._metadata["model_info"]
+        return self._text(
+            number,
+            {
+                "type": "Metadata",
+                "transaction_key": "deprecated",
+                "request_id": self.facts.request_id,
+                "sha256": sha256,
+                "created": self.facts.created,
+                "duration": round(duration_s, 4),
+                "channels": self.request.heard_channels,
+                "models": [self.facts.model_uuid],
+                "model_info": {self.facts.model_uuid: info},
+            },
+        )
+
+    def _started(self, resumed: bool, received: Received) -> dict[str, object]:
+        return {
+            "type": "Started",
+            "request_id": self.facts.request_id,
+            "model": self.facts.model,
+            "resume_s": self.facts.resume_s,
+            "max_message_bytes": self.facts.max_message_bytes,
+            "resumed": resumed,
+            **_acknowledged(received),
+        }
+
+    def _results(self, event: Partial | Final) -> dict[str, object]:
+        told: dict[str, object] = {
+            "type": "Results",
+            "channel_index": self._channel(event.channel),
+            "start": round(event.start_s, 3),
+            "duration": round(event.end_s - event.start_s, 3),
+            "is_final": isinstance(event, Final),
+        }
+        if isinstance(event, Final):
+            told["speech_final"] = event.speech_final
+            told["from_finalize"] = event.from_finalize
+            alternatives = [self._final_alternative(one) for one in event.alternatives]
+        else:
+            told["speech_final"] = False
+            told["from_finalize"] = False
+            told["stable_words"] = event.stable_words
+            if event.probably_over:
+                told["probably_over"] = True
+            alternatives = [_alternative(event.text, Alternative(event.words), None)]
+        told["channel"] = {"alternatives": alternatives}
+        told["metadata"] = self._metadata
+        return told
+
+    def _final_alternative(self, one: Alternative) -> dict[str, object]:
+        if self.readable is None or not one.words:
+            return _alternative(one.text, one, None)
+        shown = self.readable([word.text for word in one.words])
+        return _alternative(" ".join(shown), one, shown)
+
+    def _channel(self, channel: int) -> list[int]:
+        return [channel, self.request.heard_channels]
+
+    def _configure_failure(self) -> str:
+        return self._text(
+            None,
+            {
+                "type": "ConfigureFailure",
+                "request_id": self.facts.request_id,
+                "code": "CONFIGURE_KEYTERMS_NOT_SUPPORTED",
+                "description": "Words to expect are set when connecting; open a new stream to change them.",
+            },
+        )
+
+    def _text(self, number: int | None, told: dict[str, object]) -> str:
+        if number is not None:
+            told["sequence"] = number
+        if self._warnings:
+            warning = self._warnings.popleft()
+            told["warning"] = {
+                "code": warning.code,
+                "message": warning.message,
+                "advice": warning.advice,
+            }
+        return encode(told).decode()
+
+
+def _acknowledged(received: Received) -> dict[str, object]:
+    told: dict[str, object] = {"received_bytes": received.bytes, "received_commands": received.commands}
+    if received.samples is not None:
+        told["received_samples"] = received.samples
+    return told
+
+
+def _alternative(transcript: str, one: Alternative, shown: Sequence[str] | None) -> dict[str, object]:
+    words = [_word(word) for word in one.words]
+    if shown is not None:
+        for told, text in zip(words, shown, strict=True):
+            told["punctuated_word"] = text
+    return {"transcript": transcript, "confidence": round(one.confidence, 4), "words": words}
+
+
+def _word(word: Word) -> dict[str, object]:
+    return {
+        "word": word.text,
+        "start": round(word.start_s, 3),
+        "end": round(word.end_s, 3),
+        "confidence": round(word.confidence, 4),
+    }

@@ -1,0 +1,97 @@
+"""How HTTP answers look: a request id on each of them, and errors that say what was wrong and what to do."""
+
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from service.errors import ServiceError
+from service.http.state import STATE
+from service.logs import say
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+
+STATUS = {
+    "capacity": 503,
+    "draining": 503,
+    "starting": 503,
+    "sockets": 503,
+    "containers": 503,
+    "busy": 409,
+    "key": 401,
+    "key_streams": 429,
+    "key_minutes": 429,
+    "origin": 403,
+    "upgrade": 426,
+    "forbidden": 403,
+    "request": 400,
+    "audio": 400,
+    "model": 404,
+    "resume": 410,
+}
+
+
+def error_response(error: ServiceError, request_id: str) -> web.Response:
+    """The error as HTTP: Deepgram's field names, our advice, Retry-After where waiting helps."""
+    status = STATUS.get(error.code, 500)
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    if status == 401:
+        headers["WWW-Authenticate"] = "Token"
+    body = {
+        "err_code": error.code.upper(),
+        "err_msg": error.message,
+        "advice": error.advice,
+        "request_id": request_id,
+    }
+    if error.retry_after_s is not None:
+        body["retry_after_s"] = error.retry_after_s  # type: ignore[assignment]
+    return web.json_response(body, status=status, headers=headers)
+
+
+@web.middleware
+async def answer_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Gives every request an id, turns known errors into answers, and counts and logs what was answered."""
+    state = request.app[STATE]
+    request_id = str(uuid.uuid4())
+    request[REQUEST_ID] = request_id
+    resource = request.match_info.route.resource
+    route = resource.canonical if resource is not None else "other"
+    began_s = state.clock()
+    response: web.StreamResponse
+    try:
+        response = await handler(request)
+    except ServiceError as error:
+        if request.headers.get("Upgrade", "").lower() == "websocket":
+            state.metrics.sessions_rejected.labels(error.code).inc()
+        response = error_response(error, request_id)
+        say(logging.INFO, "refused", request=request_id, route=route, code=error.code, status=response.status)
+    except web.HTTPException as error:
+        if error.status >= 400:
+            known = ServiceError("http", f"{error.reason}: {request.method} {request.path}.")
+            response = error_response(known, request_id)
+            response.set_status(error.status)
+            if "Allow" in error.headers:
+                response.headers["Allow"] = error.headers["Allow"]
+        else:
+            error.headers["X-Request-Id"] = request_id
+            raise
+    except Exception:
+        logging.getLogger("silica").exception(
+            "answer failed", extra={"facts": {"request": request_id, "route": route}}
+        )
+        failure = ServiceError(
+            "internal", "Something went wrong here; it is logged.", "Quote the request id."
+        )
+        response = error_response(failure, request_id)
+    state.metrics.http_requests.labels(route, str(response.status)).inc()
+    if not response.prepared:
+        response.headers["X-Request-Id"] = request_id
+        response.headers["dg-request-id"] = request_id
+    if route.startswith(("/v1", "/admin")) and not isinstance(response, web.WebSocketResponse):
+        spent = round(state.clock() - began_s, 4)
+        say(logging.INFO, "answered", request=request_id, route=route, status=response.status, seconds=spent)
+    return response

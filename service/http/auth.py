@@ -1,0 +1,90 @@
+"""Who may come in: keys in any of the places clients put them, the origin of browser pages, the host they asked for.
+
+Keys themselves lie in service/keys.py.
+"""
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from service.errors import ServiceError
+from service.http.state import STATE
+from service.keys import ANONYMOUS, Key
+from service.settings import Settings
+
+GUARDED = ("/v1/", "/vosk", "/admin/")
+KEY: web.RequestKey[Key] = web.RequestKey("key", Key)
+SUBPROTOCOLS = ("token", "bearer")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host.lower().rstrip(".") in ("localhost", "ip6-localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def secret_of(request: web.BaseRequest) -> str | None:
+    """The key a client sent: Authorization header, ?token=, or the subprotocols `token, KEY`."""
+    scheme, _, value = request.headers.get("Authorization", "").strip().partition(" ")
+    if scheme.lower() in SUBPROTOCOLS and value.strip():
+        return value.strip()
+    if request.query.get("token"):
+        return str(request.query["token"])
+    offered = [part.strip() for part in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
+    if len(offered) == 2 and offered[0].lower() in SUBPROTOCOLS:
+        return offered[1]
+    return None
+
+
+def check_origin(request: web.BaseRequest, settings: Settings) -> None:
+    """Refuse web pages of other origins, and names that merely resolve to this machine (DNS rebinding)."""
+    host = (urlsplit(f"//{request.host}").hostname or "").lower()
+    listed = {(urlsplit(origin).hostname or origin).lower() for origin in settings.origins}
+    if is_loopback(settings.host) and not is_loopback(host) and host not in listed and "*" not in listed:
+        raise ServiceError(
+            "origin",
+            f"This server listens on loopback only and was asked for as {request.host!r}.",
+            "Use localhost, or list that name's origin in `origins`.",
+        )
+    origin = request.headers.get("Origin")
+    if origin is None or "*" in settings.origins or origin in settings.origins:
+        return
+    if urlsplit(origin).netloc.lower() != request.host.lower() or not urlsplit(origin).netloc:
+        raise ServiceError(
+            "origin",
+            f"Pages of {origin!r} may not connect here.",
+            "Add that origin to the setting `origins` if they should.",
+        )
+
+
+@web.middleware
+async def auth_middleware(request: web.Request, handler: "web.Handler") -> web.StreamResponse:  # type: ignore[name-defined]
+    """Guarded routes see request[KEY]; without a good key (where keys are needed) they see nothing."""
+    state = request.app[STATE]
+    metrics_guarded = request.path == "/metrics" and not state.settings.open_metrics
+    if request.path.startswith(GUARDED) or metrics_guarded:
+        check_origin(request, state.settings)
+        request[KEY] = state.keys.find(secret_of(request), state.clock())
+    return await handler(request)  # type: ignore[no-any-return]
+
+
+def key_of(request: web.Request) -> Key:
+    """The key of a guarded request."""
+    found: Key = request.get(KEY, ANONYMOUS)
+    return found
+
+
+def check_exposed(settings: Settings, keys_needed: bool) -> None:
+    """Refuse to listen beyond this machine without keys, unless told that this is meant."""
+    if is_loopback(settings.host) or keys_needed or settings.insecure:
+        return
+    raise ServiceError(
+        "exposed",
+        f"refusing to listen on {settings.host!r} without API keys: anyone who can reach it could use it.",
+        "Make a key with `silica keys add NAME`, or pass --insecure if that is what you want.",
+    )

@@ -1,0 +1,263 @@
+"""The two websocket faces: /v1/listen speaks Deepgram's dialect, /vosk vosk's. Accepts, refuses, and hands over.
+
+Everything that can be refused is refused before the upgrade, as an HTTP answer. What follows is conversation.py.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+from aiohttp import WSMsgType, web
+
+from acoustic.errors import AcousticError
+from lm.errors import LanguageError
+from lm.hotwords import Hotword
+from lm.text import normalise
+from service.audio.decoder import SoundDecoder
+from service.audio.pcm import WIDTHS
+from service.dialects.commands import Audio, Command, KeepAlive, ListenRequest, Refuse, Warn
+from service.dialects.deepgram import DeepgramDialect, StreamFacts
+from service.dialects.query import read_query
+from service.dialects.vosk import VoskDialect
+from service.errors import ServiceError
+from service.http.answers import REQUEST_ID
+from service.http.auth import SUBPROTOCOLS, key_of
+from service.http.conversation import CLOSE_S, Conversation
+from service.http.sessions import Session
+from service.http.state import STATE, State
+from service.keys import Key
+from service.logs import say
+from service.metrics import build_version
+from service.streams import Recogniser, Stream, StreamSettings
+
+UUID_SPACE = uuid.UUID("6f1c9a52-5b43-4d0e-9f64-5c2f4c7a11d3")
+
+
+async def listen(request: web.Request) -> web.StreamResponse:
+    """GET /v1/listen: a new stream, or a session resumed."""
+    state = request.app[STATE]
+    check_upgrade(request)
+    asked = read_query(request.query.items())
+    key = key_of(request)
+    state.listening.enter_socket("deepgram")
+    try:
+        if asked.resume is not None:
+            session = await state.listening.resume(asked.resume, key, asked.after)
+            say(logging.INFO, "resumed", session=session.id, after=asked.after)
+        else:
+            check_accepting(state)
+            if asked.encoding is not None and asked.encoding not in WIDTHS:
+                state.listening.nursery.check_room()
+            session = open_deepgram(request, state, asked, key)
+        return await converse(request, state, session, resumed=asked.resume is not None, after=asked.after)
+    finally:
+        state.listening.leave_socket("deepgram")
+
+
+async def vosk(request: web.Request) -> web.StreamResponse:
+    """GET /vosk: the stream is opened with the first sound, when its configuration is known."""
+    state = request.app[STATE]
+    check_upgrade(request)
+    check_accepting(state)
+    key = key_of(request)
+    room = state.models.pick(None).capacity()
+    if room.streams >= room.streams_most:
+        raise ServiceError("capacity", "All streams are in use.", "Try again soon.", retry_after_s=2.0)
+    state.listening.enter_socket("vosk")
+    try:
+        socket = socket_for(state)
+        await socket.prepare(request)
+        dialect = VoskDialect()
+        first: tuple[Command, ...] = ()
+        try:
+            async with asyncio.timeout(state.settings.idle_s):
+                while not first:
+                    message = await socket.receive()
+                    if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+                        if message.type is WSMsgType.PING:
+                            await socket.pong(message.data)
+                            continue
+                        return socket
+                    commands = dialect.receive(message.data)
+                    for command in commands:
+                        if isinstance(command, Refuse):
+                            raise ServiceError("DATA-0001", command.message, command.advice)
+                    first = tuple(one for one in commands if not isinstance(one, KeepAlive | Warn))
+            decoder = SoundDecoder("linear16", dialect.request.sample_rate, 1, True, None, lambda *_: None)
+            session = open_session(state, dialect.request, dialect, decoder, key)
+        except TimeoutError:
+            await socket.close(code=1011, message=b"NET-0001: no sound and no configuration came")
+            return socket
+        except ServiceError as error:
+            code = 1008 if error.code == "DATA-0001" else 1013
+            await socket.close(code=code, message=f"{error.code.upper()}: {error.message}".encode()[:120])
+            return socket
+        if isinstance(first[0], Audio):
+            session.received_bytes += len(first[0].data)
+        await Conversation(state, session, socket).run(0, first)
+        return socket
+    finally:
+        state.listening.leave_socket("vosk")
+
+
+def check_upgrade(request: web.Request) -> None:
+    """These addresses speak websocket only (to GET)."""
+    if request.headers.get("Upgrade", "").lower() != "websocket":
+        raise ServiceError(
+            "upgrade",
+            f"{request.path} is a websocket.",
+            "Connect with ws:// or wss://; see /v1/models for HTTP.",
+        )
+
+
+def check_accepting(state: State) -> None:
+    """Nothing new is taken in while draining."""
+    if state.draining:
+        raise ServiceError(
+            "draining",
+            "This server is being stopped.",
+            "Connect again: another will answer.",
+            retry_after_s=5.0,
+        )
+
+
+def open_deepgram(request: web.Request, state: State, asked: ListenRequest, key: Key) -> Session:
+    """A stream for Deepgram's dialect, with its facts and its sound decoder."""
+    settings = state.settings
+    mix = not asked.multichannel
+    warn_later: list[Warn] = []
+    dialect: DeepgramDialect | None = None
+
+    def warn(code: str, message: str, advice: str) -> None:
+        state.metrics.warnings.labels(code).inc()
+        told = Warn(code, message, advice)
+        if dialect is None:
+            warn_later.append(told)
+        else:
+            dialect.warn(told)
+
+    decoder = SoundDecoder(
+        asked.encoding, asked.sample_rate, asked.channels, mix, state.listening.nursery, warn
+    )
+    session = open_session(state, asked, None, decoder, key)
+    name = session.recogniser.model_name
+    facts = StreamFacts(
+        request_id=session.id,
+        model=name,
+        model_uuid=str(uuid.uuid5(UUID_SPACE, name)),
+        version=build_version(),
+        created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        resume_s=settings.resume_s,
+        max_message_bytes=settings.max_message_bytes,
+    )
+    dialect = DeepgramDialect(asked, facts)
+    for told in warn_later:
+        dialect.warn(told)
+    session.dialect = dialect
+    return session
+
+
+def open_session(
+    state: State,
+    asked: ListenRequest,
+    dialect: VoskDialect | None,
+    decoder: SoundDecoder,
+    key: Key,
+) -> Session:
+    """Take the key's slot and the recogniser's; both are given back exactly once, by `release`."""
+    recogniser = state.models.pick(asked.model)
+    state.keys.take(key, time.strftime("%Y-%m-%d", time.gmtime()))
+    try:
+        stream = _open_stream(state, recogniser, asked, key)
+    except BaseException:
+        state.keys.release(key)
+        raise
+    session = Session(
+        stream=stream,
+        recogniser=recogniser,
+        request=asked,
+        dialect=dialect,  # type: ignore[arg-type]  # Deepgram's is set by open_deepgram: it needs the stream's id
+        decoder=decoder,
+        key=key,
+        began_s=state.clock(),
+        release=lambda: state.keys.release(key),
+    )
+    state.listening.add(session)
+    say(logging.INFO, "stream opened", session=session.id, key=key.name, model=recogniser.model_name)
+    return session
+
+
+def _open_stream(state: State, recogniser: Recogniser, asked: ListenRequest, key: Key) -> Stream:
+    settings = state.settings
+    endpointing = settings.endpointing_ms if asked.endpointing_ms == -1 else asked.endpointing_ms
+    wanted = StreamSettings(
+        channels=asked.heard_channels,
+        interim=asked.interim,
+        endpointing_ms=endpointing,
+        utterance_end_ms=asked.utterance_end_ms,
+        max_utterance_s=settings.max_utterance_s,
+        hotwords=tuple(
+            Hotword(spelled, one.weight) for one in asked.hotwords if (spelled := normalise(one.phrase))
+        ),
+        n_best=asked.alternatives,
+        priority="batch" if asked.source_is_file else "live",
+        declared_file=asked.source_is_file,
+        decoder=settings.decoder,
+        owner=key.id,
+        idle_limit_s=settings.idle_s,
+        progress_every_s=settings.heartbeat_s if asked.extensions else None,
+    )
+    try:
+        return recogniser.open(wanted)
+    except (LanguageError, AcousticError) as error:
+        raise ServiceError("request", str(error)) from None
+
+
+def socket_for(state: State) -> web.WebSocketResponse:
+    """A websocket with our limits. Pings are answered by the conversation: they count as life."""
+    return web.WebSocketResponse(
+        # Over the soft limit the client is told why; beyond twice that the socket just closes with 1009.
+        max_msg_size=2 * state.settings.max_message_bytes,
+        compress=False,
+        autoping=False,
+        timeout=CLOSE_S,
+        protocols=SUBPROTOCOLS,
+    )
+
+
+async def converse(
+    request: web.Request, state: State, session: Session, *, resumed: bool, after: int
+) -> web.StreamResponse:
+    """Upgrade and talk; a client that is gone before the upgrade leaves nothing behind."""
+    socket = socket_for(state)
+    request[REQUEST_ID] = session.id
+    for header in ("X-Request-Id", "dg-request-id", "Silica-Session"):
+        socket.headers[header] = session.id
+    try:
+        await socket.prepare(request)
+    except BaseException:
+        session.stream.cancel("never connected")
+        state.listening.forget(session)
+        raise
+    await Conversation(state, session, socket, resumed).run(after)
+    return socket
+
+
+async def belongings(app: web.Application) -> AsyncIterator[None]:
+    """The confined decoders and the sessions live as long as the application."""
+    listening = app[STATE].listening
+    if listening.nursery.most:
+        listening.nursery.start()
+    yield
+    listening.close()
+    await asyncio.to_thread(listening.nursery.stop)
+
+
+def add_listen_routes(app: web.Application) -> None:
+    """Both websocket faces."""
+    app.router.add_get("/v1/listen", listen)
+    app.router.add_get("/vosk", vosk)
+    app.cleanup_ctx.append(belongings)

@@ -1,0 +1,152 @@
+"""The sessions of this process: what belongs to each stream besides itself, and which may be resumed.
+
+A session outlives its connection when its client can resume. Every session is let go of exactly once.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from service.audio.containers import Confinement, Nursery
+from service.audio.decoder import SoundDecoder
+from service.dialects.commands import ListenRequest
+from service.dialects.deepgram import DeepgramDialect, Received
+from service.dialects.vosk import VoskDialect
+from service.errors import ServiceError
+from service.keys import Key
+from service.metrics import Metrics
+from service.settings import Settings
+from service.streams import Recogniser, Stream
+
+if TYPE_CHECKING:
+    from service.http.conversation import Conversation
+
+
+@dataclass(eq=False)
+class Session:
+    """One stream with its sound decoder, its wire, its key, and what has arrived of it."""
+
+    stream: Stream
+    recogniser: Recogniser
+    request: ListenRequest
+    dialect: DeepgramDialect | VoskDialect
+    decoder: SoundDecoder
+    key: Key
+    began_s: float
+    release: Callable[[], None]
+    received_bytes: int = 0
+    received_commands: int = 0
+    digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    finishing: bool = False
+    conversation: "Conversation | None" = None
+
+    @property
+    def id(self) -> str:
+        """The stream's id, which is also the request id of its messages."""
+        return self.stream.id
+
+    @property
+    def received(self) -> Received:
+        """What has arrived, to be acknowledged."""
+        frame = self.decoder.frame_bytes
+        samples = None if frame is None else self.received_bytes // frame
+        return Received(self.received_bytes, samples, self.received_commands)
+
+
+class Sessions:
+    """Every session by its id."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.sockets = 0
+        self.nursery = Nursery(
+            settings.container_streams,
+            Confinement(settings.container_memory_mb, settings.container_cpu_s, settings.container_stall_s),
+        )
+        metrics.container_children.set_function(lambda: self.nursery.children)
+        self._sessions: dict[str, Session] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def count(self) -> int:
+        """Sessions, the parked ones included."""
+        return len(self._sessions)
+
+    def enter_socket(self, dialect: str) -> None:
+        """One more open socket; ServiceError "sockets" when there are too many. Undone by `leave_socket`."""
+        if self.sockets >= self.settings.max_sockets:
+            raise ServiceError(
+                "sockets", "Too many sockets are open here.", "Try again soon.", retry_after_s=5.0
+            )
+        self.sockets += 1
+        self._idle.clear()
+        self.metrics.sockets_open.labels(dialect).inc()
+
+    def leave_socket(self, dialect: str) -> None:
+        """One less."""
+        self.sockets -= 1
+        self.metrics.sockets_open.labels(dialect).dec()
+        if self.sockets == 0:
+            self._idle.set()
+
+    def add(self, session: Session) -> None:
+        """A session begins."""
+        self._sessions[session.id] = session
+
+    def park(self, session: Session) -> None:
+        """Its client vanished; it may come back within `resume_s`."""
+        session.conversation = None
+        session.recogniser.park(session.stream)
+        # The recogniser ends the stream by itself; this only lets go of what belongs to it here.
+        loop = asyncio.get_running_loop()
+        self._timers[session.id] = loop.call_later(self.settings.resume_s + 0.2, self.forget, session)
+
+    async def resume(self, id: str, key: Key, after: int) -> Session:
+        """The session again, for the same key; ServiceError "resume" when it is gone."""
+        session = self._sessions.get(id)
+        if session is None or session.key.id != key.id or not session.request.extensions:
+            raise ServiceError(
+                "resume",
+                "There is no session to resume by this id.",
+                "It ended, or was gone too long: begin a new one.",
+            )
+        if session.conversation is not None:
+            # The old connection is dead and does not know it yet. It ends between two messages.
+            await session.conversation.hand_over()
+        timer = self._timers.pop(id, None)
+        if timer is not None:
+            timer.cancel()
+        try:
+            session.recogniser.resume(id, session.stream.settings.owner, after)
+        except ServiceError:
+            self.forget(session)
+            raise
+        return session
+
+    def forget(self, session: Session) -> None:
+        """The session is over: everything that belonged to it is let go, once."""
+        timer = self._timers.pop(session.id, None)
+        if timer is not None:
+            timer.cancel()
+        if self._sessions.pop(session.id, None) is not None:
+            session.decoder.close()
+            session.release()
+
+    async def delivered(self, limit_s: float) -> None:
+        """Wait until no socket is open any more, at most so long."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
+
+    def close(self) -> None:
+        """Let go of everything that is left."""
+        for session in tuple(self._sessions.values()):
+            session.stream.cancel("stopped")
+            self.forget(session)

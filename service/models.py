@@ -1,0 +1,126 @@
+"""The models being served, by name: started, picked, replaced while serving. One recogniser each.
+
+Knows no wire. What a stream is lies in streams.py.
+"""
+
+import logging
+from typing import Literal
+
+from service.errors import ServiceError
+from service.logs import say
+from service.metrics import Metrics
+from service.settings import Settings
+from service.streams import Recogniser, RecogniserOptions
+
+
+def recogniser_options(settings: Settings) -> RecogniserOptions:
+    """What the settings say about how a recogniser uses the machine."""
+    return RecogniserOptions(
+        precision=settings.precision,
+        engine_workers=settings.engine_workers,
+        decode_workers=settings.decode_workers,
+        language_model=None if settings.language_model == "none" else settings.language_model,
+        max_streams=settings.max_streams,
+        hops_s=settings.hops_s,
+        resume_s=settings.resume_s,
+        parked_limit=settings.parked_limit,
+        cache_folder=settings.cache_folder,
+    )
+
+
+class ServedModels:
+    """Every recogniser of this process. The first name is the one that streams get who name none we have."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.names = tuple(dict.fromkeys((settings.model, *settings.more_models)))
+        self._serving: dict[str, Recogniser] = {}
+        self._retiring: set[Recogniser] = set()
+        self._reloading = False
+
+    @property
+    def ready(self) -> bool:
+        """Every model warm and its workers alive."""
+        return len(self._serving) == len(self.names) and all(one.ready for one in self._serving.values())
+
+    @property
+    def default(self) -> Recogniser:
+        """The recogniser of the first model."""
+        return self.pick(None)
+
+    def items(self) -> tuple[tuple[str, Recogniser], ...]:
+        """Every name with its recogniser."""
+        return tuple(self._serving.items())
+
+    def pick(self, name: str | None) -> Recogniser:
+        """The recogniser of this name. Names we do not have (other vendors' model names) get the default."""
+        found = self._serving.get(name or "") or self._serving.get(self.names[0])
+        if found is None:
+            raise ServiceError(
+                "starting", "The model is still being loaded.", "Try again soon.", retry_after_s=2.0
+            )
+        return found
+
+    async def start(self) -> None:
+        """Load and warm every model."""
+        for name in self.names:
+            self._serving[name] = await self._started(name)
+
+    async def reload(self, name: str | None = None) -> tuple[str, ...]:
+        """Load one model (or all) anew and serve new streams with it; the old one ends with its last stream."""
+        wanted = self.names if name is None else (name,)
+        if any(one not in self.names for one in wanted):
+            raise ServiceError(
+                "model", f"There is no model {name!r} here.", f"Served: {', '.join(self.names)}."
+            )
+        if self._reloading:
+            raise ServiceError("busy", "A reload is under way.", "Wait for it to end.", retry_after_s=5.0)
+        self._reloading = True
+        try:
+            for one in wanted:
+                try:
+                    fresh = await self._started(one)
+                except Exception as error:
+                    # The old model goes on serving: a broken file on disk must not take the service down.
+                    self.metrics.model_reloads.labels("failed").inc()
+                    say(logging.ERROR, "model not reloaded", model=one, reason=str(error))
+                    raise
+                old, self._serving[one] = self._serving[one], fresh
+                self.metrics.model_reloads.labels("done").inc()
+                say(logging.INFO, "model reloaded", model=one)
+                await self._retire(old)
+        finally:
+            self._reloading = False
+        return wanted
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Take no more streams; let the open ones finish for so long."""
+        import asyncio
+
+        ending = [*self._serving.values(), *self._retiring]
+        await asyncio.gather(*(one.stop(drain_s) for one in ending))
+
+    async def _started(self, name: str) -> Recogniser:
+        device: Literal["cpu", "cuda"] = self.settings.device
+        fresh = Recogniser(name, device, recogniser_options(self.settings), self.metrics)
+        await fresh.start()
+        precision = self.settings.precision or "default"
+        self.metrics.model.labels(name, "ctc", device, precision).set(1)
+        return fresh
+
+    async def _retire(self, old: Recogniser) -> None:
+        """Let the streams of a replaced model finish, then free it; does not wait for that."""
+        import asyncio
+
+        self._retiring.add(old)
+
+        async def wind_down() -> None:
+            try:
+                # A long time: these streams are in the middle of a talk and have done nothing wrong.
+                await old.stop(drain_s=max(self.settings.drain_s, 600.0))
+            finally:
+                self._retiring.discard(old)
+
+        task = asyncio.get_running_loop().create_task(wind_down())
+        self._winding = task
