@@ -14,7 +14,7 @@ import socket
 import struct
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, cast
 
 HEADER = struct.Struct("<I")
 LONGEST_MESSAGE = 64 * 1024 * 1024
@@ -80,8 +80,8 @@ class WorkerProcess(asyncio.Protocol):
     # ---- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no subclasses of asyncio's, so nothing may be asserted here.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
