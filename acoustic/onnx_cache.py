@@ -29,7 +29,9 @@ def cache_folder() -> Path:
 def fingerprint(checkpoint: Checkpoint, ranges: Ranges | None = None) -> str:
     """A name for exactly these weights in exactly this shape."""
     digest = hashlib.sha256()
-    rules = [BUILDER, OPSET, LARGEST_WEIGHT, checkpoint.config.to_dict()]
+    # The name and the front end are not in the graph: only how many mel bands it takes.
+    shape = checkpoint.config.to_dict() | {"name": "", "features": checkpoint.config.features.mels}
+    rules = [BUILDER, OPSET, LARGEST_WEIGHT, shape]
     digest.update(json.dumps([rules, sorted(ranges.items()) if ranges else None]).encode())
     for name in sorted(checkpoint.state):
         digest.update(name.encode())

@@ -1,0 +1,152 @@
+"""A user's own sound file, in any format PyAV reads, as float32 at 16 kHz: whole, or block by block.
+
+The file is named by the user who runs this process. Strangers' bytes are decoded in `container_child` instead.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import av
+import av.error
+import numpy as np
+
+from service.audio.resample import RATE, Resampler, Samples
+from service.errors import ServiceError
+
+LONGEST_S = 24 * 3600.0
+BLOCK_S = 10.0
+MOST_CHANNELS = 16
+# Formats without a mark in their first bytes: only the name tells.
+BY_SUFFIX = {".g722": "g722", ".sln16": "s16le"}
+RAW = (".raw", ".pcm", ".sln", ".ulaw", ".alaw", ".gsm")
+
+
+def read_file(path: str | Path, longest_s: float = LONGEST_S) -> Samples:
+    """The whole file as [channels, samples]."""
+    blocks = list(read_blocks(path, longest_s))
+    return np.concatenate(blocks, axis=1)
+
+
+def read_mono(path: str | Path, longest_s: float = LONGEST_S) -> Samples:
+    """The whole file as one channel: the mean of its channels."""
+    return np.concatenate([block.mean(axis=0) for block in read_blocks(path, longest_s)])
+
+
+def read_blocks(path: str | Path, longest_s: float = LONGEST_S) -> Iterator[Samples]:
+    """The file as blocks [channels, about ten seconds]; at least one. A truncated file ends where its sound does."""
+    file = _checked(Path(path))
+    with file.open("rb") as opened:
+        yield from _bounded(
+            file, read_stream(opened, str(file), BY_SUFFIX.get(file.suffix.lower())), longest_s
+        )
+
+
+def read_stream(source: BinaryIO, name: str, form: str | None = None) -> Iterator[Samples]:
+    """The same from an open file; `form` names its format where its bytes do not tell."""
+    try:
+        # Given as a file object, libav cannot be led to other files or addresses by what is written in it.
+        with av.open(source, mode="r", format=form, metadata_errors="ignore") as container:
+            if not container.streams.audio:
+                raise ServiceError(
+                    "audio_file",
+                    f"{name} holds no sound.",
+                    "It holds video or data only: choose another file.",
+                )
+            yield from _blocks(container, name)
+    except (av.error.FFmpegError, ValueError) as error:
+        raise ServiceError(
+            "audio_file",
+            f"{name} is not readable as sound ({_reason(error)}).",
+            "Expected a sound file such as WAV, FLAC, MP3, Ogg, WebM or MP4; its name alone does not make it one.",
+        ) from error
+
+
+def _blocks(container: Any, name: str) -> Iterator[Samples]:
+    to_float = av.AudioResampler(format="fltp")
+    resampler: Resampler | None = None
+    waiting: list[Samples] = []
+    sounded = False
+    for sound, rate in _frames(container, to_float):
+        if resampler is None:
+            resampler = Resampler(rate, min(len(sound), MOST_CHANNELS))
+        if rate != resampler.rate or len(sound) < resampler.channels:
+            raise ServiceError(
+                "audio_file",
+                f"{name} changes its format in the middle (from {resampler.rate} Hz, {resampler.channels} channels "
+                f"to {rate} Hz, {len(sound)} channels).",
+                "Convert it to one format first.",
+            )
+        if not np.isfinite(sound).all():
+            raise ServiceError(
+                "audio_file",
+                f"{name} holds samples that are not numbers (NaN or infinite).",
+                "The program that wrote it went wrong: write it again, or convert it to 16-bit.",
+            )
+        waiting.append(resampler.push(sound[: resampler.channels]))
+        if sum(block.shape[1] for block in waiting) >= BLOCK_S * RATE:
+            sounded = True
+            yield np.concatenate(waiting, axis=1)
+            waiting = []
+    if resampler is not None:
+        waiting.append(resampler.finish())
+    rest = np.concatenate(waiting, axis=1) if waiting else np.zeros((1, 0), np.float32)
+    if not rest.shape[1] and not sounded:
+        raise ServiceError(
+            "audio_file",
+            f"{name} holds not a single sample of sound.",
+            "The recording is empty or was cut off at its start.",
+        )
+    if rest.shape[1]:
+        yield rest
+
+
+def _frames(container: Any, to_float: Any) -> Iterator[tuple[Samples, int]]:
+    """Float frames [channels, n] with their rate; stops where a truncated or damaged file does."""
+    decoded = container.decode(audio=0)
+    heard = False
+    while True:
+        try:
+            frame = next(decoded, None)
+        except av.error.FFmpegError:
+            if heard:
+                return
+            raise
+        if frame is None:
+            return
+        for piece in to_float.resample(frame):
+            heard = True
+            yield np.asarray(piece.to_ndarray(), np.float32), int(piece.sample_rate)
+
+
+def _bounded(file: Path, blocks: Iterator[Samples], longest_s: float) -> Iterator[Samples]:
+    seconds = 0.0
+    for block in blocks:
+        seconds += block.shape[1] / RATE
+        if seconds > longest_s:
+            raise ServiceError(
+                "audio_file", f"{file} is longer than {longest_s:.0f} s.", "Cut it into shorter files first."
+            )
+        yield block
+
+
+def _checked(file: Path) -> Path:
+    problem = None
+    if not file.exists():
+        problem = ("does not exist.", "Check the name and the folder.")
+    elif file.is_dir():
+        problem = ("is a folder, not a sound file.", "Name the files in it.")
+    elif file.is_file() and file.stat().st_size == 0:
+        problem = ("is empty (0 bytes).", "The recording or the copy failed: make it again.")
+    elif file.suffix.lower() in RAW:
+        advice = "Give it a header first, for example: ffmpeg -f s16le -ar 16000 -ac 1 -i IN.raw OUT.wav"
+        problem = ("is raw sound: it does not say its rate and format.", advice)
+    if problem:
+        raise ServiceError("audio_file", f"{file} {problem[0]}", problem[1])
+    return file
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, av.error.FFmpegError):
+        return str(error.strerror or error)
+    return str(error)
