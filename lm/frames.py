@@ -11,7 +11,9 @@ ROUNDING = 1e-2
 
 def checked(log_probs: NDArray[np.float32], classes: int) -> NDArray[np.float32]:
     """The frames as contiguous float32 `[frames, classes]`; NaN, logits and wrong shapes are refused."""
-    frames = np.ascontiguousarray(log_probs, dtype=np.float32)
+    # Always a view and always read-only: to a compiled kernel anything else is another type, to be compiled anew.
+    frames = np.ascontiguousarray(log_probs, dtype=np.float32).view()
+    frames.flags.writeable = False
     if frames.ndim != 2 or frames.shape[1] != classes:
         raise LanguageError(
             f"Got frames of shape {tuple(frames.shape)}: expected [frames, {classes}], one column for each "

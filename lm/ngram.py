@@ -100,14 +100,12 @@ class NGram:
         file = np.frombuffer(mapped, dtype=np.uint64, count=len(mapped) // 8)
         ngram = cls(path, file, layout, words_at)
         ngram.counts = counts
-        ngram.layout.flags.writeable = True
-        ngram.layout[0, BEGIN_WORD] = ngram.number("<s>")
-        ngram.layout[0, END_WORD] = ngram.number("</s>")
-        ngram.layout.flags.writeable = False
-        if not (ngram.layout[0, BEGIN_WORD] and ngram.layout[0, END_WORD]):
-            raise LanguageError(
-                f"{path} knows no sentence ends (<s>, </s>): build it from sentences, one a line."
-            )
+        vocabulary = ngram.vocabulary()
+        begin, end = (np.flatnonzero(vocabulary == mark) for mark in (b"<s>", b"</s>"))
+        if not (len(begin) and len(end)):
+            raise LanguageError(f"{path} knows no sentence ends (<s>, </s>): build it from sentences, one a line.")
+        layout[0, BEGIN_WORD], layout[0, END_WORD] = begin[0], end[0]
+        layout.flags.writeable = False
         return ngram
 
     @classmethod
@@ -122,7 +120,10 @@ class NGram:
         with self.path.open("rb") as opened:  # the last bytes, where the file is no multiple of eight long
             opened.seek(self.file.nbytes)
             blob += opened.read()
-        return np.array(blob.split(b"\0")[: self.counts[0]], dtype=np.bytes_)
+        words = blob.split(b"\0")[:-1]
+        if len(words) < self.counts[0]:
+            raise LanguageError(f"{self.path} is cut short: it names {len(words)} words of {self.counts[0]}. {ADVICE}")
+        return np.array(words[: self.counts[0]], dtype=np.bytes_)
 
     @cached_property
     def _numbers(self) -> dict[bytes, int]:
