@@ -30,6 +30,9 @@ STATUS = {
     "audio": 400,
     "model": 404,
     "resume": 410,
+    "job": 404,
+    "size": 413,
+    "storage": 507,
 }
 
 

@@ -1,0 +1,157 @@
+"""Deepgram's pre-recorded dialect: the query of POST /v1/listen in, one JSON document out. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from service.core.events import Final, Word
+from service.dialects.commands import ListenRequest
+from service.dialects.query import read_query
+from service.errors import ServiceError
+
+OWN_OPTIONS = ("utterances", "utt_split", "paragraphs", "filler_words", "measurements")
+
+
+@dataclass(frozen=True)
+class FileRequest:
+    """What one request asks for: the listening options, and what only a whole file can have."""
+
+    listen: ListenRequest
+    utterances: bool = False
+    paragraphs: bool = False
+    channels_told: bool = False
+    """Whether `channels` was given; otherwise the file says how many it has."""
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What the answer says about the request itself."""
+
+    request_id: str
+    sha256: str
+    created: str
+    duration_s: float
+    model: str
+    version: str
+
+
+def read_file_query(pairs: Iterable[tuple[str, str]]) -> FileRequest:
+    """The checked request; ServiceError "request" for what cannot be done."""
+    given = list(pairs)
+    own = {name: value.lower() for name, value in given if name in OWN_OPTIONS}
+    for name in ("utterances", "paragraphs"):
+        if own.get(name, "false") not in ("true", "false", "1", "0"):
+            raise ServiceError("request", f"{name}={own[name]} is not supported.", "Expected true or false.")
+    listen = read_query((name, value) for name, value in given if name not in OWN_OPTIONS)
+    if listen.resume is not None:
+        raise ServiceError(
+            "request", "`resume` is for live sessions.", "Send the whole file again, or use jobs."
+        )
+    return FileRequest(
+        listen=replace(listen, interim=False, source_is_file=True),
+        utterances=own.get("utterances") in ("true", "1"),
+        paragraphs=own.get("paragraphs") in ("true", "1"),
+        channels_told=any(name == "channels" for name, _ in given),
+    )
+
+
+def refuse_url(content_type: str) -> None:
+    """A JSON body asks the server to fetch something itself; it does not."""
+    if content_type.split(";")[0].strip().lower() == "application/json":
+        raise ServiceError(
+            "request",
+            "This server fetches nothing from addresses: whoever may send one could make it reach into its own network.",
+            "Send the file itself as the request's body.",
+        )
+
+
+def document(
+    finals: Sequence[Final], channels: int, request: FileRequest, facts: FileFacts
+) -> dict[str, Any]:
+    """The whole answer."""
+    model_uuid = facts.model
+    results: dict[str, Any] = {
+        "channels": [
+            {"alternatives": [_alternative([f for f in finals if f.channel == channel], request)]}
+            for channel in range(channels)
+        ]
+    }
+    if request.utterances:
+        results["utterances"] = [
+            _utterance(facts.request_id, number, final) for number, final in enumerate(_spoken(finals))
+        ]
+    metadata: dict[str, Any] = {
+        "transaction_key": "deprecated",
+        "request_id": facts.request_id,
+        "sha256": facts.sha256,
+        "created": facts.created,
+        "duration": round(facts.duration_s, 4),
+        "channels": channels,
+        "models": [model_uuid],
+        "model_info": {model_uuid: {"name": facts.model, "version": facts.version, "arch": "ctc"}},
+    }
+    warnings = [
+        {"code": warning.code, "message": warning.message, "advice": warning.advice}
+        for warning in request.listen.warnings
+    ]
+    if warnings:
+        metadata["warnings"] = warnings
+    return {"metadata": metadata, "results": results}
+
+
+def _spoken(finals: Sequence[Final]) -> list[Final]:
+    """Finals with words, by time: those of several channels come in no fixed order."""
+    return sorted(
+        (final for final in finals if final.alternatives[0].words), key=lambda f: (f.start_s, f.channel)
+    )
+
+
+def _alternative(finals: Sequence[Final], request: FileRequest) -> dict[str, Any]:
+    spoken = _spoken(finals)
+    words = [word for final in spoken for word in final.alternatives[0].words]
+    confidence = sum(word.confidence for word in words) / len(words) if words else 0.0
+    told: dict[str, Any] = {
+        "transcript": " ".join(final.text for final in spoken),
+        "confidence": round(confidence, 4),
+        "words": [_word(word) for word in words],
+    }
+    if request.paragraphs:
+        told["paragraphs"] = {
+            "transcript": "\n\n".join(final.text for final in spoken),
+            "paragraphs": [
+                {
+                    "sentences": [{"text": final.text, **_span(final)}],
+                    "num_words": len(final.alternatives[0].words),
+                    **_span(final),
+                }
+                for final in spoken
+            ],
+        }
+    return told
+
+
+def _span(final: Final) -> dict[str, float]:
+    words = final.alternatives[0].words
+    return {"start": round(words[0].start_s, 3), "end": round(words[-1].end_s, 3)}
+
+
+def _utterance(request_id: str, number: int, final: Final) -> dict[str, Any]:
+    return {
+        **_span(final),
+        "confidence": round(final.alternatives[0].confidence, 4),
+        "channel": final.channel,
+        "transcript": final.text,
+        "words": [_word(word) for word in final.alternatives[0].words],
+        "id": f"{request_id}-{number}",
+    }
+
+
+def _word(word: Word) -> dict[str, Any]:
+    return {
+        "word": word.text,
+        "start": round(word.start_s, 3),
+        "end": round(word.end_s, 3),
+        "confidence": round(word.confidence, 4),
+    }

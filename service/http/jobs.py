@@ -1,0 +1,219 @@
+"""POST /v1/jobs and what belongs to it: recordings heard in the background. The work itself lies in service/jobs/."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import shutil
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from service.dialects import openai
+from service.errors import ServiceError
+from service.http.auth import key_of
+from service.http.state import STATE, State
+from service.http.transcriptions import base_settings, most_bytes
+from service.http.uploads import Form, receive_form, scratch
+from service.jobs.job import OPEN, Job
+from service.jobs.runner import JobRunner, RunnerSettings
+from service.jobs.store import JobStore, new_id
+from service.jobs.webhook import WebhookCaller, check_webhook
+from service.keys import default_keys_file
+from service.recordings import form_of
+
+STATUSES = ("queued", "running", "done", "failed", "cancelled")
+MOST_LISTED = 200
+IDEMPOTENCY = re.compile(r"[\x21-\x7e]{1,200}")
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What the routes need: where jobs are kept and who hears them."""
+
+    store: JobStore
+    runner: JobRunner
+
+
+DESK: web.AppKey[Desk] = web.AppKey("desk", Desk)
+
+
+def add_job_routes(app: web.Application) -> None:
+    """The routes, and the runner that lives as long as the application."""
+    app.router.add_post("/v1/jobs", create)
+    app.router.add_get("/v1/jobs", listed)
+    app.router.add_get("/v1/jobs/{id}", shown)
+    app.router.add_get("/v1/jobs/{id}/transcript", transcript)
+    app.router.add_delete("/v1/jobs/{id}", deleted)
+    app.cleanup_ctx.append(at_work)
+
+
+async def at_work(app: web.Application) -> AsyncIterator[None]:
+    """Opens the store and goes on with what an earlier process left."""
+    state = app[STATE]
+    settings = state.settings
+    store = await asyncio.to_thread(JobStore, jobs_folder(state))
+    runner = JobRunner(
+        store,
+        state.models.pick,
+        state.listening.nursery,
+        base_settings(state),
+        RunnerSettings(
+            at_once=settings.jobs_at_once,
+            lease_s=settings.jobs_lease_s,
+            keep_s=settings.jobs_keep_days * 86400,
+        ),
+    )
+    caller = WebhookCaller(store, settings.webhook_hosts)
+    app[DESK] = Desk(store, runner)
+    runner.start()
+    caller.start()
+    yield
+    await caller.stop()
+    await runner.stop()
+    await asyncio.to_thread(store.close)
+
+
+def jobs_folder(state: State) -> Path:
+    """Beside the keys, unless a setting says otherwise."""
+    return state.settings.jobs_folder or default_keys_file().parent / "jobs"
+
+
+async def create(request: web.Request) -> web.Response:
+    """POST /v1/jobs: a multipart form with `file` and options; answered at once with the job."""
+    state, desk, key = request.app[STATE], request.app[DESK], key_of(request)
+    idempotency = request.headers.get("Idempotency-Key")
+    if idempotency is not None and not IDEMPOTENCY.fullmatch(idempotency):
+        raise ServiceError(
+            "request", "Idempotency-Key must be 1 to 200 printable ASCII characters without spaces."
+        )
+    state.keys.check_minutes(key)
+    async with scratch(desk.store.folder) as folder:
+        form = await receive_form(request, folder, most_bytes(state))
+        if form.file is None:
+            raise ServiceError("request", "The form has no field `file`.", "Send the sound there.")
+        options = options_of(form)
+        if form_of(form.file.path) is None and "encoding" not in options:
+            raise ServiceError(
+                "audio",
+                "The file is in no format known here.",
+                "Accepted are Ogg and WebM (Opus, Vorbis), FLAC, MP3, WAV, MP4 (AAC); raw sound needs `encoding`.",
+            )
+        webhook = (form.fields.get("webhook") or [None])[-1]
+        if webhook is not None:
+            check_webhook(webhook, state.settings.webhook_hosts)
+        job = Job(
+            id=new_id(),
+            owner=key.id,
+            status="queued",
+            created=time.time(),
+            name=Path(form.file.name).name[:200],
+            bytes=form.file.bytes,
+            sha256=form.file.sha256,
+            options=options,
+            webhook=webhook,
+            webhook_secret=secrets.token_urlsafe(32) if webhook is not None else None,
+        )
+        kept = desk.store.file(job.id)
+        # The file first: a job in the store always has its recording.
+        await asyncio.to_thread(shutil.move, form.file.path, kept)
+        try:
+            quota = state.settings.jobs_quota_mb * 1024 * 1024
+            found, new = await asyncio.to_thread(desk.store.add, job, idempotency, quota)
+        except BaseException:
+            kept.unlink(missing_ok=True)
+            raise
+        if not new:
+            kept.unlink(missing_ok=True)
+    desk.runner.wake()
+    told = found.told()
+    if new and webhook is not None:
+        told["webhook"]["secret"] = job.webhook_secret
+    return web.json_response(told, status=202 if new else 200, headers={"Location": f"/v1/jobs/{found.id}"})
+
+
+def options_of(form: Form) -> dict[str, Any]:
+    """What a job keeps of its form: OpenAI's fields, and how raw sound is to be read."""
+    wanted = openai.parse_fields({name: values for name, values in form.fields.items() if name != "stream"})
+    options: dict[str, Any] = {}
+    if wanted.model:
+        options["model"] = wanted.model[:200]
+    if wanted.hotwords:
+        options["hotwords"] = [[one.phrase, one.weight] for one in wanted.hotwords]
+    encoding = (form.fields.get("encoding") or [""])[-1]
+    if encoding:
+        if encoding not in ("linear16", "linear32", "mulaw", "alaw"):
+            raise ServiceError(
+                "request", f"encoding={encoding[:40]} is not supported.", "linear16, linear32, mulaw, alaw."
+            )
+        options["encoding"] = encoding
+    for name, low, high in (("sample_rate", 8000, 48000), ("channels", 1, 8)):
+        text = (form.fields.get(name) or [""])[-1]
+        if text:
+            if not (text.isascii() and text.isdigit() and len(text) < 9 and low <= int(text) <= high):
+                raise ServiceError(
+                    "request", f"{name}={text[:40]} is not supported.", f"From {low} to {high}."
+                )
+            options[name] = int(text)
+    return options
+
+
+async def listed(request: web.Request) -> web.Response:
+    """GET /v1/jobs?status=&limit=&before=: newest first."""
+    query = request.query
+    status = query.get("status") or None
+    if status is not None and status not in STATUSES:
+        raise ServiceError(
+            "request", f"There is no status {status[:40]!r}.", f"One of {', '.join(STATUSES)}."
+        )
+    try:
+        limit = int(query.get("limit") or 50)
+        before = float(query["before"]) if query.get("before") else None
+    except ValueError:
+        raise ServiceError("request", "`limit` and `before` are numbers.") from None
+    if not 1 <= limit <= MOST_LISTED:
+        raise ServiceError("request", f"`limit` is 1 to {MOST_LISTED}.")
+    store = request.app[DESK].store
+    found = await asyncio.to_thread(store.owned_by, key_of(request).id, status, limit, before)
+    return web.json_response({"object": "list", "data": [job.told() for job in found]})
+
+
+async def shown(request: web.Request) -> web.Response:
+    """GET /v1/jobs/{id}."""
+    job = await _found(request)
+    return web.json_response(job.told())
+
+
+async def transcript(request: web.Request) -> web.Response:
+    """GET /v1/jobs/{id}/transcript?response_format=: what was heard; while the job runs only with partial=true."""
+    fields = {name: request.query.getall(name) for name in request.query}
+    partial = (fields.pop("partial", ["false"]))[-1].lower() in ("true", "1")
+    wanted = replace(openai.parse_fields(fields), stream=False)
+    job = await _found(request)
+    if job.status != "done" and not partial:
+        raise ServiceError(
+            "busy", f"The job is {job.status}.", "Wait until it is done, or ask with partial=true."
+        )
+    finals = await asyncio.to_thread(request.app[DESK].store.finals, job.id)
+    content_type, body = openai.transcription(finals, job.length_s or job.heard_s, wanted)
+    return web.Response(text=body, content_type=content_type, charset="utf-8")
+
+
+async def deleted(request: web.Request) -> web.Response:
+    """DELETE /v1/jobs/{id}: cancel what is not over, forget what is."""
+    store = request.app[DESK].store
+    job = await _found(request)
+    if job.status in OPEN:
+        await asyncio.to_thread(store.end, job.id, None, "cancelled", time.time(), None, None)
+        return web.json_response((await _found(request)).told())
+    await asyncio.to_thread(store.remove, job.id)
+    return web.Response(status=204)
+
+
+async def _found(request: web.Request) -> Job:
+    return await asyncio.to_thread(request.app[DESK].store.find, request.match_info["id"], key_of(request).id)

@@ -1,0 +1,134 @@
+"""Request bodies as files on disk: bounded, hashed, gone when the request is. Memory stays flat."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import BodyPartReader, web
+
+from service.errors import ServiceError
+
+MOST_FIELD_BYTES = 64 * 1024
+MOST_FIELDS = 256
+PIECE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A body that lies on disk."""
+
+    path: Path
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass
+class Form:
+    """A multipart form: its one file and its text fields."""
+
+    file: Upload | None = None
+    fields: dict[str, list[str]] = field(default_factory=dict)
+
+
+@contextlib.asynccontextmanager
+async def scratch(beside: Path | None = None) -> AsyncIterator[Path]:
+    """A folder of this request; `beside` puts it on the disk where the file will stay."""
+    with tempfile.TemporaryDirectory(prefix="silica-upload-", dir=beside) as folder:
+        yield Path(folder)
+
+
+async def receive_body(request: web.Request, folder: Path, most: int) -> Upload:
+    """The whole body; ServiceError "size" when it is larger than allowed."""
+    _check_announced(request, most)
+    return await _store(request.content.iter_chunked(PIECE_BYTES), folder / "body", "body", most)
+
+
+async def receive_form(request: web.Request, folder: Path, most: int) -> Form:
+    """A multipart form whose field `file` goes to disk; everything else must be short text."""
+    _check_announced(request, most)
+    if not request.content_type.startswith("multipart/"):
+        raise ServiceError(
+            "request",
+            f"Expected multipart/form-data, not {request.content_type or 'nothing'}.",
+            "Send the sound as the form field `file`.",
+        )
+    form = Form()
+    try:
+        reader = await request.multipart()
+        while (part := await reader.next()) is not None:
+            if not isinstance(part, BodyPartReader) or part.name is None:
+                continue
+            if part.name == "file":
+                if form.file is not None:
+                    raise ServiceError("request", "There are two fields `file`.", "Send one file a request.")
+                form.file = await _store(_part(part), folder / "file", part.filename or "file", most)
+                continue
+            if sum(len(values) for values in form.fields.values()) >= MOST_FIELDS:
+                raise ServiceError("request", f"More than {MOST_FIELDS} form fields.", "Send fewer.")
+            form.fields.setdefault(part.name, []).append(await _text(part))
+    except (ValueError, AssertionError, RuntimeError) as error:
+        raise ServiceError(
+            "request", f"The multipart form cannot be read: {error}.", "Was it cut off?"
+        ) from None
+    return form
+
+
+def _check_announced(request: web.Request, most: int) -> None:
+    """Refuse what is announced as too large before it travels."""
+    if request.content_length is not None and request.content_length > most:
+        raise _too_large(most)
+
+
+def _too_large(most: int) -> ServiceError:
+    return ServiceError(
+        "size",
+        f"The file is larger than {most // 1024**2} MiB, the most that is taken.",
+        "Compress or split it.",
+    )
+
+
+async def _part(part: BodyPartReader) -> AsyncIterator[bytes]:
+    while piece := await part.read_chunk(PIECE_BYTES):
+        yield piece
+
+
+async def _text(part: BodyPartReader) -> str:
+    found = bytearray()
+    while piece := await part.read_chunk(8192):
+        found += piece
+        if len(found) > MOST_FIELD_BYTES:
+            raise ServiceError(
+                "request", f"The form field {str(part.name)[:40]!r} is too long.", "Only `file` may be."
+            )
+    try:
+        return found.decode()
+    except UnicodeDecodeError:
+        raise ServiceError("request", f"The form field {str(part.name)[:40]!r} is no UTF-8 text.") from None
+
+
+async def _store(pieces: AsyncIterator[bytes], path: Path, name: str, most: int) -> Upload:
+    """To disk, written beside the event loop."""
+    digest, size = hashlib.sha256(), 0
+    file = await asyncio.to_thread(path.open, "wb")
+    try:
+        async for piece in pieces:
+            size += len(piece)
+            if size > most:
+                raise _too_large(most)
+            digest.update(piece)
+            try:
+                await asyncio.to_thread(file.write, piece)
+            except OSError as error:
+                raise ServiceError(
+                    "storage", f"The file cannot be kept: {error.strerror}.", "Try later."
+                ) from None
+    finally:
+        await asyncio.to_thread(file.close)
+    return Upload(path, name, size, digest.hexdigest())

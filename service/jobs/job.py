@@ -1,0 +1,52 @@
+"""What a job is: values only. How jobs are kept is store.py's business, how they are heard runner.py's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["queued", "running", "done", "failed", "cancelled"]
+OPEN: tuple[Status, ...] = ("queued", "running")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One recording and how far it has been heard. Times are Unix seconds, lengths are seconds of sound."""
+
+    id: str
+    owner: str
+    status: Status
+    created: float
+    name: str
+    bytes: int
+    sha256: str
+    options: dict[str, Any] = field(default_factory=dict)
+    finished: float | None = None
+    heard_s: float = 0.0
+    length_s: float | None = None
+    share: float = 0.0
+    """How much of the file has been heard, 0 to 1."""
+    attempts: int = 0
+    error: dict[str, str] | None = None
+    webhook: str | None = None
+    webhook_secret: str | None = None
+    webhook_status: str | None = None
+
+    def told(self) -> dict[str, Any]:
+        """What its owner is told. The webhook's secret is told once, when the job is made."""
+        return {
+            "id": self.id,
+            "object": "job",
+            "status": self.status,
+            "created": round(self.created, 3),
+            "finished": None if self.finished is None else round(self.finished, 3),
+            "name": self.name,
+            "bytes": self.bytes,
+            "sha256": self.sha256,
+            "options": self.options,
+            "progress": {"share": round(self.share, 4), "heard_s": round(self.heard_s, 3)},
+            "duration": None if self.length_s is None else round(self.length_s, 3),
+            "attempts": self.attempts,
+            "error": self.error,
+            "webhook": None if self.webhook is None else {"url": self.webhook, "status": self.webhook_status},
+        }

@@ -1,0 +1,318 @@
+"""Jobs in SQLite: made, claimed, advanced, ended, forgotten. Every call is one transaction.
+
+Calls block for a disk write; the runner and the routes make them beside the event loop. A claim is a lease that
+its runner renews: whoever dies lets go of its jobs by itself, however it dies.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from service.core.events import Alternative, Final, Word
+from service.errors import ServiceError
+from service.jobs.job import Job
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, status TEXT NOT NULL, created REAL NOT NULL, name TEXT NOT NULL,
+    bytes INTEGER NOT NULL, sha256 TEXT NOT NULL, options TEXT NOT NULL, finished REAL, heard_s REAL NOT NULL,
+    length_s REAL, share REAL NOT NULL, attempts INTEGER NOT NULL, error TEXT, webhook TEXT, webhook_secret TEXT,
+    webhook_status TEXT, webhook_tries INTEGER NOT NULL DEFAULT 0, webhook_due REAL, idempotency TEXT,
+    lease_by TEXT, lease_until REAL NOT NULL DEFAULT 0
+);
+CREATE UNIQUE INDEX IF NOT EXISTS once ON jobs (owner, idempotency) WHERE idempotency IS NOT NULL;
+CREATE INDEX IF NOT EXISTS open_jobs ON jobs (status, created);
+CREATE TABLE IF NOT EXISTS segments (
+    job TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, number INTEGER NOT NULL, start_s REAL NOT NULL,
+    end_s REAL NOT NULL, speech_final INTEGER NOT NULL, words TEXT NOT NULL, PRIMARY KEY (job, number)
+) WITHOUT ROWID;
+"""
+COLUMNS = (
+    "id, owner, status, created, name, bytes, sha256, options, finished, heard_s, length_s, share, attempts, "
+    "error, webhook, webhook_secret, webhook_status"
+)
+
+
+class JobStore:
+    """One file of jobs. Several processes may have it open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / "files").mkdir(exist_ok=True, mode=0o700)
+        self._lock = threading.Lock()
+        self._database = sqlite3.connect(
+            folder / "jobs.sqlite", timeout=30, isolation_level=None, check_same_thread=False
+        )
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA foreign_keys=ON")
+        self._database.executescript(SCHEMA)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            self._database.close()
+
+    def file(self, id: str) -> Path:
+        """Where a job's recording lies."""
+        return self.folder / "files" / id
+
+    # --- made and read ---
+
+    def add(self, job: Job, idempotency: str | None, quota_bytes: int) -> tuple[Job, bool]:
+        """Keep a new job; (the job, whether it is new). The same idempotency key gives the job made first."""
+        with self._transaction() as database:
+            if idempotency is not None:
+                row = database.execute(
+                    f"SELECT {COLUMNS} FROM jobs WHERE owner = ? AND idempotency = ?",
+                    (job.owner, idempotency),
+                ).fetchone()
+                if row is not None:
+                    return _repeated(_job(row), job), False
+            used = database.execute(
+                "SELECT coalesce(sum(bytes), 0) FROM jobs WHERE status IN ('queued', 'running')"
+            )
+            if int(used.fetchone()[0]) + job.bytes > quota_bytes:
+                raise ServiceError(
+                    "storage",
+                    f"The jobs that wait fill the {quota_bytes // 1024**2} MiB set aside for them.",
+                    "Wait for some to finish, or cancel some.",
+                    retry_after_s=60.0,
+                )
+            database.execute(
+                f"INSERT INTO jobs ({COLUMNS}, idempotency) VALUES ({', '.join('?' * 18)})",
+                (*_row(job), idempotency),
+            )
+        return job, True
+
+    def find(self, id: str, owner: str) -> Job:
+        """One job of this owner; ServiceError "job" when there is none."""
+        with self._transaction() as database:
+            row = database.execute(
+                f"SELECT {COLUMNS} FROM jobs WHERE id = ? AND owner = ?", (id, owner)
+            ).fetchone()
+        if row is None:
+            raise ServiceError("job", "There is no such job.", "Finished jobs are kept for a time only.")
+        return _job(row)
+
+    def owned_by(self, owner: str, status: str | None, limit: int, before: float | None) -> list[Job]:
+        """This owner's jobs, newest first."""
+        with self._transaction() as database:
+            rows = database.execute(
+                f"SELECT {COLUMNS} FROM jobs WHERE owner = ? AND (? IS NULL OR status = ?) "
+                "AND (? IS NULL OR created < ?) ORDER BY created DESC, id LIMIT ?",
+                (owner, status, status, before, before, limit),
+            ).fetchall()
+        return [_job(row) for row in rows]
+
+    def finals(self, id: str) -> list[Final]:
+        """What has been heard of a job so far."""
+        with self._transaction() as database:
+            rows = database.execute(
+                "SELECT start_s, end_s, speech_final, words FROM segments WHERE job = ? ORDER BY number",
+                (id,),
+            ).fetchall()
+        return [_final(row) for row in rows]
+
+    # --- heard ---
+
+    def claim(self, runner: str, now: float, lease_s: float) -> Job | None:
+        """The oldest job that nobody hears; it is this runner's until the lease ends."""
+        with self._transaction() as database:
+            row = database.execute(
+                "UPDATE jobs SET status = 'running', lease_by = ?, lease_until = ?, attempts = attempts + 1 "
+                "WHERE id = (SELECT id FROM jobs WHERE status = 'queued' OR (status = 'running' AND lease_until < ?) "
+                f"ORDER BY created, id LIMIT 1) RETURNING {COLUMNS}",
+                (runner, now + lease_s, now),
+            ).fetchone()
+        return None if row is None else _job(row)
+
+    def settled(self, id: str) -> tuple[float, int]:
+        """Where hearing can go on: after the last pause that was decided. What came after it is forgotten."""
+        with self._transaction() as database:
+            row = database.execute(
+                "SELECT end_s, number FROM segments WHERE job = ? AND speech_final ORDER BY number DESC LIMIT 1",
+                (id,),
+            ).fetchone()
+            end_s, number = (0.0, -1) if row is None else (float(row[0]), int(row[1]))
+            database.execute("DELETE FROM segments WHERE job = ? AND number > ?", (id, number))
+        return end_s, number + 1
+
+    def advance(
+        self,
+        id: str,
+        runner: str,
+        lease_until: float,
+        heard_s: float,
+        share: float,
+        segment: tuple[int, Final] | None,
+    ) -> bool:
+        """Keep one more segment and how far it is. False: the job was cancelled or is somebody else's now."""
+        with self._transaction() as database:
+            changed = database.execute(
+                "UPDATE jobs SET lease_until = ?, heard_s = ?, share = ? "
+                "WHERE id = ? AND lease_by = ? AND status = 'running'",
+                (lease_until, heard_s, share, id, runner),
+            )
+            if changed.rowcount == 0:
+                return False
+            if segment is not None:
+                number, final = segment
+                words = [[w.text, w.start_s, w.end_s, w.confidence] for w in final.alternatives[0].words]
+                database.execute(
+                    "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?, ?)",
+                    (id, number, final.start_s, final.end_s, final.speech_final, json.dumps(words)),
+                )
+        return True
+
+    def end(
+        self,
+        id: str,
+        runner: str | None,
+        status: str,
+        now: float,
+        length_s: float | None,
+        error: dict[str, str] | None,
+    ) -> bool:
+        """The job is over; False when it already was. `runner` None: whoever has it (cancelling)."""
+        with self._transaction() as database:
+            changed = database.execute(
+                "UPDATE jobs SET status = ?, finished = ?, length_s = ?, error = ?, lease_by = NULL, "
+                "share = CASE WHEN ? = 'done' THEN 1.0 ELSE share END, "
+                "webhook_status = CASE WHEN webhook IS NULL THEN NULL ELSE 'due' END, webhook_due = ? "
+                "WHERE id = ? AND status IN ('queued', 'running') AND (? IS NULL OR lease_by = ?)",
+                (
+                    status,
+                    now,
+                    length_s,
+                    json.dumps(error) if error else None,
+                    status,
+                    now,
+                    id,
+                    runner,
+                    runner,
+                ),
+            )
+        if changed.rowcount:
+            self.file(id).unlink(missing_ok=True)
+        return bool(changed.rowcount)
+
+    def release(self, runner: str) -> None:
+        """This runner stops: its jobs wait for the next one."""
+        with self._transaction() as database:
+            database.execute(
+                "UPDATE jobs SET status = 'queued', lease_by = NULL WHERE lease_by = ? AND status = 'running'",
+                (runner,),
+            )
+
+    # --- forgotten ---
+
+    def remove(self, id: str) -> None:
+        """Forget a finished job and its words."""
+        with self._transaction() as database:
+            database.execute("DELETE FROM jobs WHERE id = ? AND status NOT IN ('queued', 'running')", (id,))
+
+    def sweep(self, finished_before: float) -> int:
+        """Forget what was finished before; files whose job is gone go as well. How many jobs went."""
+        with self._transaction() as database:
+            gone = database.execute(
+                "DELETE FROM jobs WHERE status NOT IN ('queued', 'running') AND finished < ?",
+                (finished_before,),
+            ).rowcount
+            kept = {
+                row[0]
+                for row in database.execute("SELECT id FROM jobs WHERE status IN ('queued', 'running')")
+            }
+        for path in (self.folder / "files").iterdir():
+            if path.name not in kept and path.stat().st_mtime < finished_before:
+                path.unlink(missing_ok=True)
+        return gone
+
+    # --- webhooks ---
+
+    def webhook_due(self, now: float, retry_at: float) -> tuple[Job, int] | None:
+        """A webhook that is to be called now, and the number of this try; it is due again at `retry_at`."""
+        with self._transaction() as database:
+            row = database.execute(
+                "UPDATE jobs SET webhook_tries = webhook_tries + 1, webhook_due = ? WHERE id = (SELECT id FROM jobs "
+                f"WHERE webhook_due <= ? AND webhook IS NOT NULL LIMIT 1) RETURNING {COLUMNS}, webhook_tries",
+                (retry_at, now),
+            ).fetchone()
+        return None if row is None else (_job(row[:-1]), int(row[-1]))
+
+    def webhook_next(self, now: float) -> float | None:
+        """Seconds until the next webhook is due; None: no webhook waits."""
+        with self._transaction() as database:
+            row = database.execute("SELECT min(webhook_due) FROM jobs WHERE webhook IS NOT NULL").fetchone()
+        return None if row[0] is None else max(0.0, float(row[0]) - now)
+
+    def webhook_told(self, id: str, status: str, due: float | None) -> None:
+        """How the call went; `due` None: no further try."""
+        with self._transaction() as database:
+            database.execute(
+                "UPDATE jobs SET webhook_status = ?, webhook_due = ? WHERE id = ?", (status, due, id)
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+
+
+def new_id() -> str:
+    """Unguessable, and sortable by nothing: jobs are listed by time."""
+    return f"job_{secrets.token_hex(12)}"
+
+
+def _repeated(first: Job, again: Job) -> Job:
+    if (first.sha256, first.options) != (again.sha256, again.options):
+        raise ServiceError(
+            "busy",
+            "This Idempotency-Key was used for another file or other options.",
+            "Use a new key for a new job.",
+        )
+    return first
+
+
+def _row(job: Job) -> Sequence[Any]:
+    error = json.dumps(job.error) if job.error else None
+    return (
+        *(
+            job.id,
+            job.owner,
+            job.status,
+            job.created,
+            job.name,
+            job.bytes,
+            job.sha256,
+            json.dumps(job.options),
+        ),
+        *(job.finished, job.heard_s, job.length_s, job.share, job.attempts, error),
+        *(job.webhook, job.webhook_secret, job.webhook_status),
+    )
+
+
+def _job(row: Sequence[Any]) -> Job:
+    named = dict(zip(COLUMNS.split(", "), row, strict=True))
+    named["options"] = json.loads(named["options"])
+    named["error"] = json.loads(named["error"]) if named["error"] else None
+    return Job(**named)
+
+
+def _final(row: Sequence[Any]) -> Final:
+    start_s, end_s, speech_final, words = row
+    heard = tuple(Word(str(t), float(s), float(e), float(c)) for t, s, e, c in json.loads(words))
+    return Final(0, float(start_s), float(end_s), (Alternative(heard),), bool(speech_final))

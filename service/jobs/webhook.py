@@ -1,0 +1,118 @@
+"""Calls a job's webhook when it is over: signed, retried with growing waits, remembered across restarts.
+
+Only hosts that the operator listed are called, and no redirect is followed: an address from a client must not make
+the server reach into its own network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from service.errors import ServiceError
+from service.jobs.job import Job
+from service.jobs.store import JobStore
+from service.logs import say
+
+WAITS_S = (5.0, 30.0, 120.0, 600.0, 3600.0)
+CALL_S = 15.0
+SIGNATURE = "Silica-Signature"
+
+
+def check_webhook(address: str, hosts: Sequence[str]) -> None:
+    """ServiceError "request" unless the address is http(s) and its host (or host:port) is listed."""
+    try:
+        parts = urlsplit(address)
+        named = {
+            parts.hostname or "",
+            f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}",
+        }
+    except ValueError:
+        raise ServiceError("request", f"The webhook {address[:200]!r} is no address.") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+        raise ServiceError("request", "A webhook is an http or https address without a user name.")
+    if not named & set(hosts):
+        raise ServiceError(
+            "request",
+            f"This server may not call {parts.hostname!r}.",
+            "Its operator lists the hosts that may be called in the setting `webhook_hosts`.",
+        )
+
+
+def signature(secret: str, moment: int, body: bytes) -> str:
+    """`t=MOMENT,v1=HEX`: HMAC-SHA256 of "MOMENT.BODY". Receivers compare it and refuse old moments."""
+    digest = hmac.new(secret.encode(), f"{moment}.".encode() + body, hashlib.sha256).hexdigest()
+    return f"t={moment},v1={digest}"
+
+
+class WebhookCaller:
+    """One task that calls what is due."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        hosts: Sequence[str],
+        waits_s: Sequence[float] = WAITS_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self.hosts = hosts
+        self.waits_s = waits_s
+        self.clock = clock
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin with what was due before a restart."""
+        self._task = asyncio.create_task(self._work())
+
+    async def stop(self) -> None:
+        """What is not told yet is told after the next start."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _work(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=CALL_S)
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
+            while True:
+                now = self.clock()
+                due = await asyncio.to_thread(self.store.webhook_due, now, now + 2 * CALL_S)
+                if due is None:
+                    wait_s = await asyncio.to_thread(self.store.webhook_next, now)
+                    await asyncio.sleep(min(1.0, wait_s) if wait_s is not None else 1.0)
+                    continue
+                job, tries = due
+                outcome = await self._call(session, job)
+                again = outcome is not None and tries <= len(self.waits_s)
+                due_at = self.clock() + self.waits_s[tries - 1] if again else None
+                status = "told" if outcome is None else f"try {tries}: {outcome}"
+                await asyncio.to_thread(self.store.webhook_told, job.id, status, due_at)
+                say(logging.INFO, "webhook called", job=job.id, outcome=status)
+
+    async def _call(self, session: aiohttp.ClientSession, job: Job) -> str | None:
+        """None when it was taken (2xx), else what happened."""
+        assert job.webhook is not None
+        try:
+            check_webhook(job.webhook, self.hosts)
+        except ServiceError:
+            return "the host is no longer listed"
+        body = json.dumps({"type": f"job.{job.status}", "job": job.told()}).encode()
+        signed = signature(job.webhook_secret or "", int(self.clock()), body)
+        headers = {"Content-Type": "application/json", SIGNATURE: signed, "User-Agent": "silica"}
+        try:
+            async with session.post(job.webhook, data=body, headers=headers, allow_redirects=False) as answer:
+                return None if 200 <= answer.status < 300 else f"answered {answer.status}"
+        except TimeoutError:
+            return f"no answer in {CALL_S:g} s"
+        except aiohttp.ClientError as error:
+            return type(error).__name__

@@ -1,0 +1,190 @@
+"""One recording through the recogniser: a stored file decoded in a stream, pushed, its finals told.
+
+Memory does not grow with the file: pieces are read as fast as the recogniser takes them. No HTTP here; the
+codecs of strangers run in the confined child processes of service/audio/containers.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from acoustic.errors import AcousticError
+from lm.errors import LanguageError
+from lm.hotwords import Hotword
+from lm.text import normalise
+from service.audio.containers import SNIFF_BYTES, Nursery, recognised
+from service.audio.decoder import SoundDecoder
+from service.audio.resample import RATE, Samples
+from service.core.events import Closed, Event, Failed
+from service.errors import ServiceError
+from service.streams import Recogniser, Stream, StreamSettings
+
+PIECE_BYTES = 65536
+PUSH_S = 10.0
+"""Longer stretches are pushed in parts, so that cancelling takes effect soon."""
+
+
+@dataclass(frozen=True)
+class Sound:
+    """How the bytes of a file are to be read."""
+
+    encoding: str | None = None
+    sample_rate: int | None = None
+    channels: int | None = None
+    """None: as many as the container has."""
+    multichannel: bool = False
+
+
+@dataclass
+class ReadSoFar:
+    """How far a file has been read, for those who show progress."""
+
+    bytes: int = 0
+    samples: int = 0
+
+
+def form_of(path: Path) -> str | None:
+    """The container that the file is, or None for raw sound; ServiceError "audio" for an empty file."""
+    with path.open("rb") as file:
+        start = file.read(SNIFF_BYTES)
+    if not start:
+        raise ServiceError(
+            "audio", "The file is empty.", "Send the sound as the body, or as the field `file`."
+        )
+    return recognised(start)
+
+
+async def channels_of(path: Path, sound: Sound, nursery: Nursery) -> int:
+    """How many channels will be heard."""
+    form = form_of(path)
+    if not sound.multichannel:
+        return 1
+    if sound.channels is not None:
+        return sound.channels
+    if form is None:
+        return 1
+    decoder = nursery.open(form, 1, True)
+    try:
+        async for piece in _pieces(path):
+            async for _ in decoder.push(piece):
+                pass
+            if decoder.format is not None:
+                return max(1, min(8, int(str(decoder.format["channels"]))))
+        async for _ in decoder.finish():
+            pass
+    except ServiceError as error:
+        raise _as_audio(error) from None
+    finally:
+        decoder.close()
+    return max(1, min(8, int(str((decoder.format or {}).get("channels", 1)))))
+
+
+async def decoded(
+    path: Path, sound: Sound, channels: int, nursery: Nursery, read: ReadSoFar | None = None
+) -> AsyncIterator[Samples]:
+    """The file as sound [channels, n] at 16 kHz, piece by piece."""
+    read = read if read is not None else ReadSoFar()
+    form_of(path)
+    async for samples in _decoded(path, sound, channels, nursery, read):
+        read.samples += samples.shape[1]
+        yield samples
+
+
+async def _decoded(
+    path: Path, sound: Sound, channels: int, nursery: Nursery, read: ReadSoFar
+) -> AsyncIterator[Samples]:
+    decoder = SoundDecoder(
+        sound.encoding,
+        sound.sample_rate,
+        channels if sound.multichannel else sound.channels or 1,
+        not sound.multichannel,
+        nursery,
+        lambda *_: None,
+    )
+    try:
+        async for piece in _pieces(path):
+            read.bytes += len(piece)
+            async for samples in decoder.push(piece):
+                yield samples
+        async for samples in decoder.finish():
+            yield samples
+    except ServiceError as error:
+        raise _as_audio(error) from None
+    finally:
+        decoder.close()
+
+
+async def heard(
+    recogniser: Recogniser, settings: StreamSettings, sound: AsyncIterator[Samples]
+) -> AsyncGenerator[Event, None]:
+    """Every event of this recording. Leaving early cancels the stream; sound that fails raises its ServiceError."""
+    stream = opened(recogniser, settings)
+    failure: list[BaseException] = []
+
+    async def push() -> None:
+        step = round(PUSH_S * RATE)
+        try:
+            async for samples in sound:
+                for start in range(0, samples.shape[1], step):
+                    await stream.push(samples[:, start : start + step])
+            await stream.finish()
+        except ServiceError as error:
+            failure.append(error)
+            stream.cancel("failed")
+
+    pushing = asyncio.create_task(push())
+    closed = False
+    try:
+        async for event in stream.events():
+            if isinstance(event, Failed):
+                failure.append(ServiceError(event.code, event.message, event.advice))
+            closed = isinstance(event, Closed)
+            if not failure:
+                yield event
+    finally:
+        pushing.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ServiceError):
+            await pushing
+        if not closed:
+            stream.cancel("cancelled")
+        await _close(sound)
+    if failure:
+        raise failure[0]
+
+
+def opened(recogniser: Recogniser, settings: StreamSettings) -> Stream:
+    """A stream whose hotwords are spelled as the models spell; ServiceError "request" when that cannot be."""
+    spelled = tuple(
+        Hotword(phrase, one.weight) for one in settings.hotwords if (phrase := normalise(one.phrase))
+    )
+    try:
+        return recogniser.open(replace(settings, hotwords=spelled))
+    except (LanguageError, AcousticError) as error:
+        raise ServiceError("request", str(error)) from None
+
+
+async def _close(sound: AsyncIterator[Samples]) -> None:
+    close = getattr(sound, "aclose", None)
+    if close is not None:
+        await close()
+
+
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    """The file's bytes; reading happens beside the event loop."""
+    file = await asyncio.to_thread(path.open, "rb")
+    try:
+        while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+            yield piece
+    finally:
+        file.close()
+
+
+def _as_audio(error: ServiceError) -> ServiceError:
+    """Over HTTP, undecodable sound is the request's fault (400)."""
+    if not error.code.startswith("DATA"):
+        return error
+    return ServiceError("audio", error.message[:1].upper() + error.message[1:], error.advice)
