@@ -136,7 +136,7 @@ class Loop:
                         self._log(since_log, now - logged, now - began)
                         since_log, logged = _Sums(), now
                     if self.evaluate and (step % self.settings.evaluate_every == 0 or last):
-                        self._evaluate()
+                        self.hear()
                         train_mode(self.model)
                         logged = time.monotonic()
                     stopping = self._stopping(now - began)
@@ -238,7 +238,8 @@ class Loop:
             }
         )
 
-    def _evaluate(self) -> None:
+    def hear(self) -> None:
+        """Word error rate of the development set now; the best weights so far are kept."""
         assert self.evaluate is not None
         with self.average.in_place_of(self.model) if self.average else contextlib.nullcontext():
             score = self.evaluate(self.model)

@@ -1,0 +1,60 @@
+"""Ten short sentences spoken by flite, and a network small enough to learn them by heart in half a minute."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from acoustic.config import published
+from acoustic.shape import BlockConfig, ModelConfig
+from training.data.manifests import Clip, write_manifest
+from training.data.sound import SAMPLE_RATE, read_clip
+
+SENTENCES = (
+    "the sea is calm",
+    "open the door",
+    "seven green bottles",
+    "call me tomorrow",
+    "what a fine day",
+    "turn the light off",
+    "paper and ink",
+    "he left in june",
+    "a quick brown fox",
+    "nobody knows why",
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ten clips and their manifest."""
+    if shutil.which("flite") is None:
+        pytest.skip("flite speaks the sentences of this test: install the Debian package `flite`")
+    folder = tmp_path_factory.mktemp("spoken")
+    clips = []
+    for number, text in enumerate(SENTENCES):
+        path = folder / f"{number}.wav"
+        subprocess.run(
+            ["flite", "-voice", "slt", "-t", text, "-o", str(path)], check=True, capture_output=True
+        )
+        clips.append(Clip(path, len(read_clip(path)) / SAMPLE_RATE, text, speaker="flite", corpus="flite"))
+    write_manifest(folder / "manifest.jsonl", clips)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_network() -> ModelConfig:
+    """A hundred thousand parameters in the shape of QuartzNet."""
+    blocks = (
+        BlockConfig(11, 96, stride=2, separable=True),
+        BlockConfig(13, 96, 2, separable=True, residual="residual"),
+        BlockConfig(15, 96, 2, separable=True, residual="residual"),
+        BlockConfig(1, 128),
+    )
+    return ModelConfig("small", published["tiny"].features, blocks)

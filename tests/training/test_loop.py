@@ -1,0 +1,256 @@
+"""The loop: ten utterances learnt by heart, a killed run that goes on as if nothing had been, two processes as one."""
+
+import csv
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from acoustic import checkpoint
+from acoustic.network import build
+from acoustic.shape import ModelConfig
+from tests.training.worker import make
+from training.data.feed import Batch, Feed
+from training.data.manifests import read_manifest
+from training.errors import TrainingError
+from training.evaluate import Evaluation
+from training.loop import Loop, LoopSettings
+from training.objectives import CtcObjective, Loss
+from training.optimisers import build_optimiser
+from training.parallel import World
+from training.runs import RunFolder
+from training.schedules import Schedule
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+def records(folder: Path, column: str = "loss") -> list[tuple[int, str]]:
+    with (folder / "progress.csv").open() as file:
+        return [(int(row["step"]), row[column]) for row in csv.DictReader(file) if row.get(column)]
+
+
+def start(spoken: Path, out: Path, settings: dict[str, Any], **environment: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, str(WORKER), str(spoken), str(out), json.dumps(settings)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ten_utterances_are_learnt_by_heart(spoken: Path, small_network: ModelConfig, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    clips = read_manifest(spoken)
+    model = build(small_network)
+    loop = Loop(
+        model,
+        small_network,
+        CtcObjective(small_network, torch.device("cpu")),
+        Feed(clips, small_network.alphabet, batch_seconds=10.0, resident=True),
+        build_optimiser("adamw", model, rate=0.005, decay=0.001),
+        Schedule(peak=0.005, total_steps=120, warmup_steps=20),
+        RunFolder(tmp_path),
+        settings=LoopSettings(clip=5.0, log_every=40, evaluate_every=60, average_decay=0.9),
+        evaluate=Evaluation(clips, small_network, World()),
+    )
+    progress = loop.run()
+    assert progress.finished
+    assert progress.best_rate == 0.0
+    best = checkpoint.load(tmp_path / "best.safetensors")
+    assert Evaluation(clips, small_network, World())(best.network()).words.rate == 0.0
+    assert best.card["dev_wer"] == 0.0
+    assert any((tmp_path / "tensorboard").iterdir())
+
+
+def test_a_run_killed_at_any_moment_goes_on_as_if_nothing_had_been(spoken: Path, tmp_path: Path) -> None:
+    make(spoken, tmp_path / "whole", World()).run()
+    killed = tmp_path / "killed"
+    process = start(spoken, killed, {"steps": 12})
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("step 6 "):
+            process.kill()
+            break
+    process.wait()
+    process.stderr.close()
+    assert 5 <= len(records(killed)) < 12
+    resumed = make(spoken, killed, World())
+    assert 4 <= resumed.progress.step < 12
+    assert resumed.run().finished
+    assert records(killed) == records(tmp_path / "whole")
+    assert [step for step, _ in records(killed)] == list(range(1, 13))
+    first, second = (
+        torch.load(tmp_path / name / "last.pt", weights_only=True) for name in ("whole", "killed")
+    )
+    for name, value in first["model"].items():
+        assert torch.equal(value, second["model"][name]), name
+    for name, value in first["average"]["values"].items():
+        assert torch.equal(value, second["average"]["values"][name]), name
+
+
+def test_two_processes_have_the_losses_of_one_with_the_joint_batch(spoken: Path, tmp_path: Path) -> None:
+    settings = {"steps": 6, "dropout": False, "dither": 0.0, "save_every_s": 1e9}
+    make(spoken, tmp_path / "one", World(), batch_seconds=40.0, **settings).run()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    processes = [
+        start(
+            spoken,
+            tmp_path / "two",
+            {**settings, "batch_seconds": 20.0},
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE="2",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+        )
+        for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=150)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+    one, two = records(tmp_path / "one"), records(tmp_path / "two")
+    assert len(one) == len(two) == 6
+    assert [float(loss) for _, loss in two] == pytest.approx([float(loss) for _, loss in one], rel=2e-4)
+    assert float(one[-1][1]) < float(one[0][1])
+    states = [torch.load(tmp_path / name / "last.pt", weights_only=True)["model"] for name in ("one", "two")]
+    for name, value in states[0].items():
+        if value.is_floating_point():
+            assert torch.allclose(value, states[1][name], atol=2e-3, rtol=1e-2), name
+
+
+def test_accumulated_pieces_make_the_step_of_the_whole_batch(spoken: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"steps": 4, "norm": "layer", "dither": 0.0, "save_every_s": 1e9}
+    make(spoken, tmp_path / "whole", World(), batch_seconds=40.0, **settings).run()
+    make(spoken, tmp_path / "pieces", World(), batch_seconds=20.0, accumulation=2, **settings).run()
+    whole, pieces = ([float(loss) for _, loss in records(tmp_path / name)] for name in ("whole", "pieces"))
+    assert pieces == pytest.approx(whole, rel=1e-4)
+
+
+class Poisoned:
+    """CTC, but for some steps whose loss is no number."""
+
+    def __init__(self, inner: CtcObjective, steps: range) -> None:
+        self.inner, self.steps, self.calls = inner, steps, 0
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Loss:
+        loss = self.inner(model, batch)
+        self.calls += 1
+        return Loss(loss.total * float("nan"), loss.rows) if self.calls - 1 in self.steps else loss
+
+
+def poison(loop: Loop, steps: range) -> Loop:
+    assert isinstance(loop.objective, CtcObjective)
+    loop.objective = Poisoned(loop.objective, steps)
+    return loop
+
+
+def test_a_step_without_a_number_changes_nothing_and_is_counted(spoken: Path, tmp_path: Path) -> None:
+    loop = poison(make(spoken, tmp_path, World(), steps=1), range(1))
+    before = {name: value.clone() for name, value in loop.model.state_dict().items()}
+    progress = loop.run()
+    assert progress.skipped == 1
+    for name, value in loop.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_nothing_but_broken_steps_ends_the_run_in_words_and_keeps_the_checkpoint(
+    spoken: Path, tmp_path: Path
+) -> None:
+    loop = poison(make(spoken, tmp_path, World(), steps=60), range(3, 60))
+    with pytest.raises(
+        TrainingError, match=r"25 steps in a row gave no finite loss .* clips such as .*\.wav"
+    ):
+        loop.run()
+    kept = torch.load(tmp_path / "last.pt", weights_only=True)
+    assert all(torch.isfinite(value).all() for value in kept["model"].values())
+
+
+class FullDisk:
+    """The folder's file system turns full for a while: writes fail as they do on a real one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> None:
+        import resource
+        import signal
+
+        # A limit on file size makes the kernel refuse the write itself (EFBIG), as a full disk would (ENOSPC).
+        self.signal = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        self.limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, self.limit[1]))
+
+    def __exit__(self, *_: object) -> None:
+        import resource
+        import signal
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.limit)
+        signal.signal(signal.SIGXFSZ, self.signal)
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_goes_on(
+    spoken: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = make(spoken, tmp_path, World(), steps=3)
+    assert loop.save()
+    good = (tmp_path / "last.pt").read_bytes()
+    with FullDisk(tmp_path):
+        assert not loop.save()
+    assert (tmp_path / "last.pt").read_bytes() == good
+    assert not list(tmp_path.glob(".*.part"))
+    assert "could not be written" in caplog.text
+    assert "the last good one stays" in caplog.text
+    assert loop.run().finished
+    assert torch.load(tmp_path / "last.pt", weights_only=True)["step"] == 3
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(spoken: Path, tmp_path: Path) -> None:
+    make(spoken, tmp_path, World(), steps=4).run()
+    (tmp_path / "last.pt").write_bytes((tmp_path / "last.pt").read_bytes()[:1000])
+    assert make(spoken, tmp_path, World(), steps=4).progress.step == 3
+    (tmp_path / "previous.pt").write_bytes(b"nothing")
+    with pytest.raises(TrainingError, match="No checkpoint of this run can be read"):
+        make(spoken, tmp_path, World(), steps=4)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(spoken: Path, tmp_path: Path) -> None:
+    make(spoken, tmp_path, World(), steps=1).run()
+    with pytest.raises(TrainingError, match="checkpoint of another model: worker with other values for blocks, norm"):
+        make(spoken, tmp_path, World(), steps=1, norm="layer")
+
+
+def test_a_signal_stops_after_the_step_with_a_checkpoint(spoken: Path, tmp_path: Path) -> None:
+    process = start(spoken, tmp_path, {"steps": 100000, "save_every_s": 1e9})
+    assert process.stderr is not None
+    lines = iter(process.stderr)
+    next(line for line in lines if line.startswith("step 2 "))
+    process.terminate()
+    rest = list(lines)
+    assert process.wait() == 0, rest
+    process.stderr.close()
+    assert torch.load(tmp_path / "last.pt", weights_only=True)["step"] >= 2
+
+
+def test_the_loop_takes_any_source_of_batches(spoken: Path, tmp_path: Path) -> None:
+    loop = make(spoken, tmp_path, World(), steps=2)
+    inner = loop.feed
+
+    class Doubled:
+        def from_step(self, first_step: int) -> Iterator[list[Batch]]:
+            for batches in inner.from_step(first_step):
+                yield [*batches, *batches]
+
+        def place(self, step: int) -> tuple[int, int]:
+            return inner.place(step)
+
+    loop.feed = Doubled()
+    assert loop.run().finished

@@ -1,0 +1,77 @@
+"""A small run as a process of its own, to be killed, or to be one of two: `worker.py SPOKEN OUT JSON-SETTINGS`."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from acoustic.config import published
+from acoustic.network import build
+from acoustic.shape import BlockConfig, ModelConfig, Norm
+from training.data.feed import Feed, Share
+from training.data.manifests import read_manifest
+from training.loop import Loop, LoopSettings
+from training.objectives import CtcObjective
+from training.optimisers import build_optimiser
+from training.parallel import World, joined_world
+from training.runs import RunFolder
+from training.schedules import Schedule
+
+
+def network(norm: Norm = "batch") -> ModelConfig:
+    """Small, with a bypass and (batch) norms, so that everything a process must share is there."""
+    blocks = (
+        BlockConfig(9, 24, stride=2, separable=True),
+        BlockConfig(9, 24, 2, separable=True, residual="residual", dropout=0.1 if norm == "batch" else 0.0),
+        BlockConfig(1, 32),
+    )
+    return ModelConfig("worker", published["tiny"].features, blocks, norm=norm)
+
+
+def make(
+    spoken: Path,
+    out: Path,
+    world: World,
+    *,
+    steps: int = 12,
+    batch_seconds: float = 6.0,
+    accumulation: int = 1,
+    norm: Norm = "batch",
+    dropout: bool = True,
+    dither: float = 1e-5,
+    save_every_s: float = 0.0,
+) -> Loop:
+    """The run of these tests; everything in it is small, nothing is left out."""
+    torch.manual_seed(0)
+    config = network(norm)
+    model = build(config)
+    if not dropout:
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+    return Loop(
+        model,
+        config,
+        CtcObjective(config, world.device, dither=dither),
+        Feed(
+            read_manifest(spoken),
+            config.alphabet,
+            batch_seconds=batch_seconds,
+            share=Share(world.rank, world.size, accumulation),
+            resident=True,
+            threads=1,
+        ),
+        build_optimiser("novograd", model, rate=0.02, betas=(0.95, 0.5), decay=0.001),
+        Schedule(peak=0.02, total_steps=steps, warmup_steps=min(3, steps - 1)),
+        RunFolder(out),
+        settings=LoopSettings(log_every=1, save_every_s=save_every_s, clip=100.0),
+        world=world,
+        live=False,
+    )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with joined_world("cpu") as joined:
+        make(Path(sys.argv[1]), Path(sys.argv[2]), joined, **json.loads(sys.argv[3])).run()

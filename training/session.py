@@ -1,0 +1,59 @@
+"""One sitting of a run: join the processes, put the recipe together, train, say how it ended."""
+
+import json
+import logging
+from pathlib import Path
+
+from training.assemble import assemble
+from training.parallel import joined_world
+from training.recipe import Recipe
+
+
+def train_recipe(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    data: Path | None = None,
+    device: str | None = None,
+    stop_after_s: float | None = None,
+    as_json: bool = False,
+    hear_first: bool = False,
+) -> int:
+    """Train by a recipe in a folder; 0 when the run came to its end, 3 when it stopped before (it can be
+    continued).
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.captureWarnings(True)
+    with joined_world(device) as world:
+        loop = assemble(recipe, folder, data=data, world=world, stop_after_s=stop_after_s)
+        if world.leads:
+            loop.watch.say(f"{recipe.title}: {loop.config.name} in {folder}")
+            if loop.progress.step:
+                loop.watch.say(f"continuing at step {loop.progress.step:,} of {loop.schedule.total_steps:,}")
+        if hear_first and loop.progress.step == 0 and loop.evaluate:
+            loop.hear()
+        progress = loop.run()
+    if world.leads:
+        result = {
+            "folder": str(folder),
+            "finished": progress.finished,
+            "step": progress.step,
+            "hours_heard": round(progress.seconds_heard / 3600, 3),
+            "best_dev_wer": progress.best_rate,
+            "skipped_steps": progress.skipped,
+        }
+        if as_json:
+            print(json.dumps(result))  # noqa: T201 (the verb's answer)
+        else:
+            loop.watch.say(_ending(result, folder))
+    return 0 if progress.finished else 3
+
+
+def _ending(result: dict[str, object], folder: Path) -> str:
+    words = (
+        "finished" if result["finished"] else f"stopped at step {result['step']}, continue with the same line"
+    )
+    best = result["best_dev_wer"]
+    if isinstance(best, float):
+        words += f"; best on dev: {100 * best:.2f} % of words wrong, in {folder / 'best.safetensors'}"
+    return words
