@@ -245,7 +245,7 @@ class Stream:
             )
 
     async def _flush(self) -> None:
-        """The sound so far into the session, piece by piece, as room allows. What is cut short goes on next time."""
+        """The sound so far into the session, piece by piece, as room allows; cancelled, it goes on next time."""
         while self._small_samples:
             while self.session.unheard_windows >= self._credit and not self.closed:
                 self._room = asyncio.get_running_loop().create_future()

@@ -3,7 +3,7 @@
 Superseded partials are dropped; everything else is kept until it is read and then for a while. No I/O.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from service.core.events import Event, Final, Partial
@@ -16,8 +16,8 @@ class EventLog:
     """Numbers events 1, 2, ... and hands each to the reader once."""
 
     def __init__(self, most_unread: int = MOST_UNREAD, most_kept: int = MOST_KEPT) -> None:
-        self._entries: dict[int, Event] = {}
-        self._unread: deque[int] = deque()
+        self._entries: OrderedDict[int, Event] = OrderedDict()
+        self._unread: OrderedDict[int, None] = OrderedDict()
         self._partial: dict[int, int] = {}
         self._last = 0
         self._first_gone = 0
@@ -42,18 +42,17 @@ class EventLog:
         if isinstance(event, Partial):
             self._partial[event.channel] = self._last
         self._entries[self._last] = event
-        self._unread.append(self._last)
+        self._unread[self._last] = None
         return self._last
 
     def next(self) -> tuple[int, Event] | None:
         """The oldest unread event, or None."""
-        while self._unread:
-            number = self._unread.popleft()
-            event = self._entries.get(number)
-            if event is not None:
-                self._trim()
-                return number, event
-        return None
+        if not self._unread:
+            return None
+        number = self._unread.popitem(last=False)[0]
+        event = self._entries[number]
+        self._trim()
+        return number, event
 
     def can_resume(self, after: int) -> bool:
         """Whether everything after this number is still here (but for superseded partials)."""
@@ -61,24 +60,21 @@ class EventLog:
 
     def rewind(self, after: int) -> None:
         """The reader has seen everything up to `after`, and gets what follows (again)."""
-        self._unread = deque(number for number in self._entries if number > after)
+        self._unread = OrderedDict((number, None) for number in self._entries if number > after)
 
     def __iter__(self) -> Iterator[tuple[int, Event]]:
         """Everything kept, oldest first."""
         return iter(self._entries.items())
 
     def _drop(self, number: int | None) -> None:
-        if number is None:
-            return
-        self._entries.pop(number, None)
-        # It is nearly always the newest unread one; otherwise `next` steps over the hole.
-        if self._unread and self._unread[-1] == number:
-            self._unread.pop()
+        if number is not None:
+            self._entries.pop(number, None)
+            self._unread.pop(number, None)
 
     def _trim(self) -> None:
         while len(self._entries) > self._most_kept:
             oldest = next(iter(self._entries))
-            if self._unread and oldest >= self._unread[0]:
+            if self._unread and oldest >= next(iter(self._unread)):
                 return
             del self._entries[oldest]
             self._first_gone = oldest

@@ -81,7 +81,7 @@ class Transcript:
 
 
 def placed(hypothesis: Hypothesis, start_s: float, limit_s: float) -> tuple[Word, ...]:
-    """The hypothesis's words in stream time, none beyond the sound; rounded where binary fractions would show."""
+    """The hypothesis's words in stream time, none beyond the sound; rounded to a tenth of a ms."""
     return tuple(
         Word(
             each.text,

@@ -1,4 +1,4 @@
-"""The engine's child process: one backend, one thread; windows come in shared memory, outputs go by message."""
+"""The engine's child process: one backend, one thread; sound comes in shared memory, outputs go by message."""
 
 import socket
 import time

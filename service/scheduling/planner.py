@@ -60,7 +60,7 @@ class Rules:
 
 @dataclass
 class _Queue:
-    """The waiting windows of one shape, by deadline. Entries taken or forgotten meanwhile are stepped over."""
+    """The waiting windows of one shape, by deadline. Entries taken meanwhile are stepped over."""
 
     heap: list[tuple[float, int]] = field(default_factory=list)
     alive: int = 0
@@ -87,7 +87,7 @@ class Planner:
         return sum(queue.alive for (live, _), queue in self._queues.items() if live)
 
     def add(self, item: Waiting) -> None:
-        """A window is ready. Fairness: deadlines of one stream are a hop apart, however fast its sound comes."""
+        """A window is ready. Deadlines of one stream are a hop apart, however fast its sound comes: fairness."""
         if item.urgent:
             self._promote(item.stream, item.ready_s)
             deadline = item.ready_s

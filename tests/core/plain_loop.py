@@ -1,0 +1,115 @@
+"""Drives a session in a plain loop, without engine, workers or clock: the reference that services must equal."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from acoustic.config import ModelConfig, published
+from acoustic.windows import Heard, Window, WindowPlan, default_plan
+from service.core.events import Event, Final
+from service.core.messages import (
+    Audio,
+    Conclude,
+    Configured,
+    Decoded,
+    Effect,
+    Finish,
+    Hear,
+    Input,
+    Logits,
+    Push,
+    Replay,
+    Tell,
+)
+from service.core.session import Session
+from service.core.stream_settings import StreamSettings
+from service.scheduling.decode_worker import Desk, Open
+
+TINY = published["tiny"]
+PLAN = default_plan(TINY)
+
+
+class PlainLoop:
+    """A session, a function for the network, and a real decoder, each effect carried out at once."""
+
+    def __init__(
+        self,
+        network: Callable[[Window], Heard],
+        settings: StreamSettings,
+        config: ModelConfig = TINY,
+        plan: WindowPlan = PLAN,
+        desk: Desk | None = None,
+    ) -> None:
+        self.session = Session(config, plan, settings)
+        self.network = network
+        self.desk = desk or Desk(config.alphabet, None)
+        self.desk.handle([("s", Open(settings.n_best, settings.hotwords, settings.decoder))])
+        self.events: list[Event] = []
+        self.take(Configured("s", config.name))
+
+    def take(self, what: Input) -> None:
+        """Let it happen, with everything that follows."""
+        self.carry_out(self.session.take(what))
+
+    def carry_out(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Hear):
+                self.take(Logits(effect.key, self.network(effect.window)))
+            elif isinstance(effect, Push | Conclude | Replay):
+                for answer in self.desk.handle([("s", effect)]):
+                    assert answer.error is None, answer.error
+                    self.take(Decoded(answer.serial, answer.hypotheses))
+            elif isinstance(effect, Tell):
+                self.events.append(effect.event)
+
+    @property
+    def finals(self) -> list[Final]:
+        return [event for event in self.events if isinstance(event, Final)]
+
+
+def transcribe(
+    network: Callable[[Window], Heard],
+    samples: np.ndarray,
+    settings: StreamSettings,
+    config: ModelConfig = TINY,
+    plan: WindowPlan = PLAN,
+    desk: Desk | None = None,
+) -> list[Event]:
+    """A whole recording [channels, n] in one push."""
+    loop = PlainLoop(network, settings, config, plan, desk)
+    loop.take(Audio(samples))
+    loop.take(Finish())
+    return loop.events
+
+
+def spelling_network(text_at: Callable[[int], str | None]) -> Callable[[Window], Heard]:
+    """A network that hears `text_at(output frame)`: a letter, or None for blank."""
+
+    def hear(window: Window) -> Heard:
+        span = window.span
+        log_probs = np.full((span.kept, TINY.classes), -9.0, np.float32)
+        for row, frame in enumerate(range(span.keep_first, span.keep_end)):
+            letter = text_at(frame)
+            column = TINY.blank if letter is None else TINY.alphabet.index(letter)
+            log_probs[row, column] = -0.01
+        return Heard(span, log_probs)
+
+    return hear
+
+
+def spoken(text: str, every: int = 3, lead: int = 10) -> Callable[[int], str | None]:
+    """One letter each `every` frames after a lead of blanks; then blanks for ever. `_` is a blank in its place."""
+
+    def text_at(frame: int) -> str | None:
+        at, rest = divmod(frame - lead, every)
+        if rest or not 0 <= at < len(text) or text[at] == "_":
+            return None
+        return text[at]
+
+    return text_at
+
+
+def noise(seconds: float, channels: int = 1, loudness: float = 0.1, seed: int = 0) -> np.ndarray:
+    """Loud where somebody would speak."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(0, loudness, (channels, round(seconds * 16000))).astype(np.float32)

@@ -1,0 +1,89 @@
+"""When an utterance begins and ends: the table of utterance states, frame by frame."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.core.endpoint import Endpointer, EndpointRule, Signal, Speech
+
+LETTER, BLANK = 0.9, 0.0
+LOUD_DB, QUIET_DB = -20.0, -70.0
+
+
+def run(rule: EndpointRule, frames: list[tuple[float, float]]) -> list[tuple[int, Signal]]:
+    endpointer = Endpointer(rule)
+    signals = [(at, endpointer.step(*frame)) for at, frame in enumerate(frames)]
+    return [(at, signal) for at, signal in signals if signal is not None]
+
+
+RULE = EndpointRule.of(endpointing_ms=300, max_utterance_s=30)
+SPEECH = [(LETTER, LOUD_DB)] * 10
+
+
+def test_speech_then_silence_is_an_early_candidate_and_then_the_end() -> None:
+    signals = run(RULE, [(BLANK, QUIET_DB)] * 5 + SPEECH + [(BLANK, QUIET_DB)] * 40)
+    assert signals == [(5, Signal.STARTED), (21, Signal.CANDIDATE), (29, Signal.ENDED)]
+
+
+def test_a_candidate_is_withdrawn_when_speech_goes_on() -> None:
+    frames = SPEECH + [(BLANK, QUIET_DB)] * 9 + SPEECH + [(BLANK, QUIET_DB)] * 15
+    assert [signal for _, signal in run(RULE, frames)] == [
+        Signal.STARTED,
+        Signal.CANDIDATE,
+        Signal.WITHDRAWN,
+        Signal.CANDIDATE,
+        Signal.ENDED,
+    ]
+
+
+def test_sound_without_letters_needs_the_longer_silence() -> None:
+    quiet_room = [(BLANK, QUIET_DB)] * 5
+    ended = run(RULE, quiet_room + SPEECH + [(BLANK, LOUD_DB)] * 60)[-1]
+    assert ended == (5 + 10 + 2 * 15 - 1, Signal.ENDED)
+
+
+def test_without_endpointing_only_the_length_ends_it() -> None:
+    rule = EndpointRule.of(endpointing_ms=None, max_utterance_s=10)
+    signals = run(rule, SPEECH + [(BLANK, QUIET_DB)] * 1000)
+    # The first pause after three quarters of the limit.
+    assert signals == [(0, Signal.STARTED), (374, Signal.CUT)]
+
+
+def test_endless_speech_is_cut_at_the_limit_and_goes_on() -> None:
+    rule = EndpointRule.of(endpointing_ms=300, max_utterance_s=2)
+    signals = run(rule, [(LETTER, LOUD_DB)] * 250)
+    assert signals == [
+        (0, Signal.STARTED),
+        (99, Signal.CUT),
+        (100, Signal.STARTED),
+        (199, Signal.CUT),
+        (200, Signal.STARTED),
+    ]
+
+
+@pytest.mark.parametrize("asked_ms", [0, 10, 90])
+def test_no_setting_ends_a_word_between_two_letters(asked_ms: int) -> None:
+    rule = EndpointRule.of(asked_ms, 30)
+    assert rule.silence_frames == 5
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(-100, 0)), max_size=400),
+    st.sampled_from([None, 10, 300, 1000]),
+)
+def test_started_and_ended_alternate_and_no_utterance_outlives_its_limit(
+    frames: list[tuple[float, float]], endpointing_ms: int | None
+) -> None:
+    rule = EndpointRule.of(endpointing_ms, 2)
+    endpointer = Endpointer(rule)
+    open_since: int | None = None
+    for at, frame in enumerate(frames):
+        signal = endpointer.step(*frame)
+        if signal is Signal.STARTED:
+            assert open_since is None
+            open_since = at
+        elif signal in (Signal.ENDED, Signal.CUT):
+            assert open_since is not None
+            assert at - open_since < rule.longest_frames
+            open_since = None
+        assert (endpointer.state is Speech.QUIET) == (open_since is None)

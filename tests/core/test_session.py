@@ -1,0 +1,322 @@
+"""The session as a table: what each input means, and that no order of answers changes what is told."""
+
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acoustic.windows import Heard
+from service.core.events import (
+    Closed,
+    Event,
+    Failed,
+    Final,
+    Marked,
+    Partial,
+    Progress,
+    SpeechStarted,
+    Started,
+    UtteranceEnded,
+)
+from service.core.messages import (
+    Abandon,
+    Audio,
+    Broken,
+    Cancel,
+    Conclude,
+    Configured,
+    Decoded,
+    Disconnected,
+    Effect,
+    Finalize,
+    Finish,
+    Hear,
+    Logits,
+    Mark,
+    Push,
+    Replay,
+    Resumed,
+    Tell,
+    WorkerLost,
+)
+from service.core.session import Session, State
+from service.core.stream_settings import StreamSettings
+from service.scheduling.decode_worker import Desk, Open
+from tests.core.plain_loop import PLAN, TINY, PlainLoop, noise, spelling_network, spoken
+
+GREEDY = StreamSettings(decoder="greedy")
+HELLO = spelling_network(spoken("hello_you" + "_" * 20 + "again"))
+
+
+def texts(events: list[Event]) -> list[str]:
+    return [event.text for event in events if isinstance(event, Final)]
+
+
+def test_two_utterances_with_a_silence_between() -> None:
+    loop = PlainLoop(HELLO, GREEDY)
+    loop.take(Audio(np.concatenate([noise(0.8), noise(1.2, loudness=0), noise(2.0)], axis=1)))
+    loop.take(Finish())
+    kinds = [type(event) for event in loop.events if not isinstance(event, Partial)]
+    assert kinds == [Started, SpeechStarted, Final, SpeechStarted, Final, Closed]
+    assert texts(loop.events) == ["helloyou", "again"]
+    first, second = loop.finals
+    assert first.speech_final and second.speech_final
+    assert first.end_s <= second.start_s
+    assert loop.events[-1] == Closed("finished", 4.0)
+
+
+def test_a_candidate_is_shown_before_the_final_and_says_the_same() -> None:
+    loop = PlainLoop(HELLO, GREEDY)
+    loop.take(Audio(np.concatenate([noise(0.8), noise(1.2, loudness=0), noise(2.0)], axis=1)))
+    partials = [event for event in loop.events if isinstance(event, Partial)]
+    candidate = next(event for event in partials if event.probably_over)
+    assert candidate.text == "helloyou"
+    assert loop.events.index(candidate) < loop.events.index(loop.finals[0])
+
+
+def test_finalize_flushes_what_is_open_and_says_so_even_when_nothing_is() -> None:
+    loop = PlainLoop(HELLO, GREEDY)
+    loop.take(Audio(noise(0.6)))
+    assert texts(loop.events) == []
+    loop.take(Finalize())
+    assert texts(loop.events) == ["helloy"]
+    assert loop.finals[0].from_finalize and not loop.finals[0].speech_final
+    loop.take(Finalize())
+    assert loop.finals[1] == Final(0, 0.6, 0.6, loop.finals[1].alternatives, False, True)
+    assert loop.finals[1].text == ""
+
+
+def test_after_finalize_times_go_on_from_the_sample_count() -> None:
+    loop = PlainLoop(HELLO, GREEDY)
+    loop.take(Audio(noise(1.01)))
+    loop.take(Finalize())
+    loop.take(Audio(noise(1.0)))
+    loop.take(Finish())
+    # The network of this test hears the same again in each segment, 0.2 s after its beginning.
+    starts = [final.alternatives[0].words[0].start_s for final in loop.finals if final.text]
+    assert starts[1] - starts[0] == pytest.approx(1.01, abs=1e-3)
+
+
+def test_a_mark_comes_when_everything_before_it_was_told() -> None:
+    loop = PlainLoop(HELLO, GREEDY)
+    loop.take(Audio(noise(1.0)))
+    loop.take(Mark("here"))
+    assert Marked("here") not in loop.events, "the last frames still want their look-ahead"
+    loop.take(Audio(noise(2.0)))
+    at = loop.events.index(Marked("here"))
+    assert any(isinstance(event, Partial | Final) and event.end_s >= 1.0 for event in loop.events[:at])
+    loop.take(Mark("end"))
+    loop.take(Finish())
+    assert loop.events[-2:] == [Marked("end"), Closed("finished", 3.0)]
+
+
+def test_utterance_end_is_told_once_a_pause_after_the_final() -> None:
+    loop = PlainLoop(HELLO, StreamSettings(decoder="greedy", utterance_end_ms=1000))
+    loop.take(Audio(np.concatenate([noise(0.8), noise(4, loudness=0)], axis=1)))
+    loop.take(Finish())
+    told = [event for event in loop.events if isinstance(event, UtteranceEnded)]
+    assert [event.last_word_end_s for event in told] == [
+        final.alternatives[0].words[-1].end_s for final in loop.finals
+    ]
+    for final, event in zip(loop.finals, told, strict=True):
+        assert loop.events.index(final) < loop.events.index(event)
+
+
+def test_progress_tells_how_far_words_lag_behind_sound() -> None:
+    loop = PlainLoop(HELLO, StreamSettings(decoder="greedy", progress_every_s=0.5))
+    loop.take(Audio(noise(3.0)))
+    told = [event for event in loop.events if isinstance(event, Progress)]
+    assert told and all(event.lag_s == event.received_s - event.processed_s >= 0 for event in told)
+    assert [event.processed_s for event in told] == sorted(event.processed_s for event in told)
+
+
+def test_interim_off_tells_finals_only() -> None:
+    loop = PlainLoop(HELLO, StreamSettings(decoder="greedy", interim=False))
+    loop.take(Audio(noise(3.0)))
+    loop.take(Finish())
+    assert not any(isinstance(event, Partial) for event in loop.events)
+    assert texts(loop.events)
+
+
+def test_channels_are_heard_apart() -> None:
+    loop = PlainLoop(HELLO, StreamSettings(decoder="greedy", channels=2))
+    loop.take(Audio(np.concatenate([noise(3.0), noise(3.0, loudness=0)])))
+    loop.take(Finish())
+    assert {final.channel for final in loop.finals} == {0, 1}
+    assert isinstance(loop.events[-1], Closed)
+
+
+def test_a_poisoned_window_fails_its_stream_with_one_closed() -> None:
+    def poisoned(window: object) -> Heard:
+        return Heard(window.span, np.zeros((0, 29), np.float32), None, "not finite")  # type: ignore[attr-defined]
+
+    loop = PlainLoop(poisoned, GREEDY)
+    loop.take(Audio(noise(3.0)))
+    loop.take(Finish())
+    assert isinstance(loop.events[-2], Failed) and loop.events[-2].code == "audio"
+    assert loop.events[-1] == Closed("failed", 3.0)
+    assert sum(isinstance(event, Closed) for event in loop.events) == 1
+
+
+def test_parked_work_goes_on_and_finishing_parked_closes() -> None:
+    loop = PlainLoop(HELLO, GREEDY)
+    loop.take(Disconnected())
+    assert loop.session.state is State.PARKED
+    loop.take(Audio(noise(1.8)))
+    loop.take(Resumed())
+    assert loop.session.state is State.STREAMING
+    loop.take(Disconnected())
+    loop.take(Finish("drained"))
+    assert texts(loop.events) == ["helloyou"]
+    assert loop.events[-1] == Closed("drained", 1.8)
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        Audio(noise(1.0)),
+        Finalize(),
+        Mark("x"),
+        Finish(),
+        Cancel(),
+        Broken("a", "b", "c"),
+        WorkerLost(),
+        Resumed(),
+    ],
+)
+def test_after_closed_nothing_means_anything(late: object) -> None:
+    loop = PlainLoop(HELLO, GREEDY)
+    loop.take(Cancel())
+    before = list(loop.events)
+    loop.take(late)  # type: ignore[arg-type]
+    assert loop.events == before
+    assert loop.session.state is State.CLOSED
+
+
+# ---- any order of answers
+
+
+class Chaos:
+    """Carries effects out late, in any order the service could, with repeats, losses of the worker and resumes."""
+
+    def __init__(self, rng: random.Random, settings_: StreamSettings) -> None:
+        self.rng = rng
+        self.session = Session(TINY, PLAN, settings_)
+        self.open = Open(settings_.n_best, (), "greedy")
+        self.desk = Desk(TINY.alphabet, None)
+        self.desk.handle([("s", self.open)])
+        self.windows: list[Hear] = []
+        self.commands: list[Push | Conclude | Replay] = []
+        self.events: list[Event] = []
+        self.carry(self.session.take(Configured("s", "tiny")))
+
+    def carry(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Hear):
+                self.windows.append(effect)
+            elif isinstance(effect, Push | Conclude | Replay):
+                self.commands.append(effect)
+            elif isinstance(effect, Tell):
+                self.events.append(effect.event)
+            elif isinstance(effect, Abandon):
+                self.windows.clear()
+                self.commands.clear()
+
+    def steps(self) -> Iterator[str]:
+        if self.windows:
+            yield "hear"
+        if self.commands:
+            yield from ("decode", "decode", "die")
+
+    def step(self) -> bool:
+        """One thing that could happen; False when nothing is left."""
+        possible = list(self.steps())
+        if not possible:
+            return False
+        what = self.rng.choice(possible)
+        if what == "hear":
+            hear = self.windows.pop(self.rng.randrange(len(self.windows)))
+            for _ in range(self.rng.choice((1, 1, 2))):
+                self.carry(self.session.take(Logits(hear.key, HELLO(hear.window))))
+        elif what == "decode":
+            answers = self.desk.handle([("s", self.commands.pop(0))])
+            for answer in answers:
+                assert answer.error is None
+                self.carry(self.session.take(Decoded(answer.serial, answer.hypotheses)))
+                self.carry(self.session.take(Decoded(answer.serial, answer.hypotheses)))
+        else:
+            self.desk = Desk(TINY.alphabet, None)
+            self.desk.handle([("s", self.open)])
+            self.commands.clear()
+            self.carry(self.session.take(WorkerLost()))
+        return True
+
+
+SOUND = np.concatenate([noise(0.8), noise(1.2, loudness=0), noise(2.0)], axis=1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.randoms(use_true_random=False), st.lists(st.integers(1, 64000), max_size=8), st.booleans())
+def test_slicing_order_repeats_and_dead_workers_change_no_final(
+    rng: random.Random, cuts: list[int], interim: bool
+) -> None:
+    asked = StreamSettings(decoder="greedy", interim=interim)
+    plain = PlainLoop(HELLO, asked)
+    plain.take(Audio(SOUND))
+    plain.take(Finish())
+    chaos = Chaos(rng, asked)
+    edges = sorted({0, *cuts, SOUND.shape[1]})
+    for first, end in pairwise(edges):
+        chaos.carry(chaos.session.take(Audio(SOUND[:, first:end])))
+        while rng.random() < 0.7 and chaos.step():
+            pass
+    chaos.carry(chaos.session.take(Finish()))
+    for _ in range(2000):
+        if not chaos.step():
+            break
+    assert [event for event in chaos.events if isinstance(event, Final)] == plain.finals
+    assert [type(event) for event in chaos.events if not isinstance(event, Partial)] == [
+        type(event) for event in plain.events if not isinstance(event, Partial)
+    ]
+    assert chaos.events[-1] == Closed("finished", 4.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.randoms(use_true_random=False),
+    st.lists(
+        st.sampled_from(
+            [
+                Audio(noise(0.7)),
+                Finalize(),
+                Mark("m"),
+                Finish(),
+                Disconnected(),
+                Resumed(),
+                Cancel(),
+                Broken("x", "y", "z"),
+                WorkerLost(),
+            ]
+        ),
+        max_size=12,
+    ),
+)
+def test_whatever_happens_it_ends_once_and_nothing_follows(rng: random.Random, inputs: list[object]) -> None:
+    chaos = Chaos(rng, GREEDY)
+    for what in inputs:
+        chaos.carry(chaos.session.take(what))  # type: ignore[arg-type]
+        while rng.random() < 0.5 and chaos.step():
+            pass
+    chaos.carry(chaos.session.take(Resumed()))
+    chaos.carry(chaos.session.take(Finish()))
+    while chaos.step():
+        pass
+    assert [type(event) for event in chaos.events].count(Closed) == 1
+    assert isinstance(chaos.events[-1], Closed)
+    assert chaos.session.unheard_windows == 0
+    received = [event.name for event in chaos.events if isinstance(event, Marked)]
+    assert len(received) <= len(inputs)

@@ -1,0 +1,104 @@
+"""The curve, what it allows, and the file it is kept in."""
+
+from pathlib import Path
+
+import pytest
+
+from service.scheduling.capacity import (
+    TARGET_LOAD,
+    CapacityModel,
+    Curve,
+    curve_key,
+    default_cache_folder,
+    load_curve,
+    save_curve,
+)
+
+HOPS_S = (0.16, 0.32, 0.64, 1.28)
+
+
+def model(**more: object) -> CapacityModel:
+    given = {
+        "curve": Curve(0.001, 1e-7),
+        "lanes": 2,
+        "processors": 2.0,
+        "context_samples": 48_000,
+        "hops_s": HOPS_S,
+        "batch": 1,
+    }
+    return CapacityModel(**{**given, **more})  # type: ignore[arg-type]
+
+
+def test_the_curve_goes_through_what_was_measured() -> None:
+    true = Curve(0.002, 3e-8)
+    points = [(n, s, true.forward_s(n, s)) for n in (1, 4) for s in (40_000, 70_000)]
+    found = Curve.through(points)
+    assert found.base_s == pytest.approx(true.base_s)
+    assert found.per_sample_s == pytest.approx(true.per_sample_s)
+
+
+def test_a_senseless_measurement_is_still_a_usable_curve() -> None:
+    falling = Curve.through([(1, 40_000, 0.5), (4, 70_000, 0.1)])
+    assert 0 < falling.forward_s(1, 40_000) <= falling.forward_s(4, 70_000)
+    assert Curve.through([(1, 100, 0.5)]).forward_s(1, 100) > 0
+
+
+def test_what_is_seen_live_moves_the_curve_slowly_and_within_bounds() -> None:
+    curve = Curve(0.01, 0.0)
+    curve.observe(1, 1, 0.02)
+    assert 0.01 < curve.forward_s(1, 1) < 0.011
+    for _ in range(2000):
+        curve.observe(1, 1, 0.02)
+    assert curve.forward_s(1, 1) == pytest.approx(0.02, rel=0.01)
+    for _ in range(5000):
+        curve.observe(1, 1, 1000.0)
+    assert curve.scale <= 20
+
+
+def test_the_hop_widens_step_by_step_before_anybody_is_refused() -> None:
+    capacity = model()
+    most = capacity.streams_most()
+    hops = [capacity.choose_hop(streams) for streams in range(1, most + 1)]
+    assert hops == sorted(hops)
+    assert set(hops) == set(HOPS_S)
+    assert capacity.load(most, HOPS_S[-1]) <= TARGET_LOAD < capacity.load(most + 1, HOPS_S[-1])
+
+
+def test_the_hop_narrows_only_with_room_to_spare() -> None:
+    capacity = model()
+    widened_at = next(n for n in range(1, 1000) if capacity.choose_hop(n) > HOPS_S[0])
+    assert capacity.choose_hop(widened_at - 1) > HOPS_S[0], "one stream less is no reason"
+    assert capacity.choose_hop(1) == HOPS_S[0]
+
+
+def test_slow_decoding_limits_the_streams_too() -> None:
+    assert model(decode_s_per_s=0.5).streams_most() < model().streams_most()
+    capacity = model()
+    for _ in range(2000):
+        capacity.observe_decode(0.5, 1.0)
+    assert capacity.decode_s_per_s == pytest.approx(0.5, rel=0.01)
+
+
+def test_a_device_of_its_own_does_not_share_the_processors() -> None:
+    assert model(processors=float("inf"), lanes=2).streams_most() >= model().streams_most()
+
+
+def test_a_measurement_is_kept_and_a_spoiled_file_is_measured_again(tmp_path: Path) -> None:
+    key = curve_key("tiny", "cpu", 2)
+    assert key != curve_key("tiny", "cuda", 2)
+    assert load_curve(tmp_path, key) is None
+    save_curve(tmp_path / "deep", key, Curve(0.5, 0.25, scale=3.0))
+    assert load_curve(tmp_path / "deep", key) == Curve(0.5, 0.25)
+    for spoiled in ("", "{}", "[1]", '{"base_s": null, "per_sample_s": 1}'):
+        (tmp_path / f"capacity-{key}.json").write_text(spoiled)
+        assert load_curve(tmp_path, key) is None
+
+
+def test_a_folder_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    save_curve(tmp_path / "file" / "below", "key", Curve())
+
+
+def test_the_cache_lies_where_silica_keeps_its_things(tmp_path: Path) -> None:
+    assert default_cache_folder({"SILICA_HOME": str(tmp_path)}) == tmp_path / "cache"
+    assert default_cache_folder({}).parts[-2:] == ("silica", "cache")

@@ -1,0 +1,194 @@
+"""The planner: a thousand situations without a clock, a lane or a window's sound."""
+
+import random
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.core.messages import WindowKey
+from service.scheduling.capacity import Curve
+from service.scheduling.planner import Plan, Planner, Rules, Waiting
+
+CURVE = Curve(base_s=0.005, per_sample_s=1e-7)
+SHAPE = 50_000
+
+
+def waiting(stream: str, index: int = 0, ready_s: float = 0.0, **more: object) -> Waiting:
+    given_ = {"samples": SHAPE, "hop_s": 0.64, **more}
+    return Waiting(stream, WindowKey(0, 0, index), ready_s=ready_s, **given_)  # type: ignore[arg-type]
+
+
+def plan(
+    planner: Planner, idle: int = 1, lanes: int | None = None, now_s: float = 10.0, live: int = 0
+) -> Plan:
+    return planner.plan(now_s, idle, lanes or idle, live, CURVE)
+
+
+def names(plan_: Plan) -> list[list[str]]:
+    return [[item.stream for item in batch] for batch in plan_.batches]
+
+
+def test_an_idle_lane_takes_what_waits_at_once() -> None:
+    planner = Planner()
+    planner.add(waiting("a", ready_s=10.0))
+    assert names(plan(planner, now_s=10.0)) == [["a"]]
+    assert len(planner) == 0
+
+
+def test_two_idle_lanes_share_what_waits() -> None:
+    planner = Planner()
+    for name in "abcd":
+        planner.add(waiting(name))
+    assert names(plan(planner, idle=2)) == [["a", "b"], ["c", "d"]]
+
+
+def test_earliest_deadline_first_and_one_shape_a_batch() -> None:
+    planner = Planner()
+    planner.add(waiting("late", ready_s=2.0))
+    planner.add(waiting("other shape", ready_s=0.5, samples=60_000))
+    planner.add(waiting("early", ready_s=1.0))
+    assert names(plan(planner, idle=1)) == [["other shape"]]
+    assert names(plan(planner, idle=1)) == [["early", "late"]]
+
+
+def test_the_end_of_what_somebody_said_goes_first_with_all_it_follows() -> None:
+    planner = Planner(Rules(largest_batch=1))
+    planner.add(waiting("patient", ready_s=0.0))
+    planner.add(waiting("hurried", 0, ready_s=0.1))
+    planner.add(waiting("hurried", 1, ready_s=0.2, urgent=True))
+    order = [plan(planner).batches[0][0] for _ in range(3)]
+    assert [(item.stream, item.key.index) for item in order] == [
+        ("hurried", 0),
+        ("hurried", 1),
+        ("patient", 0),
+    ]
+
+
+def test_a_flood_from_one_stream_waits_for_its_own_pace() -> None:
+    planner = Planner(Rules(largest_batch=1))
+    for index in range(50):
+        planner.add(waiting("flood", index, ready_s=0.0))
+    planner.add(waiting("patient", ready_s=0.5))
+    order = [plan(planner).batches[0][0].stream for _ in range(51)]
+    assert order.index("patient") <= 2
+
+
+def test_files_run_only_when_no_live_window_waits_and_leave_a_lane_free() -> None:
+    planner = Planner()
+    for index in range(8):
+        planner.add(waiting("file", index, live=False))
+    planner.add(waiting("live", ready_s=9.9))
+    assert names(plan(planner, idle=1, lanes=2, live=1)) == [["live"]]
+    assert plan(planner, idle=1, lanes=2, live=1).batches == ()
+    assert names(plan(planner, idle=2, lanes=2, live=1)) == [["file"] * 4]
+    assert names(plan(planner, idle=2, lanes=2, live=0)) == [["file"] * 2, ["file"] * 2]
+
+
+def test_a_file_batch_is_short_enough_for_a_live_window_to_wait() -> None:
+    planner = Planner(Rules(longest_batch_s=0.08))
+    for index in range(64):
+        planner.add(waiting("file", index, live=False))
+    batch = plan(planner).batches[0]
+    assert CURVE.forward_s(len(batch), SHAPE) <= 0.08
+    slow = Curve(base_s=5.0, per_sample_s=0.0)
+    assert len(planner.plan(10.0, 1, 1, 0, slow).batches[0]) == 1, "one window always may"
+
+
+def test_company_is_waited_for_only_when_it_is_likely() -> None:
+    planner = Planner(Rules(gather_s=0.004))
+    planner.add(waiting("a", ready_s=10.0))
+    assert plan(planner, now_s=10.0, live=1000) == Plan((), wake_s=10.004)
+    assert names(plan(planner, now_s=10.004, live=1000)) == [["a"]]
+    planner.add(waiting("a", 1, ready_s=11.0, urgent=True))
+    assert names(plan(planner, now_s=11.0, live=1000)) == [["a"]], "an end waits for nobody"
+
+
+def test_a_forgotten_stream_is_not_run() -> None:
+    planner = Planner()
+    for name in "aba":
+        planner.add(waiting(name))
+    planner.forget("a")
+    assert names(plan(planner)) == [["b"]]
+    assert plan(planner).batches == ()
+
+
+def test_a_suspect_runs_alone() -> None:
+    planner = Planner()
+    planner.add(waiting("a"))
+    planner.add(waiting("suspect", alone=True))
+    planner.add(waiting("b"))
+    assert names(plan(planner)) == [["suspect"]]
+    assert names(plan(planner)) == [["a", "b"]]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 64))
+def test_any_traffic_every_window_runs_once_and_live_before_files(
+    seed: int, lanes: int, largest: int
+) -> None:
+    rng = random.Random(seed)
+    planner = Planner(Rules(largest_batch=largest))
+    added: Counter[tuple[str, WindowKey]] = Counter()
+    ran: Counter[tuple[str, WindowKey]] = Counter()
+    forgotten: set[str] = set()
+    now_s = 0.0
+    for index in range(rng.randrange(80)):
+        now_s += rng.random() * 0.01
+        stream = rng.choice("abcdef")
+        if rng.random() < 0.03:
+            planner.forget(stream)
+            forgotten.add(stream)
+        else:
+            item = waiting(
+                stream,
+                index,
+                ready_s=now_s,
+                samples=rng.choice((SHAPE, 60_000)),
+                live=stream < "d",
+                urgent=rng.random() < 0.1,
+                alone=rng.random() < 0.02,
+            )
+            added[item.stream, item.key] += 1
+            planner.add(item)
+        if rng.random() < 0.4:
+            run(planner, now_s, rng.randint(1, lanes), lanes, ran)
+    for _ in range(200):
+        now_s += 0.01
+        run(planner, now_s, lanes, lanes, ran)
+    assert len(planner) == 0
+    assert all(count == 1 for count in ran.values())
+    assert {name for name in added if name[0] not in forgotten} <= set(ran)
+
+
+def run(planner: Planner, now_s: float, idle: int, lanes: int, ran: Counter[tuple[str, WindowKey]]) -> None:
+    batches = planner.plan(now_s, idle, lanes, 3, CURVE).batches
+    assert len(batches) <= idle
+    for batch in batches:
+        assert batch and len({(item.samples, item.live) for item in batch}) == 1
+        if not batch[0].live and not batch[0].alone:
+            assert planner.live_waiting == 0
+        for item in batch:
+            ran[item.stream, item.key] += 1
+
+
+def test_a_thousand_streams_cost_as_much_each_as_ten() -> None:
+    """Counts comparisons, not seconds: the heap's work for one window grows with the logarithm only."""
+
+    class Counted(float):
+        comparisons = 0
+
+        def __lt__(self, other: float) -> bool:
+            Counted.comparisons += 1
+            return float(self) < float(other)
+
+    def work(streams: int) -> float:
+        planner = Planner()
+        Counted.comparisons = 0
+        for number in range(streams):
+            planner.add(waiting(str(number), ready_s=Counted(number / streams)))
+        while plan(planner, now_s=100.0).batches:
+            pass
+        return Counted.comparisons / streams
+
+    assert work(2000) < 4 * work(20) + 40
