@@ -6,6 +6,7 @@ Nothing is written to disk and nothing but tensors and plain values is unpickled
 import io
 import pickle
 import tarfile
+import warnings
 import zlib
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -21,7 +22,11 @@ MOST_MEMBERS = 256
 def load_tensors(source: IO[bytes] | Path, name: str) -> Any:
     """What `torch.save` wrote, if it holds tensors and plain values only."""
     try:
-        return torch.load(source, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # about unusual pickles: they are refused below if they do not read
+            return torch.load(source, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise AcousticError(
             f"{name} was refused: it holds more than tensors and plain values, or is damaged. "
