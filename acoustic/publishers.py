@@ -4,6 +4,7 @@ NVIDIA's files are downloaded by the user from NVIDIA, under NVIDIA's terms; Sil
 """
 
 import hashlib
+import http.client
 import tempfile
 import urllib.error
 import urllib.request
@@ -93,6 +94,8 @@ def pull(wanted: Publication, progress: Progress = lambda done, total: None) -> 
 def fetch(wanted: Publication, file: Path, progress: Progress) -> str:
     """Download into `file`; its SHA-256. Refuses what is too large or not what was published."""
     host = urlsplit(wanted.address).netloc
+    if urlsplit(wanted.address).scheme not in ("http", "https") or not host:
+        raise AcousticError(f"{wanted.address!r} is no http or https address.")
     digest = hashlib.sha256()
     done = 0
     try:
@@ -111,7 +114,7 @@ def fetch(wanted: Publication, file: Path, progress: Progress) -> str:
             f"{host} answers {error.code} ({error.reason}) for {wanted.address}. The file may have moved or "
             f"need a login: download it in a browser, then `silica models import FILE --name {wanted.name}`."
         ) from error
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", error)
         raise AcousticError(
             f"{host} cannot be reached ({reason}). Pulling needs a network, nothing else does: fetch "

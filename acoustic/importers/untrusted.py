@@ -32,10 +32,9 @@ def load_tensors(source: IO[bytes] | Path, name: str) -> Any:
             f"{name} was refused: it holds more than tensors and plain values, or is damaged. "
             "Loading such a file could run code of its maker."
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
-        raise AcousticError(
-            f"{name} cannot be read as saved weights: {str(error).splitlines()[0]}"
-        ) from error
+    except Exception as error:  # garbage fails in whatever step happens to meet it first
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise AcousticError(f"{name} cannot be read as saved weights: {reason}") from error
 
 
 def read_archive(path: Path, wanted: set[str], largest_bytes: int = LARGEST_MEMBER_BYTES) -> dict[str, bytes]:

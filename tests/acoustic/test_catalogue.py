@@ -1,0 +1,238 @@
+"""Names to weights, pulling from a server of our own, and `silica models` as a person uses it."""
+
+import hashlib
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from acoustic import catalogue, checkpoint, publishers
+from acoustic.catalogue import untrained
+from acoustic.config import published
+from acoustic.errors import AcousticError
+from service.commands import main
+
+TINY = untrained(published["tiny"])
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of this test's own."""
+    monkeypatch.setenv("SILICA_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def empty_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of Silica without a model in the box."""
+    monkeypatch.setattr(catalogue, "BOX", tmp_path / "box")
+    return tmp_path / "box"
+
+
+def same(one: checkpoint.Checkpoint, other: checkpoint.Checkpoint) -> bool:
+    return one.config == other.config and all(
+        torch.allclose(one.state[name], other.state[name], atol=1e-2) for name in other.state
+    )
+
+
+def test_tiny_is_found_always_and_always_the_same() -> None:
+    assert same(catalogue.find("tiny"), catalogue.find("tiny"))
+    assert catalogue.find("tiny").card["trained"] is False
+
+
+def test_tiny_does_not_say_the_same_thing_all_the_time() -> None:
+    """Tests of decoders and streams need something to decode."""
+    torch.manual_seed(0)
+    log_probs, _ = catalogue.find("tiny").network()(torch.randn(1, 64, 400))
+    assert len(set(log_probs[0].argmax(-1).tolist())) > 5
+
+
+def test_an_installed_model_is_found_by_name_path_and_folder(home: Path) -> None:
+    path = catalogue.install("mine", TINY)
+    assert path == home / "models" / "mine" / "model.safetensors"
+    for name in ("mine", str(path), str(path.parent)):
+        assert same(catalogue.find(name), TINY)
+    entries = {entry.name: entry for entry in catalogue.entries()}
+    assert entries["mine"].path == path
+    assert entries["mine"].origin == "imported"
+    assert entries["quartznet15x5"].path is None
+
+
+def test_an_installed_model_hides_the_published_shape_of_its_name() -> None:
+    catalogue.install("quartznet5x5", TINY)
+    assert [entry.origin for entry in catalogue.entries() if entry.name == "quartznet5x5"] == ["imported"]
+
+
+def test_the_default_is_the_model_in_the_box(empty_box: Path) -> None:
+    with pytest.raises(AcousticError, match="silica models import"):
+        catalogue.default_name()
+    with pytest.raises(AcousticError, match="silica models import"):
+        catalogue.find("silica-small-en")
+    checkpoint.save(empty_box / "silica-small-en.safetensors", TINY.config, TINY.state, dtype="int8")
+    assert catalogue.default_name() == "silica-small-en"
+    assert catalogue.find("silica-small-en").config == TINY.config
+    assert next(iter(catalogue.entries())).origin == "shipped"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere", "neither a name nor a file"),
+        ("quartznet15x5", "without weights"),
+        ("../../etc/passwd", "neither a name nor a file"),
+        ("", "neither a name nor a file"),
+    ],
+)
+def test_what_cannot_be_found_says_what_can(name: str, message: str) -> None:
+    with pytest.raises(AcousticError, match=message):
+        catalogue.find(name)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a" * 101, "ü"])
+def test_names_that_are_no_names(name: str) -> None:
+    with pytest.raises(AcousticError, match="no model name"):
+        catalogue.install(name, TINY)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder and the address of a server that gives it away."""
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    handler = partial(QuietHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Logs nothing; breaks off in the middle of anything called `cut`."""
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+    def copyfile(self, source, outputfile) -> None:  # type: ignore[no-untyped-def]
+        content = source.read()
+        outputfile.write(content[: len(content) // 2] if "cut" in self.path else content)
+
+
+def offer(shop: tuple[Path, str], file_name: str, sha256: str | None = None) -> publishers.Publication:
+    folder, address = shop
+    checkpoint.save(folder / file_name, TINY.config, TINY.state, {"licence": "free"})
+    return publishers.Publication("pulled", "A model", f"{address}/{file_name}", "terms", sha256)
+
+
+def test_pulling_checks_imports_and_installs(shop: tuple[Path, str]) -> None:
+    seen: list[tuple[int, int | None]] = []
+    wanted = offer(shop, "m.safetensors")
+    content = (shop[0] / "m.safetensors").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    for expected in (None, digest):
+        wanted = publishers.Publication(wanted.name, "A model", wanted.address, "terms", expected)
+        path, found = publishers.pull(wanted, lambda done, total: seen.append((done, total)))
+        assert found == digest
+    assert seen[-1] == (len(content), len(content))
+    model = catalogue.find("pulled")
+    assert same(model, TINY)
+    assert model.card["sha256"] == digest
+    assert model.card["licence"] == "free"
+    assert path.is_file()
+
+
+def test_pulling_something_else_than_was_published(shop: tuple[Path, str], home: Path) -> None:
+    with pytest.raises(AcousticError, match="not the file it was"):
+        publishers.pull(offer(shop, "m.safetensors", "0" * 64))
+    assert not home.exists()
+
+
+def test_pulling_what_breaks_off_is_gone_or_cannot_be_reached(shop: tuple[Path, str], home: Path) -> None:
+    with pytest.raises(AcousticError, match=r"broke off|cannot be reached"):
+        publishers.pull(offer(shop, "cut.safetensors"))
+    gone = publishers.Publication("x", "x", shop[1] + "/gone.nemo", "")
+    with pytest.raises(AcousticError, match="404"):
+        publishers.pull(gone)
+    nobody = publishers.Publication("x", "x", "http://127.0.0.1:1/x.nemo", "")
+    with pytest.raises(AcousticError, match=r"cannot be reached .*import FILE --name x"):
+        publishers.pull(nobody)
+    with pytest.raises(AcousticError, match="no http"):
+        publishers.pull(publishers.Publication("x", "x", "file:///etc/passwd", ""))
+    assert not home.exists()
+
+
+def test_known_addresses() -> None:
+    for name, one in publishers.PUBLICATIONS.items():
+        assert one.name == name == catalogue.check_name(name)
+        assert one.address.startswith("https://")
+    with pytest.raises(AcousticError, match="quartznet15x5-en"):
+        publishers.publication("nowhere")
+
+
+def silica(capsys: pytest.CaptureFixture[str], *line: object, status: int = 0) -> str:
+    assert main([str(word) for word in line]) == status
+    out, err = capsys.readouterr()
+    return out if status == 0 else err
+
+
+def test_list_as_json(capsys: pytest.CaptureFixture[str], empty_box: Path) -> None:
+    catalogue.install("mine", TINY)
+    answer = json.loads(silica(capsys, "models", "list", "--json"))
+    rows = {row["name"]: row for row in answer["models"]}
+    assert rows["mine"]["weights_here"] is True
+    assert rows["mine"]["parameters"] == 3_933
+    assert rows["quartznet15x5"]["weights_here"] is False
+    assert rows["quartznet15x5"]["parameters"] == 18_924_381
+    assert rows["quartznet15x5"]["receptive_field_s"] == pytest.approx(80.58)
+    assert rows["silica-small"]["look_ahead_s"] <= 0.48
+    assert not any(row["default"] for row in rows.values())
+    assert "mine" in silica(capsys, "models", "list")
+
+
+def test_show(capsys: pytest.CaptureFixture[str]) -> None:
+    catalogue.install("mine", TINY)
+    assert "3,933 parameters" in silica(capsys, "models", "show", "mine")
+    answer = json.loads(silica(capsys, "models", "show", "jasper5x3", "--json"))
+    assert answer["weights_here"] is False
+    assert len(answer["config"]["blocks"]) == 8
+    assert "neither a name" in silica(capsys, "models", "show", "nowhere", status=2)
+
+
+def test_import_then_export(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = checkpoint.save(tmp_path / "source.safetensors", TINY.config, TINY.state)
+    answer = json.loads(silica(capsys, "models", "import", source, "--name", "mine", "--json"))
+    assert Path(answer["path"]).is_file()
+    sizes = {}
+    for form in ((), ("--fp16",), ("--int8",)):
+        file = tmp_path / "out.safetensors"
+        answer = json.loads(silica(capsys, "models", "export", "mine", file, *form, "--json"))
+        assert answer["bytes"] == file.stat().st_size
+        sizes[form] = answer["bytes"]
+        assert catalogue.find(str(file)).config.norm == "folded"
+    assert sizes[()] > sizes[("--fp16",)]
+    silica(capsys, "models", "export", "mine", tmp_path / "train.safetensors", "--keep-norm")
+    assert same(catalogue.find(str(tmp_path / "train.safetensors")), TINY)
+    assert "There is no" in silica(capsys, "models", "import", tmp_path / "nothing", status=2)
+
+
+def test_export_as_onnx(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    silica(capsys, "models", "export", "tiny", tmp_path / "tiny.onnx", "--onnx")
+    graph = onnx.load(str(tmp_path / "tiny.onnx"))
+    onnx.checker.check_model(graph)
+
+
+def test_pull_on_the_command_line(capsys: pytest.CaptureFixture[str], shop: tuple[Path, str]) -> None:
+    assert "quartznet15x5-en" in silica(capsys, "models", "pull")
+    wanted = offer(shop, "m.safetensors")
+    line = ("models", "pull", "here", "--address", wanted.address, "--json")
+    assert json.loads(silica(capsys, *line))["name"] == "here"
+    assert same(catalogue.find("here"), TINY)
+    assert "not the file" in silica(capsys, *line, "--sha256", "0" * 64, status=2)
+    assert "No address is known" in silica(capsys, "models", "pull", "nowhere", status=2)
