@@ -127,14 +127,7 @@ class StreamWindows:
     """
 
     def __init__(self, config: ModelConfig, plan: WindowPlan) -> None:
-        step = config.stride_frames
-        if plan.hop_frames < step or plan.hop_frames % step or plan.left_frames % step:
-            raise AcousticError(
-                f"{plan} does not fit steps of {step} frames: left and hop must be whole steps, "
-                "the hop at least one. plan_for() rounds for you."
-            )
-        if plan.left_frames < 0 or plan.look_ahead_frames < 0:
-            raise AcousticError(f"{plan}: contexts cannot be negative.")
+        _check(config, plan)
         self.config = config
         self.plan = plan
         self.needs_order = config.features.normalise == "running"
@@ -142,12 +135,10 @@ class StreamWindows:
         self.memory: Memory | None = None
         self._index = 0
         self._kept_frames = 0  # feature frames whose outputs earlier windows keep
-        self._widest_hop_frames = plan.hop_frames
         self._received = 0
         self._finished = False
         # Samples of the stream from position `_buffer_at` on; twice a window, so that moving them is rare.
-        longest = (plan.frames + 1) * config.features.hop_samples + config.features.window_samples + 1
-        self._buffer: Samples = np.zeros(2 * longest, dtype=np.float32)
+        self._buffer: Samples = np.zeros(self._room(), dtype=np.float32)
         self._buffer_at = 0
         self._filled = 0
 
@@ -195,13 +186,14 @@ class StreamWindows:
         return [self._window(span, self._received)]
 
     def change_hop(self, hop_frames: int) -> None:
-        """Cut the windows to come with another hop, at most the one this stream was made with."""
-        if not 0 < hop_frames <= self._widest_hop_frames or hop_frames % self.config.stride_frames:
-            raise AcousticError(
-                f"A hop of {hop_frames} frames: expected whole steps of {self.config.stride_frames}, "
-                f"at most {self._widest_hop_frames}."
-            )
-        self.plan = replace(self.plan, hop_frames=hop_frames)
+        """Cut the windows to come with another hop: no output is lost or kept twice by it."""
+        plan = replace(self.plan, hop_frames=hop_frames)
+        _check(self.config, plan)
+        self.plan = plan
+        if self._room() > self._buffer.size:
+            larger = np.zeros(self._room(), dtype=np.float32)
+            larger[: self._filled] = self._buffer[: self._filled]
+            self._buffer = larger
 
     def heard(self, heard: Heard) -> None:
         """Take back what running normalisation has learned from a window."""
@@ -236,6 +228,10 @@ class StreamWindows:
         self._kept_frames += self.plan.hop_frames
         return Window(samples, span, self.memory)
 
+    def _room(self) -> int:
+        features = self.config.features
+        return 2 * ((self.plan.frames + 1) * features.hop_samples + features.window_samples + 1)
+
     def _keep(self, samples: Samples, needed_from: int) -> None:
         dropped = min(max(0, needed_from - self._buffer_at), self._filled)
         if dropped and self._filled + samples.size > self._buffer.size:
@@ -252,6 +248,17 @@ def windows_of(samples: Samples, config: ModelConfig, plan: WindowPlan) -> Itera
     stream = StreamWindows(config, plan)
     yield from stream.push(samples)
     yield from stream.finish()
+
+
+def _check(config: ModelConfig, plan: WindowPlan) -> None:
+    step = config.stride_frames
+    if plan.hop_frames < step or plan.hop_frames % step or plan.left_frames % step:
+        raise AcousticError(
+            f"{plan} does not fit steps of {step} frames: left and hop must be whole steps, "
+            "the hop at least one. plan_for() rounds for you."
+        )
+    if plan.left_frames < 0 or plan.look_ahead_frames < 0:
+        raise AcousticError(f"{plan}: contexts cannot be negative.")
 
 
 def _round_up(frames: float, step: int) -> int:

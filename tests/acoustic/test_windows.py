@@ -108,6 +108,29 @@ def test_windows_do_not_depend_on_how_the_sound_was_cut(
         np.testing.assert_array_equal(piece.samples, window.samples)
 
 
+@given(streams(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_hop_that_changes_on_the_way_loses_and_doubles_nothing(
+    case: tuple[ModelConfig, WindowPlan, int], data: st.DataObject
+) -> None:
+    config, plan, samples = case
+    stream = StreamWindows(config, plan)
+    windows: list[Window] = []
+    cuts = sorted(data.draw(st.lists(st.integers(0, samples), max_size=8)))
+    for first, end in pairwise([0, *cuts, samples]):
+        stream.change_hop(data.draw(st.integers(1, 16)) * config.stride_frames)
+        windows += stream.push(sound(samples)[first:end])
+    windows += stream.finish()
+    spans = [window.span for window in windows]
+    assert [span.keep_first for span in spans] == [0, *(span.keep_end for span in spans)][: len(spans)]
+    assert sum(span.kept for span in spans) == config.outputs_for(frame_count(config.features, samples))
+    assert [span.new_first for span in spans] == [0, *(span.end_frame for span in spans)][: len(spans)]
+    for window in windows:
+        first = max(0, window.span.first_frame * 160 - 161)
+        end = samples if window.span.last else window.span.end_frame * 160
+        np.testing.assert_array_equal(window.samples, sound(samples)[first:end])
+
+
 def test_one_sample_at_a_time_makes_the_same_windows() -> None:
     plan = WindowPlan(left_frames=8, hop_frames=4, look_ahead_frames=3)
     stream = StreamWindows(TINY, plan)
