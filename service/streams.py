@@ -93,6 +93,7 @@ class Recogniser:
         self._hops: dict[float, int] = {}
         self._streams: dict[str, Stream] = {}
         self._parked: dict[str, tuple[Stream, float]] = {}
+        self._held_hop_s: float | None = None
         self._live_channels = 0
         self._batch_streams = 0
         self._sweeper: asyncio.TimerHandle | None = None
@@ -205,6 +206,13 @@ class Recogniser:
         stream.unpark()
         return stream
 
+    def hold_hop(self, hop_s: float | None) -> None:
+        """Keep to one of the hops whatever the load (None: by load again): for measurements."""
+        if hop_s is not None and hop_s not in self._hops:
+            raise ServiceError("hop", f"No hop of {hop_s} s.", f"There are {sorted(self._hops)}.")
+        self._held_hop_s = hop_s
+        self._choose_hop()
+
     def capacity(self) -> Capacity:
         """Room and load now."""
         hop_s = self._capacity.hop_s
@@ -225,7 +233,8 @@ class Recogniser:
 
     def hop_frames(self, widest: bool) -> int:
         """The hop of windows to come: the one in force, or the widest for files and for who is behind."""
-        return self._hops[max(self._hops) if widest else self._capacity.hop_s]
+        wide = widest and self._held_hop_s is None
+        return self._hops[max(self._hops) if wide else self._capacity.hop_s]
 
     def closed(self, stream: Stream, reason: str) -> None:
         """A stream has told Closed: its slot is free. Counted here and nowhere else."""
@@ -321,7 +330,8 @@ class Recogniser:
         self._choose_hop()
 
     def _choose_hop(self) -> None:
-        hop_s = self._capacity.choose_hop(self._live_channels)
+        hop_s = self._held_hop_s or self._capacity.choose_hop(self._live_channels)
+        self._capacity.hop_s = hop_s
         self.metrics.hop_s.set(hop_s)
         self.metrics.load.set(self._capacity.load(self._live_channels, hop_s))
         self.metrics.capacity_streams.set(self._streams_most())

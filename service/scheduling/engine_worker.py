@@ -57,6 +57,10 @@ class Unable:
 def main(channel: socket.socket, model: str, device: str, precision: str | None, arena: Any) -> None:
     """Open the backend, say so, then run batches until the parent is gone."""
     one_thread()
+    import torch
+
+    # The fork server may have loaded it before the environment said so.
+    torch.set_num_threads(1)
     from acoustic.errors import AcousticError
     from acoustic.runtime.backend import open_backend
 

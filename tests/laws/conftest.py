@@ -1,0 +1,66 @@
+"""One recogniser for all laws: real processes, the babbling model, beam search without a language model."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import pytest_asyncio
+
+from acoustic.runtime.backend import open_backend
+from service.scheduling.decode_worker import Desk
+from service.streams import Recogniser, RecogniserOptions
+from tests.laws.babbler import PROMPTS, make_babbler, speech
+
+# Computed before ONNX Runtime lets denormal numbers be zero on this thread: numpy warns of it.
+np.finfo(np.float32), np.finfo(np.float64)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All laws share one event loop with the recogniser; without recorded prompts they say so."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+            if not PROMPTS.is_dir():
+                item.add_marker(pytest.mark.skip(reason="needs Debian's asterisk-core-sounds-en-g722"))
+
+
+@pytest.fixture(scope="session")
+def babbler(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_babbler(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def sound() -> npt.NDArray[np.float32]:
+    """Twenty seconds of recorded prompts."""
+    return speech(20)
+
+
+class Reference:
+    """The same model and decoder in a plain loop: what every stream must hear."""
+
+    def __init__(self, model: Path) -> None:
+        self.backend = open_backend(model)
+        self.desk = Desk(self.backend.config.alphabet, None)
+
+
+@pytest.fixture(scope="session")
+def reference(babbler: Path) -> Reference:
+    return Reference(babbler)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def recogniser(babbler: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Recogniser]:
+    options = RecogniserOptions(
+        engine_workers=2,
+        decode_workers=1,
+        language_model=None,
+        max_streams=1000,
+        cache_folder=tmp_path_factory.mktemp("cache"),
+    )
+    recogniser = Recogniser(str(babbler), options=options)
+    await recogniser.start()
+    yield recogniser
+    await recogniser.stop()
