@@ -1,0 +1,236 @@
+"""/v1/listen over real sockets with the real engine: results, additions, warnings, limits, closes."""
+
+import asyncio
+import json
+
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from service.http.state import STATE
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+RAW = "encoding=linear16&sample_rate=16000"
+
+
+async def test_a_plain_client_gets_partials_finals_and_metadata(server, talk, speech, pieces):
+    async with talk(server, f"{RAW}&interim_results=true") as client:
+        await client.send(*pieces(speech, 3200), {"type": "CloseStream"})
+        assert await client.to_the_end() == (1000, "")
+    kinds = [message["type"] for message in client.told]
+    assert set(kinds) == {"Results", "Metadata"}, "types that Deepgram does not have must be asked for"
+    assert kinds[-1] == "Metadata" and client.told[-1]["duration"] == pytest.approx(2.0, abs=0.001)
+    assert client.finals and client.finals[0]
+    assert any(not message["is_final"] for message in client.of("Results"))
+    numbers = [message["sequence"] for message in client.told]
+    assert numbers == sorted(set(numbers))
+
+
+async def test_how_sound_is_cut_changes_no_word(server, talk, speech, pieces):
+    heard = []
+    for size in (1601, 7, len(speech)):
+        async with talk(server, f"{RAW}&source=file") as client:
+            await client.send(*pieces(speech[:24000] if size == 7 else speech[:24000], size))
+            await client.send({"type": "CloseStream"})
+            await client.to_the_end()
+        heard.append([(m["start"], m["channel"]["alternatives"][0]["words"]) for m in client.of("Results")])
+    assert heard[0] == heard[1] == heard[2]
+
+
+async def test_no_partials_unless_asked_for(server, talk, speech):
+    async with talk(server) as client:
+        await client.send(speech, {"type": "CloseStream"})
+        await client.to_the_end()
+    assert all(message["is_final"] for message in client.of("Results"))
+
+
+async def test_finalize_is_answered_even_when_empty(server, talk, speech):
+    async with talk(server) as client:
+        await client.send({"type": "Finalize"})
+        empty = await client.until("Results", from_finalize=True)
+        assert empty["channel"]["alternatives"][0]["transcript"] == ""
+        await client.send(speech, {"type": "Finalize"})
+        full = await client.until("Results", from_finalize=True)
+        assert full["start"] + full["duration"] == pytest.approx(2.0, abs=0.001)
+        await client.send({"type": "CloseStream"})
+        await client.to_the_end()
+
+
+async def test_extensions_bring_started_marker_and_heartbeat(server, talk, speech, pieces):
+    async with talk(server, f"{RAW}&extensions=true") as client:
+        started = await client.until("Started")
+        assert started["resumed"] is False and started["received_bytes"] == 0
+        await client.send(*pieces(speech, 3200), {"type": "Marker", "name": "here"}, {"type": "CloseStream"})
+        assert await client.to_the_end() == (1000, "")
+    assert [message["name"] for message in client.of("Marker")] == ["here"]
+    beats = client.of("Heartbeat")
+    assert beats and beats[-1]["received_bytes"] == len(speech)
+    assert beats[-1]["received_samples"] == len(speech) // 2
+
+
+async def test_channels_are_transcribed_apart(server, talk, speech):
+    import numpy as np
+
+    mono = np.frombuffer(speech, "<i2")
+    stereo = np.stack([mono, np.zeros_like(mono)], axis=1).tobytes()
+    async with talk(server, f"{RAW}&channels=2&multichannel=true") as client:
+        await client.send(stereo, {"type": "CloseStream"})
+        await client.to_the_end()
+    assert {tuple(message["channel_index"]) for message in client.of("Results")} == {(0, 2), (1, 2)}
+    assert client.told[-1]["channels"] == 2
+
+
+async def test_speech_and_utterance_events_when_asked_for(server, talk, speech, pieces):
+    query = f"{RAW}&vad_events=true&utterance_end_ms=200&interim_results=true"
+    async with talk(server, query) as client:
+        await client.send(*pieces(speech, 6400), {"type": "CloseStream"})
+        await client.to_the_end()
+    assert [message["channel"] for message in client.of("SpeechStarted")][:1] == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("encoding=speex", "encoding=speex is not supported"),
+        ("sample_rate=96000", "from 8000 to 48000"),
+        ("channels=9", "from 1 to 8"),
+        ("redact=pci", "`redact` is not supported"),
+        ("keyterm=a:lot", "weight -10 to 10"),
+        ("endpointing=soon", "endpointing"),
+    ],
+)
+async def test_bad_queries_are_refused_before_the_upgrade(server, talk, query, told):
+    with pytest.raises(InvalidStatus) as refused:
+        async with talk(server, query):
+            pass
+    response = refused.value.response
+    body = json.loads(response.body)
+    assert response.status_code == 400
+    assert told in body["err_msg"] + body["advice"]
+    assert body["request_id"] == response.headers["X-Request-Id"] == response.headers["dg-request-id"]
+
+
+async def test_text_that_is_no_json_is_answered_with_advice(server, talk):
+    async with talk(server, f"{RAW}&extensions=true") as client:
+        await client.socket.send("UklGRiQAAABXQVZF")
+        code, reason = await client.to_the_end()
+    assert (code, reason.partition(":")[0]) == (1008, "DATA-0001")
+    assert client.told[-1]["type"] == "Error" and "base64" in client.told[-1]["advice"]
+
+
+async def test_garbage_is_undecodable(server, talk):
+    async with talk(server, "extensions=true") as client:
+        await client.send(b"this is no sound at all, whatever one may think")
+        code, reason = await client.to_the_end()
+    assert (code, reason.partition(":")[0]) == (1008, "DATA-0000")
+    assert client.told[-1]["code"] == "DATA-0000" and "encoding=linear16" in client.told[-1]["advice"]
+
+
+async def test_an_unmodified_client_never_sees_our_types(server, talk):
+    async with talk(server, "interim_results=true") as client:
+        await client.send(b"this is no sound at all, whatever one may think")
+        assert (await client.to_the_end())[0] == 1008
+    assert client.told == []
+
+
+async def test_float_sound_that_is_no_float_is_undecodable(server, talk):
+    async with talk(server, "encoding=linear32&sample_rate=16000") as client:
+        await client.send(b"\xff\xff\xff\xff" * 1000)
+        code, reason = await client.to_the_end()
+    assert (code, reason.partition(":")[0]) == (1008, "DATA-0000")
+
+
+async def test_odd_bytes_are_said(server, talk, speech):
+    async with talk(server) as client:
+        await client.send(speech + b"\x01", {"type": "CloseStream"})
+        await client.to_the_end()
+    warnings = [message["warning"]["code"] for message in client.told if "warning" in message]
+    assert warnings == ["odd_bytes"]
+
+
+async def test_unknown_messages_and_options_are_warned_about_once(server, talk, speech):
+    async with talk(server, f"{RAW}&diarize=true&colour=blue") as client:
+        await client.send({"type": "Dance"}, {"type": "Dance"}, speech, {"type": "CloseStream"})
+        await client.to_the_end()
+        await asyncio.sleep(0)
+    warnings = [message["warning"] for message in client.told if "warning" in message]
+    assert warnings[0] == {"code": "option", "message": "`diarize` does nothing here.", "advice": ""}
+    assert len(warnings) == len({warning["message"] for warning in warnings})
+
+
+async def test_silence_on_the_wire_closes_with_net_0001(front, talk):
+    async with front(idle_s=1.0) as server, talk(server, f"{RAW}&extensions=true") as client:
+        code, reason = await client.to_the_end()
+    assert (code, reason.partition(":")[0]) == (1011, "NET-0001")
+    assert client.told[-1]["type"] == "Error" and client.told[-1]["code"] == "NET-0001"
+
+
+async def test_keep_alive_and_pings_are_life(front, talk):
+    async with front(idle_s=1.0) as server, talk(server, ping_interval=None) as client:
+        for turn in range(6):
+            await asyncio.sleep(0.4)
+            if turn % 2:
+                await client.send({"type": "KeepAlive"})
+            else:
+                await client.socket.ping()
+        await client.send({"type": "CloseStream"})
+        assert await client.to_the_end() == (1000, "")
+
+
+async def test_oversized_messages_are_refused_with_advice(front, talk):
+    async with front(max_message_bytes=4096) as server:
+        async with talk(server, f"{RAW}&extensions=true") as client:
+            await client.send(bytes(5000))
+            code, reason = await client.to_the_end()
+        assert (code, reason.partition(":")[0]) == (1009, "SIZE-0000")
+        assert client.told[-1]["code"] == "SIZE-0000"
+        async with talk(server) as client:
+            await client.send(bytes(100_000))
+            assert (await client.to_the_end())[0] == 1009
+
+
+async def test_live_sound_far_ahead_is_read_slowly_and_files_are_not(front, talk, speech):
+    async with front(audio_ahead_s=1.0) as server:
+        throttled = server.metrics.registry
+        async with talk(server, f"{RAW}&source=file") as client:
+            await client.send(speech, speech, {"type": "CloseStream"})
+            await client.to_the_end()
+        assert throttled.get_sample_value("silica_throttled_seconds_total") == 0
+        async with talk(server) as client:
+            await client.send(speech, speech, {"type": "CloseStream"})
+            await client.to_the_end()
+        assert throttled.get_sample_value("silica_throttled_seconds_total") > 0
+        assert client.told[-1]["duration"] == pytest.approx(4.0, abs=0.001), "slowed, never dropped"
+
+
+async def test_abrupt_disconnects_leave_nothing_behind(server, talk, speech):
+    listening = server.app[STATE].listening
+    for _ in range(5):
+        async with talk(server) as client:
+            await client.send(speech[:9001])
+            client.socket.transport.abort()
+    async with asyncio.timeout(20):
+        await listening._idle.wait()
+    assert listening.count == 0
+    room = server.models.default.capacity()
+    assert room.streams == 0 and room.parked == 0
+
+
+async def test_a_client_that_never_reads_is_closed_and_harms_nobody(front, talk, speech, pieces):
+    async with front(send_s=1.0) as server:
+        async with talk(server, f"{RAW}&interim_results=true&extensions=true") as client:
+            # What the server's own loop cannot get rid of: fill both socket buffers for it.
+            state = server.app[STATE]
+            session = next(iter(state.listening._sessions.values()))
+            client.socket.transport.pause_reading()
+            socket = session.conversation.socket
+            with pytest.raises(TimeoutError):
+                while True:
+                    async with asyncio.timeout(0.5):
+                        await socket.send_str("x" * 65536)
+            await client.send(speech)
+            async with asyncio.timeout(20):
+                await state.listening._idle.wait()
+            assert state.listening.count == 0
+        async with talk(server) as other:
+            await other.send(speech, {"type": "CloseStream"})
+            assert await other.to_the_end() == (1000, "")
