@@ -12,11 +12,10 @@ from pathlib import Path
 
 import torch
 
-from acoustic import checkpoint
+from acoustic import checkpoint, importers
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import published
 from acoustic.errors import AcousticError
-from acoustic.importers import folded
 from acoustic.network import build
 from acoustic.shape import ModelConfig
 
@@ -86,12 +85,8 @@ def find(name_or_path: str | Path) -> Checkpoint:
     if name == UNTRAINED:
         return untrained(published[UNTRAINED])
     path = Path(name).expanduser()
-    if path.is_file() and path.suffix == checkpoint.SUFFIX:
-        return checkpoint.load(path)
-    if (path / checkpoint.FILE_NAME).is_file():
-        return checkpoint.load(path)
-    if folded.recognises(path):
-        return folded.read(path)
+    if name and path.exists() and name not in published:
+        return importers.read(path)
     if name == SHIPPED:
         default_name()  # says how to get one
     if name in published:
@@ -124,12 +119,31 @@ def entries() -> Iterator[Entry]:
     if shipped_path().is_file():
         yield Entry(SHIPPED, checkpoint.describe(shipped_path())[0], shipped_path(), "shipped")
     seen = {SHIPPED}
-    folder = models_folder()
-    for path in sorted(folder.glob(f"*/{checkpoint.FILE_NAME}")) if folder.is_dir() else ():
-        name = path.parent.name
+    for name, path in _installed():
         if name not in seen:
+            try:
+                config, _ = checkpoint.describe(path)
+            except AcousticError:
+                continue  # `damaged` names it; one bad file must not hide the others
             seen.add(name)
-            yield Entry(name, checkpoint.describe(path)[0], path, "imported")
+            yield Entry(name, config, path, "imported")
     for name, config in published.items():
         if name not in seen:
             yield Entry(name, config, None, "published")
+
+
+def damaged() -> list[str]:
+    """What is wrong with each installed file that cannot be read."""
+    problems = []
+    for _, path in _installed():
+        try:
+            checkpoint.describe(path)
+        except AcousticError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _installed() -> list[tuple[str, Path]]:
+    folder = models_folder()
+    paths = sorted(folder.glob(f"*/{checkpoint.FILE_NAME}")) if folder.is_dir() else []
+    return [(path.parent.name, path) for path in paths]

@@ -23,9 +23,8 @@ def load_tensors(source: IO[bytes] | Path, name: str) -> Any:
     """What `torch.save` wrote, if it holds tensors and plain values only."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # about unusual pickles: they are refused below if they do not read
+            # Warnings about unusual pickles: those that do not read are refused below.
+            warnings.simplefilter("ignore")
             return torch.load(source, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise AcousticError(

@@ -67,7 +67,9 @@ def _list(arguments: argparse.Namespace) -> Answer:
             f"{row['name']:<24}{row['parameters']:>13,}{row['receptive_field_s']:>8.2f}s"
             f"{row['look_ahead_s']:>8.2f}s  {here}{mark}"
         )
-    return {"models": rows, "folder": str(catalogue.models_folder())}, lines
+    damaged = catalogue.damaged()
+    lines += [f"not readable: {problem}" for problem in damaged]
+    return {"models": rows, "folder": str(catalogue.models_folder()), "not_readable": damaged}, lines
 
 
 def _show(arguments: argparse.Namespace) -> Answer:

@@ -84,13 +84,26 @@ def test_the_default_is_the_model_in_the_box(empty_box: Path) -> None:
     [
         ("nowhere", "neither a name nor a file"),
         ("quartznet15x5", "without weights"),
-        ("../../etc/passwd", "neither a name nor a file"),
+        ("../../nowhere", "neither a name nor a file"),
         ("", "neither a name nor a file"),
+        (__file__, "no layout known"),
     ],
 )
 def test_what_cannot_be_found_says_what_can(name: str, message: str) -> None:
     with pytest.raises(AcousticError, match=message):
         catalogue.find(name)
+
+
+def test_one_damaged_file_hides_no_other(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    catalogue.install("mine", TINY)
+    bad = catalogue.install("bad", TINY)
+    bad.write_bytes(b"words")
+    names = [entry.name for entry in catalogue.entries()]
+    assert "mine" in names
+    assert "bad" not in names
+    assert str(bad) in silica(capsys, "models", "list")
+    with pytest.raises(AcousticError, match="cannot be read"):
+        catalogue.find("bad")
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a" * 101, "ü"])

@@ -42,13 +42,16 @@ def test_the_dense_variants_are_of_the_size_of_the_others() -> None:
         assert parameter_count(published[name]) == pytest.approx(200.5e6, rel=0.06)
 
 
-def test_the_student() -> None:
-    config = published["silica-small"]
+@pytest.mark.parametrize(
+    ("name", "millions"), [("silica-small", 3.45), ("silica-medium", 6.03), ("silica-large", 10.94)]
+)
+def test_the_students(name: str, millions: float) -> None:
+    config = published[name]
     assert config.stride_frames == 8
     assert config.outputs_per_step == 4
     assert config.frames_per_output == 2
     assert config.look_ahead_s <= 0.48
-    assert 5.5e6 < parameter_count(config) < 6.5e6
+    assert parameter_count(config) / 1e6 == pytest.approx(millions, abs=0.01)
 
 
 def test_tiny_is_tiny() -> None:
