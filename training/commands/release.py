@@ -1,0 +1,52 @@
+"""Turn a training run into a model that can be served: folded, FP16, INT8 and ONNX, each reloaded and
+compared.
+"""
+
+import argparse
+from pathlib import Path
+
+HELP = "turn a training run into a model to serve"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `silica release`."""
+    parser.add_argument("source", type=Path, help="the run's folder, or a checkpoint file")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the folder for model.safetensors and its ONNX file"
+    )
+    parser.add_argument(
+        "--clips", type=Path, required=True, help="manifest of speech for INT8's ranges and to compare"
+    )
+    parser.add_argument("--most", type=int, default=60, help="take at most so many clips (default: 60)")
+    parser.add_argument("--no-int8", action="store_true", help="FP16 only")
+    parser.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write, reload, compare, print."""
+    import json
+    from dataclasses import asdict
+
+    from training.data.manifests import read_manifest
+    from training.release import release
+
+    clips = read_manifest(arguments.clips)
+    every = max(1, len(clips) // arguments.most)
+    results = release(
+        arguments.source, arguments.out, clips[::every][: arguments.most], int8=not arguments.no_int8
+    )
+    if arguments.json:
+        print(json.dumps({"forms": [asdict(result) for result in results]}))
+        return 0
+    for result in results:
+        print(f"{result.form}: {result.file}, {result.bytes / 1e6:.1f} MB")
+        print(
+            f"  against the trained network on {result.clips} clips: {result.same_transcripts} transcripts the same, "
+            f"{100 * result.same_best_symbol:.2f} % of outputs with the same symbol, "
+            f"probabilities differ by at most {result.largest_difference:.4f}"
+        )
+        if result.wer is not None and result.trained_wer is not None:
+            print(
+                f"  words wrong: {100 * result.wer:.2f} %, trained network {100 * result.trained_wer:.2f} %"
+            )
+    return 0

@@ -1,0 +1,252 @@
+"""A corpus as it was unpacked -> a verified manifest: every clip decoded once, its length measured, its text
+checked.
+
+Resumable (what is done is in `done.jsonl`), parallel, and nothing is lost silently: what was refused stands
+in `refused.jsonl` with its reason.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from acoustic.shape import ALPHABET
+from lm.text import normalise
+from training.data.corpora import Found
+from training.data.manifests import Clip, write_manifest
+from training.data.sound import SAMPLE_RATE, ClipError, Samples, change_speed_offline, read_clip
+from training.errors import TrainingError
+
+FASTEST_CHARACTERS_PER_S = 30.0
+"""Nobody speaks faster: such a transcript belongs to another clip."""
+QUIETEST_PEAK = 1e-4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What preparation does with each clip. Speeds other than 1, or `convert`, write clips of their own."""
+
+    out: Path
+    corpus: str
+    licence: str | None = None
+    speeds: tuple[float, ...] = (1.0,)
+    convert: bool = False
+    shortest_s: float = 0.1
+    longest_s: float = 60.0
+    keep_untranscribed: bool = False
+
+    def __post_init__(self) -> None:
+        wrong = [speed for speed in self.speeds if not 0.5 <= speed <= 2.0]
+        if wrong or not self.speeds:
+            raise TrainingError(f"Speeds must lie between 0.5 and 2, not {wrong or 'be none'}.")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One clip: the manifest lines it became, or why it was refused."""
+
+    source: str
+    clips: tuple[Clip, ...] = ()
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What was prepared, in figures."""
+
+    clips: int
+    hours: float
+    speakers: int
+    transcribed: int
+    duration_s: dict[str, float]
+    characters_per_s: float
+    words: int
+    vocabulary: int
+    characters: str
+    refused: dict[str, int]
+
+    def text(self) -> str:
+        """For people."""
+        quantiles = ", ".join(f"{name} {value:.2f}" for name, value in self.duration_s.items())
+        lines = [
+            f"{self.clips:,} clips, {self.hours:.2f} hours, {self.speakers:,} named speakers",
+            f"{self.transcribed:,} with a transcript: {self.words:,} words, {self.vocabulary:,} different ones, "
+            f"{self.characters_per_s:.1f} characters a second",
+            f"seconds: {quantiles}",
+            f"characters: {self.characters!r}",
+        ]
+        lines += [f"refused: {count:,} {reason}" for reason, count in self.refused.items()]
+        return "\n".join(lines)
+
+
+def prepare(
+    found: Iterable[Found], plan: Plan, *, workers: int = 1, tell: Callable[[str], None] = lambda line: None
+) -> Statistics:
+    """Prepare a corpus into `plan.out`; called again it goes on where it stopped."""
+    plan.out.mkdir(parents=True, exist_ok=True)
+    journal = plan.out / "done.jsonl"
+    done = _read_journal(journal, plan.out)
+    waiting, order = [], []
+    for item in found:
+        key = _key(item, plan)
+        order.append(key)
+        if key not in done:
+            waiting.append(item)
+    if not order:
+        raise TrainingError(
+            f"No clip was found for {plan.corpus}. Name the folder that the corpus was unpacked into."
+        )
+    if len(order) > len(waiting):
+        tell(f"{len(order) - len(waiting):,} of {len(order):,} clips are done already")
+    with journal.open("a", encoding="utf-8") as file:
+        for count, outcome in enumerate(_outcomes(waiting, plan, workers), start=1):
+            file.write(_journal_line(outcome, plan.out) + "\n")
+            file.flush()
+            done[outcome.source] = outcome
+            if outcome.refused:
+                tell(f"refused: {outcome.source.split('|')[0]}: {outcome.refused}")
+            if count % 1000 == 0:
+                tell(f"{count:,} of {len(waiting):,} clips")
+    outcomes = [done[key] for key in dict.fromkeys(order)]
+    clips = [clip for outcome in outcomes for clip in outcome.clips]
+    write_manifest(plan.out / "manifest.jsonl", clips)
+    refused = [outcome for outcome in outcomes if outcome.refused]
+    lines = [json.dumps({"source": outcome.source, "reason": outcome.refused}) for outcome in refused]
+    (plan.out / "refused.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return statistics(clips, Counter(outcome.refused.split(":")[0] for outcome in refused))
+
+
+def prepare_one(item: Found, plan: Plan) -> Outcome:
+    """Decode, measure, normalise, check; write altered copies where the plan asks for them."""
+    key = _key(item, plan)
+    text = normalise(item.text) if item.text is not None else None
+    if not text and not plan.keep_untranscribed:
+        return Outcome(key, refused="no transcript" if item.text is None else "empty transcript")
+    foreign = sorted(set(text or "") - set(ALPHABET))
+    if foreign:
+        return Outcome(key, refused=f"foreign characters: {' '.join(foreign)} in {text!r}")
+    try:
+        sound = read_clip(item.audio)
+    except ClipError as error:
+        return Outcome(key, refused=f"unreadable: {error}")
+    seconds = len(sound) / SAMPLE_RATE
+    if not plan.shortest_s <= seconds <= plan.longest_s:
+        return Outcome(
+            key, refused=f"{'too short' if seconds < plan.shortest_s else 'too long'}: {seconds:.2f} s"
+        )
+    if float(np.abs(sound).max()) < QUIETEST_PEAK:
+        return Outcome(key, refused="silent")
+    if text and len(text) > FASTEST_CHARACTERS_PER_S * seconds:
+        return Outcome(
+            key, refused=f"transcript too long for its clip: {len(text)} characters in {seconds:.2f} s"
+        )
+    clips = tuple(_clip(item, plan, text or None, sound, speed) for speed in plan.speeds)
+    return Outcome(key, clips)
+
+
+def statistics(clips: Sequence[Clip], refused: Counter[str]) -> Statistics:
+    """Figures over a manifest."""
+    durations = np.array([clip.duration_s for clip in clips] or [0.0])
+    texts = [clip.text for clip in clips if clip.text]
+    spoken_s = sum(clip.duration_s for clip in clips if clip.text)
+    words = Counter(word for text in texts for word in text.split())
+    shares = {"shortest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "longest": 1.0}
+    return Statistics(
+        clips=len(clips),
+        hours=float(durations.sum()) / 3600,
+        speakers=len({clip.speaker for clip in clips if clip.speaker}),
+        transcribed=len(texts),
+        duration_s={name: round(float(np.quantile(durations, share)), 3) for name, share in shares.items()},
+        characters_per_s=sum(map(len, texts)) / max(spoken_s, 1e-9),
+        words=words.total(),
+        vocabulary=len(words),
+        characters="".join(sorted(set("".join(texts)))),
+        refused=dict(refused.most_common()),
+    )
+
+
+def _outcomes(items: Sequence[Found], plan: Plan, workers: int) -> Iterator[Outcome]:
+    if workers <= 1 or len(items) < 4:
+        yield from (prepare_one(item, plan) for item in items)
+        return
+    # Spawned, not forked: the parent may hold threads of numba or torch.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(partial(prepare_one, plan=plan), items, chunksize=16)
+
+
+def _clip(item: Found, plan: Plan, text: str | None, sound: Samples, speed: float) -> Clip:
+    audio, spoken = item.audio.absolute(), sound
+    if speed != 1.0:
+        spoken = change_speed_offline(sound, speed)
+    if speed != 1.0 or plan.convert:
+        audio = _write(item.audio, plan, spoken, speed)
+    speaker = item.speaker and (item.speaker if speed == 1.0 else f"{item.speaker}-{speed:g}")
+    seconds = len(spoken) / SAMPLE_RATE
+    return Clip(audio, seconds, text, speaker, plan.corpus, plan.licence, str(item.audio))
+
+
+def _write(source: Path, plan: Plan, sound: Samples, speed: float) -> Path:
+    """A 16 kHz FLAC below the output folder; whole or not at all."""
+    import hashlib
+
+    import soundfile
+
+    # Two clips of the same name in different folders stay two.
+    mark = hashlib.sha256(str(source.absolute()).encode()).hexdigest()[:8]
+    path = plan.out.absolute() / "clips" / f"{source.stem}-{mark}-{speed:g}.flac"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial_path = path.with_name(f".{path.name}.{os.getpid()}.part")
+    soundfile.write(partial_path, sound.clip(-1.0, 1.0), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+    partial_path.replace(path)
+    return path
+
+
+def _key(item: Found, plan: Plan) -> str:
+    """What names a clip and what is done with it: another plan, another text or another file is another
+    job.
+    """
+    try:
+        stat = item.audio.stat()
+        state = f"{stat.st_size}.{stat.st_mtime_ns}"
+    except OSError:
+        state = "absent"
+    speeds = ",".join(f"{speed:g}" for speed in plan.speeds)
+    limits = f"{plan.shortest_s:g}-{plan.longest_s:g}-{plan.keep_untranscribed:d}-{plan.convert:d}"
+    return f"{item.audio}|{state}|{speeds}|{limits}|{item.text}"
+
+
+def _journal_line(outcome: Outcome, folder: Path) -> str:
+    clips = [json.loads(clip.line(folder)) for clip in outcome.clips]
+    return json.dumps(
+        {"source": outcome.source, "refused": outcome.refused, "clips": clips}, ensure_ascii=False
+    )
+
+
+def _read_journal(path: Path, folder: Path) -> dict[str, Outcome]:
+    """What earlier calls did; the half line of one that was killed is done again, as is what has lost its
+    files.
+    """
+    done: dict[str, Outcome] = {}
+    if not path.exists():
+        return done
+    whole = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        clips = tuple(
+            Clip(folder / clip.pop("audio"), clip.pop("duration"), **clip) for clip in values["clips"]
+        )  # fmt: skip
+        if all(clip.audio.exists() for clip in clips):
+            done[values["source"]] = Outcome(values["source"], clips, values["refused"])
+            whole.append(line)
+    path.write_text("".join(line + "\n" for line in whole), encoding="utf-8")
+    return done
