@@ -17,7 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     info.add_argument(
         "model", type=Path, nargs="?", default=Path("shipped"), help="default: the model in the box"
     )
-    for verb in (measured, info):
+    marks = verbs.add_parser(
+        "train-punctuation", help="train the small model that restores marks and capitals"
+    )
+    marks.add_argument(
+        "texts", type=Path, nargs="+", metavar="TEXT", help="written text, with case and punctuation"
+    )
+    marks.add_argument("--out", type=Path, required=True, metavar="FILE", help="writes a .safetensors file")
+    marks.add_argument("--passes", type=int, default=1, help="times through the text (default 1)")
+    for verb in (measured, info, marks):
         verb.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 
@@ -39,7 +47,13 @@ def _add_build(build: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do the task named on the line."""
-    return {"build": _build, "perplexity": _perplexity, "info": _info}[arguments.lm_verb](arguments)
+    tasks = {
+        "build": _build,
+        "perplexity": _perplexity,
+        "info": _info,
+        "train-punctuation": _train_punctuation,
+    }
+    return tasks[arguments.lm_verb](arguments)
 
 
 def _progress(text: str) -> None:
@@ -118,3 +132,14 @@ def _info(arguments: argparse.Namespace) -> int:
     from lm.building import describe
 
     return _show(describe(_model(arguments.model)), arguments.json)
+
+
+def _train_punctuation(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from lm.punctuation.training import PunctuationSettings, train
+
+    torch.set_num_threads(1)
+    settings = PunctuationSettings(passes=arguments.passes)
+    figures = train(arguments.texts, arguments.out, settings, _progress)
+    return _show(dict(figures), arguments.json)

@@ -1,0 +1,149 @@
+"""The tagger as it is used: numpy only, a few matrix products a word. Weights: one safetensors file of about 2 MB."""
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.errors import LanguageError
+from lm.punctuation.labels import MARKS
+
+FORM = "silica punctuation 1"
+PAD = 0
+TAPS = 5
+DILATIONS = (1, 2, 4)
+SUFFIX_LETTERS = 3
+# Before and after an utterance the network sees this much nothing, as in training.
+PAD_WORDS = 14
+Matrix = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class WordNumbers:
+    """Words to rows of the tables: frequent words have their own row, the rest share rows by their hash."""
+
+    words: tuple[str, ...]
+    shared_rows: int
+    suffix_rows: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_rows", {word: row for row, word in enumerate(self.words, start=1)})
+
+    @property
+    def rows(self) -> int:
+        """Rows of the word table; row 0 is nothing."""
+        return 1 + len(self.words) + self.shared_rows
+
+    def numbers(self, words: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Row of each word and row of its ending."""
+        known: dict[str, int] = self._rows  # type: ignore[attr-defined]
+        first_shared = 1 + len(self.words)
+        rows = [
+            known.get(word) or first_shared + zlib.crc32(word.encode()) % self.shared_rows for word in words
+        ]
+        endings = [1 + zlib.crc32(word[-SUFFIX_LETTERS:].encode()) % (self.suffix_rows - 1) for word in words]
+        return np.array(rows, dtype=np.int64), np.array(endings, dtype=np.int64)
+
+
+class Punctuator:
+    """Marks and capitals for the words of an utterance."""
+
+    def __init__(self, numbers: WordNumbers, weights: dict[str, Matrix], card: dict[str, str]) -> None:
+        self.numbers = numbers
+        self.card = card
+        self._weights = weights
+
+    @classmethod
+    def load(cls, path: Path) -> "Punctuator":
+        """Read a file that `silica lm train-punctuation` wrote."""
+        from safetensors import SafetensorError, safe_open
+
+        if not path.is_file():
+            raise LanguageError(
+                f"there is no punctuation model {path}; `silica lm train-punctuation` makes one"
+            )
+        try:
+            with safe_open(path, framework="numpy") as file:
+                card: dict[str, str] = file.metadata() or {}
+                weights = {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise LanguageError(f"{path} is no safetensors file: {error}") from None
+        if card.get("form") != FORM:
+            raise LanguageError(
+                f"{path} is no punctuation model: expected form {FORM!r}, found {card.get('form')!r}"
+            )
+        shape = json.loads(card["shape"])
+        numbers = WordNumbers(tuple(card["words"].split(" ")), shape["shared_rows"], shape["suffix_rows"])
+        return cls(numbers, weights, card)
+
+    @classmethod
+    def shipped(cls) -> "Punctuator | None":
+        """The one in the box, or None where the box is empty."""
+        path = Path(__file__).parent.parent / "pretrained" / "punctuation.safetensors"
+        return cls.load(path) if path.is_file() else None
+
+    def scores(self, words: Sequence[str]) -> tuple[Matrix, Matrix]:
+        """For each word a score of every mark and of every kind of capitals."""
+        rows, endings = self.numbers.numbers(words)
+        weights = self._weights
+        pad = (PAD_WORDS, PAD_WORDS)
+        hidden = np.concatenate(
+            [weights["words"][np.pad(rows, pad)], weights["suffixes"][np.pad(endings, pad)]], axis=1
+        )
+        hidden = hidden @ weights["enter.weight"].T + weights["enter.bias"]
+        for layer, dilation in enumerate(DILATIONS):
+            hidden = hidden + _gelu(
+                _convolve(
+                    hidden, weights[f"layers.{layer}.weight"], weights[f"layers.{layer}.bias"], dilation
+                )
+            )
+        hidden = hidden[PAD_WORDS : PAD_WORDS + len(words)]
+        out = hidden @ weights["leave.weight"].T + weights["leave.bias"]
+        return out[:, : len(MARKS)], out[:, len(MARKS) :]
+
+    def tag(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
+        """The best mark and capitals of each word; an utterance always ends with a full stop or question mark."""
+        if not words:
+            return [], []
+        marks, capitals = self.scores(words)
+        best = marks.argmax(axis=1)
+        best[-1] = 2 + int(marks[-1, 3] > marks[-1, 2])
+        return best.tolist(), capitals.argmax(axis=1).tolist()
+
+    def restore(self, words: Sequence[str]) -> list[str]:
+        """The words with capitals, each with the mark that follows it."""
+        marks, capitals = self.tag(words)
+        written: list[str] = []
+        begins = True
+        for word, mark, capital in zip(words, marks, capitals, strict=True):
+            written.append(capitalise(word, capital, begins) + MARKS[mark])
+            begins = mark >= 2
+        return written
+
+
+def capitalise(word: str, capital: int, begins: bool) -> str:
+    """A word with its capitals: all of them, the first because of the word or of the sentence, or `I`."""
+    if capital == 2 and not begins:
+        return word.upper()
+    if word == "i" or word.startswith("i'"):
+        return "I" + word[1:]
+    return word[:1].upper() + word[1:] if capital == 1 or begins or capital == 2 else word
+
+
+def _convolve(hidden: Matrix, weight: Matrix, bias: Matrix, dilation: int) -> Matrix:
+    """Same-length convolution over words; weight [out, in, taps] as torch keeps it."""
+    reach = TAPS // 2 * dilation
+    padded = np.pad(hidden, ((reach, reach), (0, 0)))
+    result = np.broadcast_to(bias, (len(hidden), len(bias))).copy()
+    for tap in range(TAPS):
+        result += padded[tap * dilation : tap * dilation + len(hidden)] @ weight[:, :, tap].T
+    return result
+
+
+def _gelu(values: Matrix) -> Matrix:
+    inner = np.float32(np.sqrt(2 / np.pi)) * (values + np.float32(0.044715) * values**3)
+    return np.asarray(0.5 * values * (1 + np.tanh(inner)), dtype=np.float32)
