@@ -17,10 +17,15 @@ from lm.hypothesis import Hypothesis, Word
 from lm.lexicon import Lexicon, build
 from lm.ngram import NGram
 from lm.search_endings import ACOUSTIC, LANGUAGE, LAST_WORD, SCORE, endings
-from lm.search_kernel import BAD_FRAME, advance
+from lm.search_kernel import BAD_FRAME, LARGEST_STEP, advance
 from lm.search_settings import SearchSettings
-from lm.search_state import COUNT, FRAME, FREE, LOG_SCALE, ROOT, SearchState
+from lm.search_state import COUNT, FRAME, LOG_SCALE, ROOT, SearchState
 from lm.search_tree import best_beam, boundary_at, common_ancestor, read_words, sweep, words_between
+
+
+Prepared = tuple[Array, Array, tuple[Array, ...]]
+PREPARED_SETTINGS = 64
+"""Streams with the same settings share what is made of them; at the limit all is forgotten and made anew."""
 
 
 class BeamDecoder:
@@ -45,33 +50,44 @@ class BeamDecoder:
         self.language = (lexicon.labels, lexicon.first_child, lexicon.word, *model)
         for array in self.language:
             array.flags.writeable = False
+        self._prepared: dict[SearchSettings, Prepared] = {}
 
     def start(self, settings: SearchSettings = SearchSettings()) -> "BeamUtterance":  # noqa: B008 (frozen)
-        return BeamUtterance(self, settings)
+        if settings not in self._prepared:
+            if len(self._prepared) >= PREPARED_SETTINGS:
+                self._prepared.clear()
+            self._prepared[settings] = self._prepare(settings)
+        return BeamUtterance(self, settings, self._prepared[settings])
 
-
-class BeamUtterance:
-    def __init__(self, decoder: BeamDecoder, settings: SearchSettings) -> None:
-        self._decoder = decoder
-        self._settings = settings
-        self._labels = len(decoder.alphabet)
-        phrases = automaton(settings.hotwords, decoder.alphabet)
-        has_lm = decoder.ngram is not None
-        # Without a language model there is nothing for a word bonus to make up for.
+    def _prepare(self, settings: SearchSettings) -> Prepared:
+        """The settings as the kernels read them, and the arrays they share."""
+        phrases = automaton(settings.hotwords, self.alphabet)
+        has_lm = self.ngram is not None
+        # Without a language model there is nothing for a word bonus to make up for, and no word is unknown.
         bonus = settings.word_bonus if has_lm else 0.0
-        self._shape = np.array([settings.width, self._labels, decoder.space, has_lm], np.int64)
-        self._weights = np.array(
+        shape = np.array([settings.width, len(self.alphabet), self.space, has_lm], np.int64)
+        weights = np.array(
             [
                 settings.lm_weight,
                 bonus,
                 settings.unknown_penalty if has_lm else 0.0,
                 settings.token_floor,
                 math.exp(-settings.beam_spread),
-                math.exp(min(600.0, float(phrases.lent.max()))),
-                math.exp(min(600.0, max(0.0, bonus) + phrases.largest_gain)),
+                # No letter and no space multiplies a prefix by more: what falls short even so is not tried.
+                math.exp(phrases.largest_loan),
+                math.exp(min(LARGEST_STEP, max(0.0, bonus) + phrases.largest_loan + phrases.largest_grant)),
             ]
         )
-        self._shared = (*decoder.language, phrases.following, phrases.lent, phrases.granted, phrases.known)
+        shared = (*self.language, phrases.following, phrases.lent, phrases.granted, phrases.known)
+        return shape, weights, shared
+
+
+class BeamUtterance:
+    def __init__(self, decoder: BeamDecoder, settings: SearchSettings, prepared: Prepared) -> None:
+        self._decoder = decoder
+        self._settings = settings
+        self._labels = len(decoder.alphabet)
+        self._shape, self._weights, self._shared = prepared
         contexts = decoder.ngram.order - 1 if decoder.ngram else 1
         self._state = SearchState.start(settings.width, self._labels, contexts)
         if decoder.ngram:
@@ -120,7 +136,7 @@ class BeamUtterance:
         if boundary != state.counters[ROOT]:
             self._settled += self._words(boundary, math.nan)
         sweep(state.nodes, state.children, state.beams, state.free, state.counters, boundary)
-        if state.counters[FREE] < len(state.nodes) // 2:
+        if state.available < len(state.nodes) // 2:
             state.grow()
             self._tie()
 

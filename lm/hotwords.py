@@ -39,11 +39,8 @@ class Automaton:
     lent: Array
     granted: Array
     known: Array
-
-    @property
-    def largest_gain(self) -> float:
-        """No single label can add more than this."""
-        return float(self.lent.max() + max(0.0, self.granted.max()))
+    largest_loan: float
+    largest_grant: float
 
 
 def spelled(hotwords: Iterable[Hotword], alphabet: str) -> tuple[Hotword, ...]:
@@ -118,4 +115,4 @@ def automaton(hotwords: tuple[Hotword, ...], alphabet: str) -> Automaton:
     arrays = (following, np.array(lent), grants, known.astype(np.uint8))
     for array in arrays:
         array.flags.writeable = False
-    return Automaton(*arrays)
+    return Automaton(*arrays, largest_loan=max(lent), largest_grant=float(grants.max()))

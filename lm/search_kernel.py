@@ -13,7 +13,7 @@ from lm.compiled import Array, compiled, whole
 from lm.hotwords import NO_MATCH
 from lm.lexicon import step
 from lm.ngram_kernel import query
-from lm.search_state import COUNT, FRAME, FREE, LOG_SCALE, NO_LABEL, SETTLED_BLANK
+from lm.search_state import COUNT, FRAME, FREE, LOG_SCALE, NO_LABEL, SETTLED_BLANK, USED
 from lm.search_tree import settle_old
 
 # Places in `weights` and in `shape`.
@@ -186,7 +186,7 @@ def advance(  # type: ignore[no-untyped-def]
             if counters[FRAME] % SETTLE_EVERY_FRAMES == 0 and counters[COUNT] > 1:
                 settle_old(nodes, beams, counters, space)
             continue
-        if counters[FREE] < width:
+        if counters[FREE] + len(nodes) - counters[USED] < width:
             return index
         # Labels worth trying, the likeliest first.
         chosen = 0
@@ -342,13 +342,18 @@ def advance(  # type: ignore[no-untyped-def]
             parent, label = new_parent[new], new_label[new]
             place = children[parent, label]
             if place < 0:
-                counters[FREE] -= 1
-                place = free[counters[FREE]]
+                if counters[FREE] > 0:
+                    counters[FREE] -= 1
+                    place = free[counters[FREE]]
+                else:
+                    place = np.int32(counters[USED])
+                    counters[USED] += 1
                 children[parent, label] = place
                 nodes[place].parent = parent
                 nodes[place].label = label
                 nodes[place].depth = nodes[parent].depth + 1
                 nodes[place].end_factor = NOT_ASKED
+                nodes[place].mark = 0
                 for below in range(labels):
                     children[place, below] = -1
                 if label == space:

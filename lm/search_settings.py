@@ -38,6 +38,8 @@ class SearchSettings:
             value = getattr(self, field.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise LanguageError(f"{field.name} is {value}: expected a finite number.")
+        if self.lm_weight < 0 or self.unknown_penalty < 0:
+            raise LanguageError("lm_weight and unknown_penalty may not be negative.")
         if self.token_floor > 0:
             raise LanguageError(f"token_floor is {self.token_floor}: a natural logarithm is at most 0.")
         if not 0 < self.beam_spread <= 600:

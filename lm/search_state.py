@@ -39,12 +39,17 @@ NODE = np.dtype(
 BEAM = np.dtype([("blank", np.float64), ("label", np.float64), ("node", np.int32)], align=True)
 
 # Places in `counters`.
-COUNT, FREE, ROOT, FRAME, SETTLED_BLANK, STAMP = range(6)
+COUNT, FREE, USED, ROOT, FRAME, SETTLED_BLANK, STAMP = range(7)
 # Places in `scale`: what the doubles of the beams must be multiplied by, as a natural logarithm.
 LOG_SCALE = 0
 
 NO_LABEL = -1
-SMALLEST_TREE = 1024
+SMALLEST_TREE = 256
+
+
+ROOT_NODE = np.zeros((), NODE)
+ROOT_NODE["parent"] = ROOT_NODE["frame"] = -1
+ROOT_NODE["label"], ROOT_NODE["end_factor"] = NO_LABEL, -1.0
 
 
 @dataclass
@@ -54,45 +59,41 @@ class SearchState:
     context_words: Array  # [nodes, order - 1], latest first; written on word starts
     context_backoffs: Array
     beams: Array
-    free: Array  # a stack of free places; counters[FREE] says how many
+    free: Array  # a stack of counters[FREE] places given back; places from counters[USED] on were never taken
     counters: Array
     scale: Array
 
     @classmethod
     def start(cls, width: int, labels: int, contexts: int) -> "SearchState":
-        places = max(SMALLEST_TREE, 8 * width)
+        # Nothing is filled in before it is taken: a short utterance touches little memory.
+        places = max(SMALLEST_TREE, 4 * width)
         state = cls(
-            nodes=np.zeros(places, NODE),
-            children=np.full((places, labels), -1, np.int32),
-            context_words=np.zeros((places, contexts), np.int32),
-            context_backoffs=np.zeros((places, contexts), np.float32),
-            beams=np.zeros(width, BEAM),
-            free=np.arange(places - 1, -1, -1, dtype=np.int32),  # the last one, place 0, is the root's
-            counters=np.zeros(6, np.int64),
+            nodes=np.empty(places, NODE),
+            children=np.empty((places, labels), np.int32),
+            context_words=np.empty((places, contexts), np.int32),
+            context_backoffs=np.empty((places, contexts), np.float32),
+            beams=np.empty(width, BEAM),
+            free=np.empty(places, np.int32),
+            counters=np.zeros(7, np.int64),
             scale=np.zeros(1, np.float64),
         )
-        state.counters[COUNT], state.counters[FREE] = 1, places - 1
-        root = state.nodes[0]
-        root["parent"], root["label"] = -1, NO_LABEL
-        root["end_factor"] = -1.0
-        root["frame"] = -1
+        state.counters[COUNT] = state.counters[USED] = 1
+        state.nodes[0] = ROOT_NODE
+        state.children[0] = -1
+        state.context_words[0] = 0
+        state.context_backoffs[0] = 0.0
         state.beams[0] = (1.0, 0.0, 0)
         return state
 
     def grow(self) -> None:
-        """Twice the places, the new ones free."""
-        places = len(self.nodes)
-        self.nodes = np.concatenate((self.nodes, np.zeros(places, NODE)))
-        self.children = np.concatenate((self.children, np.full_like(self.children, -1)))
-        self.context_words = np.concatenate((self.context_words, np.zeros_like(self.context_words)))
-        self.context_backoffs = np.concatenate((self.context_backoffs, np.zeros_like(self.context_backoffs)))
-        free = np.zeros(2 * places, np.int32)
-        count = int(self.counters[FREE])
-        # New places under the old ones on the stack: the order in which places are taken decides nothing.
-        free[:places] = np.arange(2 * places - 1, places - 1, -1)
-        free[places : places + count] = self.free[:count]
-        self.free = free
-        self.counters[FREE] = places + count
+        """Twice the places."""
+        for name in ("nodes", "children", "context_words", "context_backoffs", "free"):
+            array = getattr(self, name)
+            setattr(self, name, np.concatenate((array, np.empty_like(array))))
+
+    @property
+    def available(self) -> int:
+        return int(self.counters[FREE]) + len(self.nodes) - int(self.counters[USED])
 
     @property
     def bytes(self) -> int:

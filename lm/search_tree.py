@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from lm.compiled import Array, compiled
-from lm.search_state import COUNT, FRAME, FREE, ROOT, STAMP
+from lm.search_state import COUNT, FRAME, FREE, ROOT, STAMP, USED
 
 OPEN_FRAMES = 500
 """A question older than this (10 s) is settled for the best prefix, so that the tree stays small in unbroken speech."""
@@ -97,7 +97,7 @@ def sweep(nodes: Array, children: Array, beams: Array, free: Array, counters: Ar
     nodes[root].parent = -1
     counters[ROOT] = root
     available = 0
-    for place in range(len(nodes) - 1, -1, -1):
+    for place in range(counters[USED] - 1, -1, -1):
         if nodes[place].mark != stamp:
             free[available] = place
             available += 1
