@@ -1,6 +1,7 @@
 """The family: sizes as published, contexts computed two ways, and masks, norms and bypasses that do their part."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -145,7 +146,7 @@ def test_the_look_ahead_is_true_of_a_real_network() -> None:
     step = 20
     for offset, differs in ((config.look_ahead_frames, True), (config.look_ahead_frames + 1, False)):
         other = sound.clone()
-        other[:, :, step * 8 + offset :] += 3.0
+        other[:, :, step * 8 + offset :] += 3e6  # loud, since so little of it arrives
         outputs = slice(step * 4, step * 4 + 4)
         same = torch.equal(network.logits(sound)[:, outputs], network.logits(other)[:, outputs])
         assert same is not differs
@@ -369,3 +370,16 @@ def test_configurations_survive_json(name: str) -> None:
 def test_damaged_configurations_are_refused_in_words(change: dict[str, object], message: str) -> None:
     with pytest.raises(AcousticError, match=message):
         ModelConfig.from_dict(published["tiny"].to_dict() | change)
+
+
+def test_the_readme_tells_the_truth_about_the_family() -> None:
+    lines = (Path(__file__).parents[2] / "acoustic" / "README.md").read_text().splitlines()
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
+    seen = 0
+    for name, *cells in rows:
+        if name in published:
+            config = published[name]
+            field, ahead = f"{config.receptive_field_s:.2f} s", f"{config.look_ahead_s:.2f} s"
+            assert cells == [f"{parameter_count(config):,}", field, ahead]
+            seen += 1
+    assert seen == 13
