@@ -142,7 +142,7 @@ def forecast(recipe: Recipe, data: Path | None = None, device: str | None = None
         {
             "estimate_on_this_machine": duration(own_s),
             "estimate_s": round(own_s),
-            "times_real_time": round(hours * 3600 * epochs / own_s, 1),
+            "times_real_time": round(hours * 3600 * epochs / max(own_s, 1e-9), 1),
             "matrix_products_gflop_per_s": round(speed / 1e9, 1),
             "with_processes_of_the_recipe": duration(own_s / run.processes),
         },

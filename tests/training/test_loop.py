@@ -224,7 +224,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(spoken: Path, tmp_path
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(spoken: Path, tmp_path: Path) -> None:
     make(spoken, tmp_path, World(), steps=1).run()
-    with pytest.raises(TrainingError, match="checkpoint of another model: worker with other values for blocks, norm"):
+    with pytest.raises(
+        TrainingError, match="checkpoint of another model: worker with other values for blocks, norm"
+    ):
         make(spoken, tmp_path, World(), steps=1, norm="layer")
 
 

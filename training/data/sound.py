@@ -65,5 +65,6 @@ def _read_with_ffmpeg(path: Path) -> tuple[Samples, int]:
             pieces += [piece.to_ndarray()[0] for piece in resampler.resample(None)]
     except (av.FFmpegError, ValueError) as error:
         raise ClipError(f"{path} cannot be decoded ({error}): is it sound, and whole?") from None
-    joined = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
-    return joined.astype(np.float32)[:, None], SAMPLE_RATE
+    if not pieces:
+        raise ClipError(f"{path} cannot be decoded (nothing in it is sound): is it whole?")
+    return np.concatenate(pieces).astype(np.float32)[:, None], SAMPLE_RATE

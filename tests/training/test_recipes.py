@@ -1,0 +1,189 @@
+"""Recipes are read strictly, forecast without data, and the commands run them from start to served model."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from acoustic import checkpoint
+from acoustic.catalogue import untrained
+from acoustic.config import ALPHABET, published
+from acoustic.shape import ModelConfig
+from service.commands import main
+from training.assemble import read_material, schedule_for, shape_of
+from training.errors import TrainingError
+from training.finetune import freeze, start_from, train_mode
+from training.forecast import forecast, multiply_adds_per_second
+from training.recipe import from_values, load_recipe, shipped, with_settings
+
+SMALL = """
+title = "small"
+[model]
+name = "tiny"
+[data]
+train = ["manifest.jsonl"]
+dev = ["manifest.jsonl"]
+batch_seconds = 10.0
+[optimiser]
+name = "adamw"
+rate = 0.005
+[schedule]
+steps = 4
+warmup_steps = 1
+[run]
+evaluate_every = 2
+log_every = 2
+"""
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_recipe_forecasts_itself(name: str) -> None:
+    recipe = load_recipe(name)
+    told = forecast(recipe)
+    assert told.model["parameters"] > 100_000
+    assert told.schedule["steps"] >= 1
+    assert told.time["estimate_s"] > 0 or not recipe.data.hours
+    assert recipe.source
+    assert name in ("finetune",) or told.published
+
+
+def test_the_papers_sizes_and_layers_stand_in_the_forecast() -> None:
+    jasper = forecast(load_recipe("jasper10x5dr"))
+    assert jasper.model["parameters"] == 332_632_349
+    assert jasper.model["convolutions"] == 54
+    assert forecast(load_recipe("quartznet15x5")).model["convolutions"] == 79
+    assert multiply_adds_per_second(published["quartznet15x5"]) / 1e9 == pytest.approx(0.94, abs=0.01)
+    assert multiply_adds_per_second(published["jasper10x5dr"]) / 1e9 == pytest.approx(16.63, abs=0.02)
+
+
+def test_a_schedule_in_epochs_becomes_steps() -> None:
+    schedule = schedule_for(load_recipe("quartznet15x5"), 100)
+    assert schedule.total_steps == 26_000
+    assert schedule.rate(100 * 142) == pytest.approx(0.01)
+    assert schedule.rate(100 * 143) == pytest.approx(0.01 * 0.981)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "needs a `title`"),
+        ({"title": "x", "schedule": {"steps": 1}}, "needs either `name`"),
+        ({"title": "x", "model": {"name": "tiny"}}, "needs `epochs` or `steps`"),
+        ({"title": "x", "modle": {}}, "unknown modle"),
+        ({"title": "x", "model": {"name": 5}}, "model: name: expected str, not 5"),
+        ({"title": "x", "data": {"train": "a.jsonl"}}, "data: train: expected a list"),
+        ({"title": "x", "augment": {"speed_range": [1.0]}}, "expected 2 values, not 1"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_in_words(values: dict[str, object], words: str) -> None:
+    with pytest.raises(TrainingError, match=words):
+        from_values(values, "r.toml")
+
+
+def test_settings_on_the_line_replace_values() -> None:
+    recipe = with_settings(
+        load_recipe("finetune"), ["optimiser.rate=0.01", 'data.dev=["a", "b"]', "model.start=tiny"]
+    )
+    assert recipe.optimiser.rate == 0.01
+    assert recipe.optimiser.name == "adamw"
+    assert recipe.data.dev == ("a", "b")
+    assert recipe.model.start == "tiny"
+    for wrong in ("rate=1", "nothing.rate=1", "optimiser.speed=1", "optimiser.rate=fast"):
+        with pytest.raises(TrainingError):
+            with_settings(recipe, [wrong])
+
+
+def test_unknown_networks_and_recipes_are_named() -> None:
+    with pytest.raises(TrainingError, match=r"no recipe 'nothing'\. Shipped: .*quartznet15x5"):
+        load_recipe("nothing")
+    recipe = from_values({"title": "x", "model": {"name": "whale"}, "schedule": {"steps": 1}}, "r")
+    with pytest.raises(TrainingError, match="No network is called 'whale'"):
+        shape_of(recipe)
+
+
+def test_a_recipe_without_a_usable_clip_says_why(tmp_path: Path) -> None:
+    (tmp_path / "m.jsonl").write_text('{"audio": "a.wav", "duration": 50.0, "text": "a"}\n')
+    recipe = with_settings(load_recipe("quartznet5x5"), ['data.train=["m.jsonl"]', "data.dev=[]"])
+    with pytest.raises(TrainingError, match=r"No clip of m\.jsonl can be used \(1 too long"):
+        read_material(recipe, published["quartznet5x5"], tmp_path, 0.02)
+
+
+def test_another_alphabet_keeps_what_both_know() -> None:
+    known = untrained(published["tiny"])
+    model, config = start_from(known, ALPHABET + "äöü")
+    assert config.classes == 32
+    assert torch.equal(model.output.weight[:28], known.state["output.weight"][:28])
+    assert torch.equal(model.output.weight[31], known.state["output.weight"][28])
+    assert model.output.bias is not None
+    assert torch.equal(model.output.bias[31], known.state["output.bias"][28])
+
+
+def test_frozen_parts_do_not_learn_and_their_statistics_stay() -> None:
+    model, _ = start_from(untrained(published["tiny"]))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    left = freeze(model, ["blocks.0.*"])
+    assert left == sum(
+        weight.numel() for name, weight in model.named_parameters() if not name.startswith("blocks.0")
+    )
+    train_mode(model)
+    optimiser = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.1)
+    model(torch.randn(2, 64, 50), torch.tensor([50, 40]))[0].square().mean().backward()
+    optimiser.step()
+    after = model.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert not any(name.startswith("blocks.0.") for name in changed)
+    assert any(name.startswith("blocks.1.") and "running_mean" in name for name in changed)
+    assert "output.weight" in changed
+    with pytest.raises(TrainingError, match=r"No parameter matches .block\.0."):
+        freeze(model, ["block.0"])
+
+
+def test_from_a_recipe_to_a_served_model_by_commands_alone(
+    spoken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    common = ["train", str(tmp_path / "small.toml"), "--data", str(spoken), "--device", "cpu", "--json"]
+    assert main([*common, "--dry-run"]) == 0
+    assert json.loads(capsys.readouterr().out)["data"]["utterances"] == 10
+    run = tmp_path / "run"
+    assert main([*common, "--out", str(run)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["finished"]
+    assert told["step"] == 4
+    assert told["best_dev_wer"] is not None
+    many = tmp_path / "many.jsonl"
+    lines = [json.loads(line) for line in (spoken / "manifest.jsonl").read_text().splitlines()] * 6
+    many.write_text(
+        "".join(json.dumps({**line, "audio": str(spoken / line["audio"])}) + "\n" for line in lines)
+    )
+    served = tmp_path / "served"
+    assert main(["release", str(run), "--out", str(served), "--clips", str(many), "--json"]) == 0
+    forms = {form["form"]: form for form in json.loads(capsys.readouterr().out)["forms"]}
+    assert forms["fp16"]["same_best_symbol"] > 0.99
+    assert forms["fp16"]["largest_difference"] < 0.01
+    assert forms["int8"]["same_best_symbol"] > 0.9
+    assert (served / "model.int8.onnx").stat().st_size < (served / "model.safetensors").stat().st_size * 3
+    assert checkpoint.load(served).config.norm == "folded"
+    more = ["finetune", str(run / "best.safetensors"), "--train", str(spoken / "manifest.jsonl"), "--dev"]
+    more += [str(spoken / "manifest.jsonl"), "--freeze", "blocks.0.*", "--set", "schedule.epochs=2", "--json"]
+    more += ["--set", "schedule.warmup_steps=1", "--device", "cpu", "--out", str(tmp_path / "tuned")]
+    assert main(more) == 0
+    assert json.loads(capsys.readouterr().out)["finished"]
+
+
+def test_a_users_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "nothing"]) == 2
+    assert main(["train"]) == 2
+    assert main(["prepare", str(tmp_path / "absent"), "--out", str(tmp_path)]) == 2
+    assert (
+        main(["release", str(tmp_path), "--out", str(tmp_path / "o"), "--clips", str(tmp_path / "m.jsonl")])
+        == 2
+    )
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 4
+    assert all(line.startswith("silica: ") for line in errors)
+
+
+def test_the_small_network_of_these_tests_is_what_it_says(small_network: ModelConfig) -> None:
+    assert multiply_adds_per_second(small_network) < 50e6
