@@ -23,7 +23,7 @@ from service.dialects.deepgram import DeepgramDialect, StreamFacts
 from service.dialects.query import read_query
 from service.dialects.vosk import VoskDialect
 from service.errors import ServiceError
-from service.http.answers import REQUEST_ID
+from service.http.answers import REQUEST_ID, SERVER
 from service.http.auth import SUBPROTOCOLS, key_of
 from service.http.conversation import CLOSE_S, Conversation
 from service.http.sessions import Session
@@ -225,6 +225,8 @@ def socket_for(state: State) -> web.WebSocketResponse:
         autoping=False,
         timeout=CLOSE_S,
         protocols=SUBPROTOCOLS,
+        # Small, so that a client that does not read is noticed before much has been piled up for it.
+        writer_limit=4096,
     )
 
 
@@ -236,10 +238,11 @@ async def converse(
     request[REQUEST_ID] = session.id
     for header in ("X-Request-Id", "dg-request-id", "Silica-Session"):
         socket.headers[header] = session.id
+    socket.headers["Server"] = SERVER
     try:
         await socket.prepare(request)
     except BaseException:
-        session.stream.cancel("never connected")
+        session.stream.cancel("never_connected")
         state.listening.forget(session)
         raise
     await Conversation(state, session, socket, resumed).run(after)
@@ -251,6 +254,7 @@ async def belongings(app: web.Application) -> AsyncIterator[None]:
     listening = app[STATE].listening
     if listening.nursery.most:
         listening.nursery.start()
+    listening.start()
     yield
     listening.close()
     await asyncio.to_thread(listening.nursery.stop)
