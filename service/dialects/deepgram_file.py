@@ -62,7 +62,7 @@ def refuse_url(content_type: str) -> None:
     if content_type.split(";")[0].strip().lower() == "application/json":
         raise ServiceError(
             "request",
-            "This server fetches nothing from addresses: whoever may send one could make it reach into its own network.",
+            "This server fetches nothing from addresses: an address could lead it into its own network.",
             "Send the file itself as the request's body.",
         )
 

@@ -104,7 +104,7 @@ async def create(request: web.Request) -> web.Response:
                 "The file is in no format known here.",
                 "Accepted are Ogg and WebM (Opus, Vorbis), FLAC, MP3, WAV, MP4 (AAC); raw sound needs `encoding`.",
             )
-        webhook = (form.fields.get("webhook") or [None])[-1]
+        webhook = form.fields["webhook"][-1] if form.fields.get("webhook") else None
         if webhook is not None:
             check_webhook(webhook, state.settings.webhook_hosts)
         job = Job(

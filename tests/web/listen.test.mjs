@@ -8,7 +8,7 @@ import { Replay } from "../../web/session/replay.js";
 
 class Socket {
   constructor(address, protocols) {
-    Object.assign(this, { address: new URL(address), protocols, sent: [], bufferedAmount: 0, closed: null });
+    Object.assign(this, { address: new URL(address), protocols, sent: [], bufferedAmount: 0, readyState: 1, closed: null });
   }
   send(data) { this.sent.push(typeof data === "string" ? JSON.parse(data).type : [...data]); }
   close(code) { this.closed = code; }

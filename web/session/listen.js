@@ -5,6 +5,7 @@ import { Failure, failureFromClose, failureFromCode } from "./failures.js";
 import { LIVE_SOUND, BYTES_PER_SECOND, listenAddress, parsed } from "./protocol.js";
 import { Replay } from "./replay.js";
 
+const OPEN = 1; // WebSocket.OPEN
 const KEPT_BYTES = BYTES_PER_SECOND * 60; // unconfirmed sound kept; a longer break cannot be bridged
 const KEEP_ALIVE_MS = 4000;
 const FINISH_MS = 30000; // silence from the server for so long after CloseStream ends the wait
@@ -165,7 +166,9 @@ export class LiveSession {
 
   // --- sending ---
 
+  // A socket that is closing takes nothing more; what is not confirmed is sent again after the return.
   transmit(bytes) {
+    if (this.socket.readyState !== OPEN) return;
     this.socket.send(bytes);
     this.lastSentMs = Date.now();
   }

@@ -53,6 +53,7 @@ export class SessionView {
 
   button(label, onclick, title = label) {
     const made = element("button", { type: "button", className: "quiet", textContent: label, title });
+    if (title !== label) made.setAttribute("aria-label", title);
     made.onclick = () => onclick(made);
     this.actions.append(made);
     return made;

@@ -1,0 +1,85 @@
+"""A real server in its own process, and real speech as WAV files, for the tests of this folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import wave
+from dataclasses import dataclass
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+PROMPTS = Path("/usr/share/asterisk/sounds/en_US_f_Allison")
+
+
+MAIN = "import sys; from service.commands import main; sys.exit(main())"
+
+
+@dataclass(frozen=True)
+class Served:
+    """One running server."""
+
+    address: str
+    process: subprocess.Popen[str]
+    home: Path
+
+
+def serve(home: Path, *options: str, model: str = "tiny") -> Served:
+    """Start `silica serve` and wait until it is ready."""
+    line = [sys.executable, "-c", MAIN, "serve", "--json", "--port", "0", "--model", model]
+    line += ["--language-model", "none", "--engine-workers", "1", "--decode-workers", "1", *options]
+    environment = {**os.environ, "SILICA_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    told = ""
+    while (text := process.stdout.readline()) and not told.strip().endswith("}"):
+        told += text
+        if text.startswith("}") or (text.startswith("{") and text.rstrip().endswith("}")):
+            break
+    if process.poll() is not None:
+        raise RuntimeError(f"silica serve ended with {process.returncode}: {told}")
+    return Served(json.loads(told)["page"].rstrip("/"), process, home)
+
+
+def stop(served: Served) -> None:
+    """End it in order."""
+    served.process.terminate()
+    try:
+        served.process.wait(20)
+    except subprocess.TimeoutExpired:
+        served.process.kill()
+        served.process.wait()
+    if served.process.stdout is not None:
+        served.process.stdout.close()
+
+
+def write_wav(path: Path, samples: np.ndarray, rate: int) -> Path:
+    """16-bit mono."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes())
+    return path
+
+
+def speech(name: str, rate: int = 48000) -> np.ndarray:
+    """A recorded prompt of Debian's asterisk-core-sounds-en-g722, or the test skips."""
+    path = PROMPTS / f"{name}.g722"
+    if not path.exists():
+        found = list(Path("/usr/share/asterisk/sounds").rglob(f"{name}.g722"))
+        if not found:
+            pytest.skip("needs Debian's asterisk-core-sounds-en-g722")
+        path = found[0]
+    with av.open(str(path), format="g722") as container:
+        resampler = av.AudioResampler("flt", "mono", rate)
+        frames = [
+            out.to_ndarray()[0] for frame in container.decode(audio=0) for out in resampler.resample(frame)
+        ]
+        frames += [out.to_ndarray()[0] for out in resampler.resample(None)]
+    return np.concatenate(frames)
