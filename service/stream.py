@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from acoustic.windows import Heard
-from service.core.channel import FRAME_SAMPLES, SAMPLE_RATE
+from service.core.clock import FRAME_SAMPLES, SAMPLE_RATE
 from service.core.event_log import EventLog
 from service.core.events import Closed, Event, Final
 from service.core.messages import (
@@ -154,7 +154,8 @@ class Stream:
         mine = self._reader
         self._wake(self._news)
         self._log.rewind(after)
-        while mine == self._reader:
+        # A parked stream has no reader: one that begins late must not take what the resumed one should get.
+        while mine == self._reader and self.session.state is not State.PARKED:
             entry = self._log.next()
             if entry is None:
                 if self.closed:

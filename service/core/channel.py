@@ -15,14 +15,13 @@ import numpy.typing as npt
 from acoustic.config import ModelConfig
 from acoustic.windows import Heard, StreamWindows, Window, WindowPlan
 from lm.hypothesis import Hypothesis
-from service.core.endpoint import FRAME_S, Endpointer, EndpointRule, Signal
+from service.core.clock import FRAME_S, FRAME_SAMPLES, SAMPLE_RATE
+from service.core.endpoint import Endpointer, EndpointRule, Signal
 from service.core.events import Alternative, Event, Final, Partial, SpeechStarted, UtteranceEnded
 from service.core.messages import Conclude, Hear, Push, Replay, WindowKey
 from service.core.stream_settings import StreamSettings
 from service.core.transcript import Transcript
 
-SAMPLE_RATE = 16000
-FRAME_SAMPLES = 320
 LEAD_FRAMES = 20
 """Frames before the first letter that the decoder hears too."""
 SILENCE_DB = -100.0
@@ -87,7 +86,7 @@ class OpenUtterance:
     """What must be kept until its final is told."""
 
     number: int
-    start_s: float
+    start_samples: int
     kept: list[Frames] = field(default_factory=list)
     speech_final: bool = False
     from_finalize: bool = False
@@ -204,13 +203,14 @@ class Channel:
         """The event that the answer makes, if a listener would see something new."""
         self.told_samples = max(self.told_samples, command.position)
         utterance = self._utterances[command.utterance]
-        end_s = command.position / SAMPLE_RATE
+        begin, end = utterance.start_samples, command.position
+        start_s, end_s = begin / SAMPLE_RATE, end / SAMPLE_RATE
         if isinstance(command, Conclude):
             del self._utterances[command.utterance]
-            readings = self.transcript.final(hypotheses, utterance.start_s, end_s)
+            readings = self.transcript.final(hypotheses, begin, end)
             return Final(
                 self.number,
-                utterance.start_s,
+                start_s,
                 end_s,
                 readings,
                 utterance.speech_final,
@@ -219,14 +219,14 @@ class Channel:
         utterance.kept.append(command.log_probs)
         if not command.want or not hypotheses:
             return None
-        shown = self.transcript.partial(hypotheses[0], utterance.start_s, end_s)
+        shown = self.transcript.partial(hypotheses[0], begin, end)
         turned = command.probably_over != utterance.probably_over
         utterance.probably_over = command.probably_over
         if not self.settings.interim or (shown is None and not turned):
             return None
         return Partial(
             self.number,
-            utterance.start_s,
+            start_s,
             end_s,
             self.transcript.shown,
             self.transcript.stable,
@@ -313,8 +313,7 @@ class Channel:
 
     def _begin(self, segment: Segment, frame: int) -> None:
         self._begun += 1
-        start_s = segment.base_samples / SAMPLE_RATE + frame * FRAME_S
-        self._open = OpenUtterance(self._begun, round(start_s, 4))
+        self._open = OpenUtterance(self._begun, segment.base_samples + frame * FRAME_SAMPLES)
         self._utterances[self._begun] = self._open
 
     def _push(self, segment: Segment, serial: int, rows: Frames, likely: bool, want: bool = True) -> Push:

@@ -7,7 +7,8 @@ ends the utterance; letters quiet but sound going on: the long one. No clock, no
 from dataclasses import dataclass
 from enum import Enum
 
-FRAME_S = 0.02
+from service.core.clock import FRAME_S
+
 LETTER_MASS = 0.3
 """Mass outside blank and space from which a frame counts as speech."""
 QUIET_DB_ABOVE_FLOOR = 10.0

@@ -11,7 +11,8 @@ from typing import Any
 
 from acoustic.config import ModelConfig
 from acoustic.windows import WindowPlan
-from service.core.channel import SAMPLE_RATE, Channel, Heading
+from service.core.channel import Channel, Heading
+from service.core.clock import SAMPLE_RATE
 from service.core.events import (
     Closed,
     Event,

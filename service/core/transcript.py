@@ -6,7 +6,7 @@ Also measures how often shown words were taken back. Texts and times only; no de
 from collections.abc import Sequence
 
 from lm.hypothesis import Hypothesis
-from service.core.endpoint import FRAME_S
+from service.core.clock import FRAME_SAMPLES, SAMPLE_RATE
 from service.core.events import Alternative, Word
 
 
@@ -32,10 +32,10 @@ class Transcript:
         return self._stable
 
     def partial(
-        self, hypothesis: Hypothesis, start_s: float, end_s: float
+        self, hypothesis: Hypothesis, first_sample: int, end_sample: int
     ) -> tuple[tuple[Word, ...], int] | None:
         """Words and how many of them are stable; None when a listener would see nothing new."""
-        words = self._keeping_committed(placed(hypothesis, start_s, end_s))
+        words = self._keeping_committed(placed(hypothesis, first_sample, end_sample))
         stable = min(len(words), max(self._stable, hypothesis.stable_words))
         if (words, stable) == (self._shown, self._stable):
             return None
@@ -45,10 +45,10 @@ class Transcript:
         return words, stable
 
     def final(
-        self, hypotheses: Sequence[Hypothesis], start_s: float, end_s: float
+        self, hypotheses: Sequence[Hypothesis], first_sample: int, end_sample: int
     ) -> tuple[Alternative, ...]:
         """The readings, best first; the best one begins with everything that was committed."""
-        readings = [Alternative(placed(each, start_s, end_s), each.score) for each in hypotheses]
+        readings = [Alternative(placed(each, first_sample, end_sample), each.score) for each in hypotheses]
         if not readings:
             readings = [Alternative(())]
         best = self._keeping_committed(readings[0].words)
@@ -80,13 +80,13 @@ class Transcript:
             self.last_word_end_s = words[-1].end_s
 
 
-def placed(hypothesis: Hypothesis, start_s: float, limit_s: float) -> tuple[Word, ...]:
-    """The hypothesis's words in stream time, none beyond the sound; rounded to a tenth of a ms."""
+def placed(hypothesis: Hypothesis, first_sample: int, end_sample: int) -> tuple[Word, ...]:
+    """The hypothesis's words in stream time, none beyond the sound."""
     return tuple(
         Word(
             each.text,
-            round(start_s + each.first_frame * FRAME_S, 4),
-            round(min(limit_s, start_s + each.end_frame * FRAME_S), 4),
+            (first_sample + each.first_frame * FRAME_SAMPLES) / SAMPLE_RATE,
+            min(end_sample, first_sample + each.end_frame * FRAME_SAMPLES) / SAMPLE_RATE,
             each.confidence,
         )
         for each in hypothesis.words

@@ -18,34 +18,34 @@ def texts(words: object) -> str:
 
 def test_times_are_stream_times_and_never_beyond_the_sound() -> None:
     transcript = Transcript()
-    shown = transcript.partial(hypothesis("one two"), start_s=3.0, end_s=3.25)
+    shown = transcript.partial(hypothesis("one two"), first_sample=48_000, end_sample=52_000)
     assert shown is not None
     assert [(word.start_s, word.end_s) for word in shown[0]] == [(3.0, 3.1), (3.2, 3.25)]
 
 
 def test_a_partial_that_shows_nothing_new_is_not_shown() -> None:
     transcript = Transcript()
-    assert transcript.partial(hypothesis("one"), 0, 9) is not None
-    assert transcript.partial(hypothesis("one"), 0, 9) is None
-    assert transcript.partial(hypothesis("one", stable=1), 0, 9) is not None
+    assert transcript.partial(hypothesis("one"), 0, 160_000) is not None
+    assert transcript.partial(hypothesis("one"), 0, 160_000) is None
+    assert transcript.partial(hypothesis("one", stable=1), 0, 160_000) is not None
 
 
 def test_a_decoder_that_takes_back_committed_words_is_overruled() -> None:
     transcript = Transcript()
-    transcript.partial(hypothesis("one two three", stable=2), 0, 9)
-    shown = transcript.partial(hypothesis("won two four"), 0, 9)
+    transcript.partial(hypothesis("one two three", stable=2), 0, 160_000)
+    shown = transcript.partial(hypothesis("won two four"), 0, 160_000)
     assert shown is not None
     assert (texts(shown[0]), shown[1]) == ("one two four", 2)
-    assert transcript.final([hypothesis("nothing else at all")], 0, 9)[0].text == "one two at all"
+    assert transcript.final([hypothesis("nothing else at all")], 0, 160_000)[0].text == "one two at all"
 
 
 def test_revision_is_words_taken_back_by_words_of_the_final() -> None:
     transcript = Transcript()
-    transcript.partial(hypothesis("a cat"), 0, 9)
-    transcript.partial(hypothesis("a cap on"), 0, 9)
-    transcript.final([hypothesis("a cap on it")], 0, 9)
+    transcript.partial(hypothesis("a cat"), 0, 160_000)
+    transcript.partial(hypothesis("a cap on"), 0, 160_000)
+    transcript.final([hypothesis("a cap on it")], 0, 160_000)
     assert transcript.revision_ratio == 1 / 4
-    transcript.final([hypothesis("fresh")], 0, 9)
+    transcript.final([hypothesis("fresh")], 0, 160_000)
     assert transcript.revision_ratio == 0
 
 
@@ -64,10 +64,10 @@ def test_whatever_the_decoder_says_the_committed_prefix_only_grows(
     transcript = Transcript()
     committed: list[str] = []
     for words, stable in says:
-        shown = transcript.partial(hypothesis(" ".join(words), min(stable, len(words))), 0, 99)
+        shown = transcript.partial(hypothesis(" ".join(words), min(stable, len(words))), 0, 160_000)
         if shown is not None:
             now = [word.text for word in shown[0][: shown[1]]]
             assert now[: len(committed)] == committed
             committed = now
-    final = transcript.final([hypothesis("a b")], 0, 99)[0]
+    final = transcript.final([hypothesis("a b")], 0, 160_000)[0]
     assert [word.text for word in final.words][: len(committed)] == committed

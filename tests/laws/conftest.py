@@ -1,5 +1,6 @@
 """One recogniser for all laws: real processes, the babbling model, beam search without a language model."""
 
+import inspect
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,7 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
-            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+            if inspect.iscoroutinefunction(getattr(item, "function", None)):
+                item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
             if not PROMPTS.is_dir():
                 item.add_marker(pytest.mark.skip(reason="needs Debian's asterisk-core-sounds-en-g722"))
 

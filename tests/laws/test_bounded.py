@@ -1,0 +1,109 @@
+"""Bounded: every queue has a limit, and what happens there is said."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from service import stream as stream_module
+from service.core.events import Closed, Failed
+from service.errors import ServiceError
+from service.stream import FILE_CREDIT, LIVE_CREDIT, MOST_MARKS
+from service.streams import Recogniser, StreamSettings
+from tests.laws.streaming import Samples, collect
+
+
+@pytest.mark.parametrize(("priority", "credit"), [("live", LIVE_CREDIT), ("batch", FILE_CREDIT)])
+async def test_sound_faster_than_it_is_heard_waits_outside(
+    recogniser: Recogniser, sound: Samples, priority: str, credit: int
+) -> None:
+    stream = recogniser.open(StreamSettings(priority=priority))  # type: ignore[arg-type]
+    reader = asyncio.ensure_future(collect(stream))
+    pushing = asyncio.ensure_future(stream.push(np.tile(sound, 10)))
+    most = 0
+    while not pushing.done():
+        most = max(most, stream.session.windows_at_engine)
+        assert stream.session.unheard_windows <= 8 * credit, "a window may end utterances: several commands"
+        await asyncio.sleep(0)
+    await stream.finish()
+    await reader
+    # One piece may complete two of the narrowest windows.
+    assert 0 < most <= credit + 2
+
+
+async def test_streams_beyond_the_capacity_are_refused_with_a_reason(
+    recogniser: Recogniser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recogniser, "_streams_most", lambda: 3)
+    streams = [recogniser.open(StreamSettings()) for _ in range(3)]
+    with pytest.raises(ServiceError, match="All 3 streams") as refused:
+        recogniser.open(StreamSettings())
+    assert refused.value.code == "capacity" and refused.value.retry_after_s
+    streams.pop().cancel()
+    streams.append(recogniser.open(StreamSettings()))
+    with pytest.raises(ServiceError):
+        recogniser.open(StreamSettings(channels=2))
+    for stream in streams:
+        stream.cancel()
+    assert recogniser.capacity().streams == 0
+
+
+async def test_more_parked_streams_than_the_limit_close_the_oldest(
+    recogniser: Recogniser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    monkeypatch.setattr(recogniser, "options", replace(recogniser.options, parked_limit=2))
+    streams = [recogniser.open(StreamSettings()) for _ in range(3)]
+    for stream in streams:
+        recogniser.park(stream)
+    assert (await collect(streams[0]))[-1] == Closed("lost", 0.0)
+    assert recogniser.capacity().parked == 2
+    for stream in streams[1:]:
+        recogniser.resume(stream.id).cancel()
+
+
+async def test_marks_have_a_limit(recogniser: Recogniser, sound: Samples) -> None:
+    stream = recogniser.open(StreamSettings())
+    await stream.push(sound[:, :400])
+    with pytest.raises(ServiceError) as refused:
+        for number in range(MOST_MARKS + 1):
+            await stream.mark(str(number))
+    assert refused.value.code == "marks"
+    stream.cancel()
+
+
+async def test_a_reader_that_takes_nothing_is_told_and_closed(
+    recogniser: Recogniser, sound: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = recogniser.open(StreamSettings(endpointing_ms=10, max_utterance_s=0.2))
+    monkeypatch.setattr(stream._log, "_most_unread", 20)
+    with pytest.raises(ServiceError):
+        for _ in range(100):
+            await stream.push(sound)
+    events = await collect(stream)
+    assert isinstance(events[-2], Failed) and events[-2].code == "slow_reader"
+    assert isinstance(events[-1], Closed)
+
+
+async def test_finalizes_without_sound_between_them_are_one(recogniser: Recogniser, sound: Samples) -> None:
+    stream = recogniser.open(StreamSettings())
+    reader = asyncio.ensure_future(collect(stream))
+    await stream.push(sound[:, :32_000])
+    for _ in range(1000):
+        await stream.finalize()
+    assert len(stream.session.channels[0]._segments) <= 2
+    await stream.finish()
+    answered = [event for event in await reader if getattr(event, "from_finalize", False)]
+    assert len(answered) == 1
+
+
+async def test_wrong_sound_is_refused_in_words(recogniser: Recogniser) -> None:
+    stream = recogniser.open(StreamSettings(channels=2))
+    for wrong in (np.zeros((1, 5), np.float32), np.zeros(5, np.float32), np.zeros((2, 5), np.int16)):
+        with pytest.raises(ServiceError, match="Expected float32"):
+            await stream.push(wrong)
+    stream.cancel()
+    with pytest.raises(ServiceError, match="no more sound"):
+        await stream.push(np.zeros((2, 5), np.float32))
+    assert stream_module.PIECE_SAMPLES <= 16000
