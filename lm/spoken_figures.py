@@ -46,6 +46,12 @@ _MEASURES = {
 }  # fmt: skip
 _TIME_BEFORE = {"at", "by", "until", "till", "around", "about", "from", "after", "before", "to", "past"}
 _LONGEST_ALONE = 9
+# Names that are written with a figure.
+_NAMES = {
+    ("three", "d"): "3D", ("two", "d"): "2D", ("co", "two"): "CO2", ("b", "two", "b"): "B2B", ("b", "two", "c"): "B2C",
+    ("four", "oh", "one", "k"): "401(k)", ("g", "eight"): "G8", ("five", "g"): "5G", ("four", "g"): "4G",
+}  # fmt: skip
+_PERIODS = {("q", number) for number in ONES[1:5]} | {("h", number) for number in ONES[1:3]}
 
 
 def write_figures(words: Sequence[str]) -> list[Written]:
@@ -54,7 +60,8 @@ def write_figures(words: Sequence[str]) -> list[Written]:
     place = 0
     while place < len(words):
         piece = (
-            _time(words, place)
+            _name(words, place)
+            or _time(words, place)
             or _date(words, place)
             or _money(words, place)
             or _plain(words, place)
@@ -63,6 +70,18 @@ def write_figures(words: Sequence[str]) -> list[Written]:
         pieces.append(piece)
         place = piece.end
     return pieces
+
+
+def _name(words: Sequence[str], place: int) -> Written | None:
+    """`three d`, `q one` (the quarter), `co two`."""
+    pair = (_at(words, place), _at(words, place + 1))
+    if pair in _PERIODS:
+        return Written(f"{pair[0].upper()}{_UNITS[pair[1]]}", place, place + 2)
+    for length in (4, 3, 2):
+        text = _NAMES.get(tuple(words[place : place + length]))
+        if text:
+            return Written(text, place, place + length)
+    return None
 
 
 def _at(words: Sequence[str], place: int) -> str:

@@ -1,0 +1,104 @@
+"""Spoken words as a reader wants them: figures (`smart_format`), punctuation and capitals (`punctuate`).
+
+Both are optional and work on the words of one finished utterance; every written piece knows its spoken words, so
+that their times can be kept. The numbers themselves are in spoken_figures.py, the tagger in punctuation/.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lm.corpus import open_text
+from lm.figures import MONTHS
+from lm.spoken_figures import Written, write_figures
+from lm.text import normalise
+
+if TYPE_CHECKING:
+    from lm.punctuation.model import Punctuator
+
+__all__ = ["FigureAccuracy", "Written", "figure_accuracy", "smart_format", "write"]
+
+# What two writers of the same number may do differently.
+_STYLES = (
+    (r"\b([ap])\.m\b\.?", r"\1m"),
+    (r"(?<=\d) ([ap]m)\b", r"\1"),
+    (r"(?<=\d)[:.]00\b", ""),
+    (r"(?<=\d) percent", "%"),
+    (rf"\b({'|'.join(MONTHS)}) (\d\d?)(?:st|nd|rd|th)\b", r"\1 \2"),
+    (r"[-\u2013\u2014]", " "),
+)
+
+
+def write(words: Sequence[str], figures: bool, punctuator: "Punctuator | None" = None) -> list[Written]:
+    """The words as written pieces, in order, each spoken word in exactly one of them."""
+    pieces = write_figures(words) if figures else [Written(word, at, at + 1) for at, word in enumerate(words)]
+    if punctuator is None:
+        return pieces
+    from lm.punctuation.labels import MARKS
+    from lm.punctuation.model import capitalise
+
+    marks, capitals = punctuator.tag(words)
+    punctuated: list[Written] = []
+    begins = True
+    for piece in pieces:
+        text = piece.text
+        if text == words[piece.first]:
+            text = capitalise(text, capitals[piece.first], begins)
+        mark = marks[piece.end - 1]
+        punctuated.append(Written(text + MARKS[mark], piece.first, piece.end))
+        begins = mark >= 2
+    return punctuated
+
+
+def smart_format(text: str) -> str:
+    """A spoken text with figures: "it cost five dollars" -> "it cost $5"."""
+    return " ".join(piece.text for piece in write_figures(text.split()))
+
+
+@dataclass(frozen=True)
+class FigureAccuracy:
+    """Figures in a written text that come back after the text was spoken, and figures written that were none."""
+
+    figures: int
+    written: int
+    right: int
+
+    @property
+    def recall(self) -> float:
+        """Share of the text's figures that came back exactly."""
+        return self.right / max(self.figures, 1)
+
+    @property
+    def precision(self) -> float:
+        """Share of the figures written that stood there."""
+        return self.right / max(self.written, 1)
+
+
+def figure_accuracy(paths: Iterable[Path]) -> FigureAccuracy:
+    """Speak every line with a figure, write it again, and compare the figures in order of their text."""
+    figures = written = right = 0
+    for path in paths:
+        for line in open_text(path):
+            if not any(letter.isdigit() for letter in line):
+                continue
+            there = _figures(line)
+            back = _figures(smart_format(normalise(line)))
+            figures += len(there)
+            written += len(back)
+            for figure in set(there):
+                right += min(there.count(figure), back.count(figure))
+    return FigureAccuracy(figures, written, right)
+
+
+def _figures(text: str) -> list[str]:
+    """Tokens with a digit but 0 to 9 alone, without matters of style: commas, a.m., March 1st for March 1."""
+    text = text.lower()
+    for style, plain in _STYLES:
+        text = re.sub(style, plain, text)
+    tokens = (
+        token.strip(".,;:!?()[]\"'\u201c\u201d\u2018\u2019/").replace(",", "") for token in text.split()
+    )
+    tokens = (token.removesuffix("'s") for token in tokens if len(token) > 1)
+    return [token for token in tokens if any(letter.isdigit() for letter in token)]
