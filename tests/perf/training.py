@@ -1,0 +1,179 @@
+"""Training throughput as in NVIDIA's DeepLearningExamples tables: sequences a second at padded, equal
+lengths.
+
+Run it by hand: `python -m tests.perf.training --models jasper10x5dr quartznet15x5`. On a GPU it compares
+FP32, TF32, BF16 and FP16 (published, one A100, mixed precision: Jasper 64 to 76 sequences/s, QuartzNet 89);
+on a CPU use small models. Sound is made up, so that no disk is in the figures; features, loss, backward pass
+and optimiser are.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+import torch
+
+from acoustic.config import published
+from acoustic.network import build
+from acoustic.shape import ModelConfig
+from training.augment import Alteration
+from training.data.feed import Batch
+from training.objectives import CtcObjective, FeatureMasks
+from training.optimisers import build_optimiser
+from training.precision import Precision
+
+PUBLISHED = {"jasper10x5dr": {32: 64.3, 64: 75.6}, "quartznet15x5": {72: 88.7}}
+"""Sequences a second of one A100 in mixed precision, by batch (tables of the two resources)."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    model: str
+    device: str
+    precision: str
+    batch: int
+    seconds: float
+    sequences_per_s: float
+    times_real_time: float
+    ms_per_step: float
+    slowest_ms: float
+    peak_memory_gib: float
+    published_a100: float | None
+
+
+def made_up(config: ModelConfig, rows: int, seconds: float, device: torch.device) -> Batch:
+    """A batch of noise with transcripts of usual length (15 characters a second)."""
+    generator = torch.Generator().manual_seed(1)
+    samples = int(seconds * config.features.sample_rate)
+    labels = int(15 * seconds)
+    return Batch(
+        0.1 * torch.randn(rows, samples, generator=generator),
+        torch.full((rows,), samples),
+        torch.randint(0, config.blank, (rows * labels,), generator=generator),
+        torch.full((rows,), labels),
+        tuple(map(str, range(rows))),
+        1,
+    ).to(device)
+
+
+def measure(
+    name: str,
+    precision_name: str,
+    rows: int,
+    seconds: float,
+    steps: int,
+    warmup: int,
+    device: torch.device,
+    altered: bool,
+) -> Row:
+    """Time whole training steps; the first ones are not counted."""
+    config = published[name]
+    precision = Precision(precision_name, device)
+    precision.switch_tf32()
+    torch.backends.cudnn.benchmark = True
+    model = build(config).to(device).train()
+    optimiser = build_optimiser("novograd", model, rate=0.001, decay=0.001)
+    objective = CtcObjective(
+        config,
+        device,
+        alteration=Alteration() if altered else None,
+        masks=FeatureMasks(time_masks=2, mel_masks=2),
+    )
+    scaler = precision.scaler()
+    batch = made_up(config, rows, seconds, device)
+    times = []
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    for step in range(warmup + steps):
+        began = time.perf_counter()
+        optimiser.zero_grad(set_to_none=True)
+        with precision.region():
+            loss = objective(model, batch)
+        scaler.scale(loss.total / rows).backward()
+        scaler.step(optimiser)
+        scaler.update()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        if step >= warmup:
+            times.append(time.perf_counter() - began)
+    mean = statistics.fmean(times)
+    memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else float("nan")
+    return Row(
+        name,
+        torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+        precision_name,
+        rows,
+        seconds,
+        rows / mean,
+        rows * seconds / mean,
+        1000 * mean,
+        1000 * max(times),
+        memory,
+        PUBLISHED.get(name, {}).get(rows),
+    )
+
+
+def main() -> int:
+    """Print the table, and one JSON line a measurement with --json."""
+    cuda = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--models", nargs="+", default=["jasper10x5dr", "quartznet15x5"] if cuda else ["silica-small"]
+    )
+    parser.add_argument(
+        "--precisions", nargs="+", default=["fp32", "tf32", "bf16", "fp16"] if cuda else ["fp32", "bf16"]
+    )
+    parser.add_argument("--batches", nargs="+", type=int, default=[32, 64, 72] if cuda else [4])
+    parser.add_argument(
+        "--seconds", type=float, default=16.7 if cuda else 8.0, help="padded length, as published"
+    )
+    parser.add_argument("--steps", type=int, default=30 if cuda else 5)
+    parser.add_argument("--warmup", type=int, default=10 if cuda else 2)
+    parser.add_argument(
+        "--altered", action="store_true", help="with the whole chain of alterations on the device"
+    )
+    parser.add_argument("--device", default="cuda" if cuda else "cpu")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if not arguments.json:
+        columns = f"{'batch':>5} {'seq/s':>8} {'x real time':>11} {'ms/step':>8} {'GiB':>6} {'A100':>6}"
+        print(f"{'model':16} {'precision':9} {columns}")
+    for name in arguments.models:
+        for rows in arguments.batches:
+            for precision in arguments.precisions:
+                try:
+                    row = measure(
+                        name,
+                        precision,
+                        rows,
+                        arguments.seconds,
+                        arguments.steps,
+                        arguments.warmup,
+                        torch.device(arguments.device),
+                        arguments.altered,
+                    )
+                except torch.cuda.OutOfMemoryError:
+                    torch.cuda.empty_cache()
+                    print(
+                        f"{name} {precision} batch {rows}: does not fit the device's memory", file=sys.stderr
+                    )
+                    continue
+                if arguments.json:
+                    print(json.dumps(asdict(row)))
+                    continue
+                print(
+                    f"{row.model:16} {row.precision:9} {row.batch:5d} {row.sequences_per_s:8.1f} "
+                    f"{row.times_real_time:11.0f} {row.ms_per_step:8.1f} {row.peak_memory_gib:6.1f} "
+                    f"{row.published_a100 or float('nan'):6.1f}",
+                    flush=True,
+                )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
