@@ -292,6 +292,19 @@ def test_a_clip_that_breaks_while_training_is_named_once_and_replaced(
     assert sum("2.wav cannot be decoded" in record.message for record in caplog.records) == 1
 
 
+def test_resident_sound_is_the_same_sound(tmp_path: Path) -> None:
+    clips = make_clips(tmp_path)
+    read = Feed(clips, ALPHABET, batch_seconds=60.0).load(0, range(6))[0]
+    clips[5].audio.write_bytes(b"gone")
+    kept = Feed(clips, ALPHABET, batch_seconds=60.0, resident=True)
+    assert list(kept.broken) == [5]
+    for clip in clips:
+        clip.audio.unlink()
+    again = kept.load(0, range(6))[0]
+    assert torch.allclose(again.sound[:5], read.sound[:5], atol=1e-4)
+    assert again.lengths.tolist() == [*read.lengths.tolist()[:5], int(read.lengths[0])]
+
+
 def test_features_on_the_device_are_those_of_the_front_end() -> None:
     config = published["quartznet5x5"].features
     front_end = FrontEnd(config)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from training.data.manifests import Clip
+from training.data.resident import ResidentSound
 from training.data.sampler import Budget, plan_epoch
 from training.data.sound import SAMPLE_RATE, ClipError, Samples, read_clip
 from training.errors import TrainingError
@@ -85,6 +86,7 @@ class Feed:
         seed: int = 0,
         share: Share = Share(),
         resident: bool = False,
+        device: torch.device = torch.device("cpu"),  # noqa: B008 (immutable)
         threads: int = 2,
         ahead: int = 4,
     ) -> None:
@@ -96,7 +98,9 @@ class Feed:
         self.broken: dict[int, str] = {}
         self._threads = threads
         self._ahead = ahead
-        self._resident: list[npt_int16 | None] | None = [None] * len(self.clips) if resident else None
+        self._resident = ResidentSound(self.clips, device, threads) if resident else None
+        for index, reason in (self._resident.broken if self._resident else {}).items():
+            self._leave_out(index, reason)
         self._epoch_plans: dict[int, list[tuple[int, ...]]] = {}
         self._epoch_ends: list[int] = [0]
 
@@ -148,57 +152,62 @@ class Feed:
         ]
 
     def _batch(self, rows: Sequence[int], longest_s: float, seed: int) -> Batch:
-        loaded = [self._sound(row) for row in rows]
-        sounds = [sound for _, sound in loaded]
-        # All parts of a step are as long as its longest clip: batch norm then sees the same padding in one
-        # process
+        taken, sounds, counts = self._take(rows)
+        # All parts of a step are as long as its longest clip: batch norm then sees the same padding in one process
         # as in eight.
-        longest = max(math.ceil((longest_s + 0.01) * SAMPLE_RATE), *(len(sound) for sound in sounds))
+        longest = max(math.ceil((longest_s + 0.01) * SAMPLE_RATE), *counts)
         longest = -(-longest // PADDED_TO_SAMPLES) * PADDED_TO_SAMPLES
-        padded = np.zeros((len(rows), longest), np.float32)
-        for place, sound in zip(padded, sounds, strict=True):
-            place[: len(sound)] = sound
-        labels = [self.labels[row] for row, _ in loaded]
+        if self._resident is not None:
+            padded = self._resident.rows(taken, longest)
+        else:
+            padded = torch.zeros(len(rows), longest)
+            for place, sound in zip(padded, sounds, strict=True):
+                place[: len(sound)] = torch.from_numpy(sound)
+        labels = [self.labels[row] for row in taken]
         return Batch(
-            torch.from_numpy(padded),
-            torch.tensor([len(sound) for sound in sounds]),
+            padded,
+            torch.tensor(counts),
             torch.tensor([label for row in labels for label in row], dtype=torch.long),
             torch.tensor([len(row) for row in labels]),
-            tuple(str(self.clips[row].audio) for row, _ in loaded),
+            tuple(str(self.clips[row].audio) for row in taken),
             seed,
         )
 
+    def _take(self, rows: Sequence[int]) -> tuple[list[int], list[Samples], list[int]]:
+        """The rows that will really be used, their sound (none where it is resident) and their lengths."""
+        taken, sounds, counts = [], [], []
+        for row in rows:
+            index, sound = self._sound(row)
+            taken.append(index)
+            sounds.append(sound)
+            counts.append(self._resident.counts[index] if self._resident else len(sound))
+        return taken, sounds, counts
+
     def _sound(self, row: int) -> tuple[int, Samples]:
         """The clip, or the next readable one in its place; what cannot be read is named once."""
-        for candidate in range(row, row + 1 + len(self.clips)):
+        for candidate in range(row, row + len(self.clips)):
             index = candidate % len(self.clips)
             if index in self.broken:
                 continue
+            if self._resident is not None:
+                return index, NO_SOUND
             try:
-                return index, self._read(index)
+                return index, read_clip(self.clips[index].audio)
             except ClipError as error:
-                self.broken[index] = str(error)
-                log.warning("left out: %s", error)
-                if len(self.broken) > max(10, len(self.clips) // 20):
-                    raise TrainingError(
-                        f"{len(self.broken)} of {len(self.clips)} clips cannot be read, the last: {error} "
-                        "Run `silica prepare` again, or look at the disk."
-                    ) from error
+                self._leave_out(index, str(error))
         raise TrainingError("No clip can be read.")
 
-    def _read(self, index: int) -> Samples:
-        if self._resident is None:
-            return read_clip(self.clips[index].audio)
-        kept = self._resident[index]
-        if kept is None:
-            sound = read_clip(self.clips[index].audio)
-            self._resident[index] = np.round(sound.clip(-1.0, 1.0) * 32767).astype(np.int16)
-            kept = self._resident[index]
-        assert kept is not None
-        return kept.astype(np.float32) / 32767
+    def _leave_out(self, index: int, reason: str) -> None:
+        self.broken[index] = reason
+        log.warning("left out: %s", reason)
+        if len(self.broken) > max(10, len(self.clips) // 20):
+            raise TrainingError(
+                f"{len(self.broken)} of {len(self.clips)} clips cannot be read, the last: {reason} "
+                "Run `silica prepare` again, or look at the disk."
+            )
 
 
-npt_int16 = np.ndarray[tuple[int, ...], np.dtype[np.int16]]
+NO_SOUND: Samples = np.zeros(0, np.float32)
 
 
 def batch_seed(seed: int, step: int, part: int) -> int:
