@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.compiled import Array
-from lm.confidence import word_confidence
 from lm.errors import LanguageError
 from lm.frames import checked
 from lm.hotwords import automaton
@@ -20,8 +19,7 @@ from lm.search_endings import ACOUSTIC, LANGUAGE, LAST_WORD, SCORE, endings
 from lm.search_kernel import BAD_FRAME, LARGEST_STEP, advance
 from lm.search_settings import SearchSettings
 from lm.search_state import COUNT, FRAME, LOG_SCALE, ROOT, SearchState
-from lm.search_tree import best_beam, boundary_at, common_ancestor, read_words, sweep, words_between
-
+from lm.search_tree import EVIDENCE, best_beam, boundary_at, common_ancestor, read_words, sweep, words_between
 
 Prepared = tuple[Array, Array, tuple[Array, ...]]
 PREPARED_SETTINGS = 64
@@ -152,28 +150,29 @@ class BeamUtterance:
         root = int(state.counters[ROOT])
         length = int(state.nodes[place]["depth"] - state.nodes[root]["depth"])
         spelling = np.empty(length, np.uint32)
-        numbers = np.empty((length // 2 + 1, 2), np.int64)
-        floats = np.empty((length // 2 + 1, 3), np.float64)
-        _, count = read_words(
+        spans = np.empty((length // 2 + 1, 2), np.int64)
+        evidence = np.empty((length // 2 + 1, EVIDENCE), np.float64)
+        count = read_words(
             state.nodes,
             root,
             place,
             self._decoder.space,
             self._settled[-1].end_frame if self._settled else 0,
+            last_language,
             spelling,
             self._decoder.characters,
-            numbers,
-            floats,
+            spans,
+            evidence,
         )
         texts = spelling.tobytes().decode("utf-32-le").split(" ")
-        words = []
-        for text, (first, end), (mean, least, language) in zip(
-            texts, numbers[:count].tolist(), floats[:count].tolist(), strict=False
-        ):
-            if math.isnan(language):
-                language = last_language
-            words.append(Word(text, first, end, word_confidence(mean, least, language)))
-        return words
+        confidences = evidence[:count, 0].tolist()
+        # A last space leaves an empty text behind, which has no span.
+        return [
+            Word(text, first, end, confidence)
+            for text, (first, end), confidence in zip(
+                texts, spans[:count].tolist(), confidences, strict=False
+            )
+        ]
 
     def best(self) -> Hypothesis:
         if self._finished:

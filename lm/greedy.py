@@ -68,7 +68,8 @@ class GreedyUtterance:
             self._last_frame = frame
 
     def _word(self) -> Word:
-        confidence = word_confidence(math.fsum(self._peaks) / len(self._peaks), min(self._peaks), math.nan)
+        mean, least = math.fsum(self._peaks) / len(self._peaks), min(self._peaks)
+        confidence = word_confidence(mean, least, len(self._peaks), math.nan)
         return Word("".join(self._letters), self._first_frame, self._last_frame + 1, confidence)
 
     def _settle(self) -> None:

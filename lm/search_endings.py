@@ -6,7 +6,7 @@ import numpy as np
 
 from lm.compiled import Array, compiled, whole
 from lm.ngram_kernel import END_WORD, query
-from lm.search_kernel import HAS_LM, LN10, LM_WEIGHT, SPACE, word_step
+from lm.search_kernel import HAS_LM, LM_WEIGHT, LN10, SPACE, word_step
 from lm.search_state import COUNT, LOG_SCALE, NO_LABEL
 
 SCORE, ACOUSTIC, LANGUAGE, LAST_WORD = range(4)
@@ -83,6 +83,8 @@ def endings(
                 True,
             )
             language += last_word
+            if shape[HAS_LM] == 0:
+                last_word = math.nan
         if shape[HAS_LM] == 1:
             end = whole(ngram_layout[0, END_WORD])
             value, _ = query(

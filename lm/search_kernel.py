@@ -375,7 +375,7 @@ def advance(  # type: ignore[no-untyped-def]
                     nodes[place].word_start = place
                     nodes[place].context_length = length
                     nodes[place].language = nodes[parent].language + value
-                    nodes[place].word_language = value
+                    nodes[place].word_language = value if shape[HAS_LM] == 1 else np.nan
                 else:
                     state, match, nats = letter_step(nodes[parent], label, shape, weights, lexicon, hotwords)
                     nodes[place].lexicon = state

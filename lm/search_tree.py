@@ -1,15 +1,17 @@
 """The tree of prefixes outside the hot loop: what is settled, what can be thrown away, what a path says."""
 
-import math
-
 import numpy as np
 
 from lm.compiled import Array, compiled
+from lm.confidence import word_confidence
 from lm.search_state import COUNT, FRAME, FREE, ROOT, STAMP, USED
 
 OPEN_FRAMES = 500
 """A question older than this (10 s) is settled for the best prefix, so that the tree stays small in unbroken speech."""
 KEPT_OPEN_FRAMES = 250
+
+EVIDENCE = 5
+confidence_of = compiled(word_confidence)
 
 
 @compiled
@@ -110,51 +112,57 @@ def sweep(nodes: Array, children: Array, beams: Array, free: Array, counters: Ar
 
 
 @compiled
-def read_words(  # type: ignore[no-untyped-def]
+def read_words(
     nodes: Array,
     root: int,
     place: int,
     space: int,
     not_before: int,
+    last_language: float,
     spelling: Array,
     characters: Array,
-    numbers: Array,
-    floats: Array,
-):
+    spans: Array,
+    evidence: Array,
+) -> int:
     """Write the words between `root` and `place` and say how many there are.
 
-    `spelling` gets their characters, spaces between them; `numbers` a row [first frame, end frame] and `floats` a row
-    [mean peak, least peak, KenLM's log10 or NaN] for each.
+    `spelling` gets their characters, spaces between them; `spans` a row [first frame, end frame] for each word, the
+    first not before `not_before`; `evidence` a row [confidence, mean peak, least peak, letters, KenLM's log10].
+    `last_language` is that log10 for a last word that no space has closed yet, NaN if nobody asked.
     """
     length = nodes[place].depth - nodes[root].depth
-    path = np.empty(length, np.int32)
+    path = np.empty(length + 1, np.int32)
     for at in range(length - 1, -1, -1):
         path[at] = place
         place = nodes[place].parent
     words, letters = 0, 0
     total, least = 0.0, 0.0
-    for at in range(length):
-        node = nodes[path[at]]
-        if node.label == space:
-            spelling[at] = 32
-            floats[words, 0], floats[words, 1], floats[words, 2] = total / letters, least, node.word_language
-            words += 1
-            letters = 0
+    for at in range(length + 1):
+        ended = at == length or nodes[path[at]].label == space
+        if ended:
+            if letters > 0:
+                language = last_language if at == length else nodes[path[at]].word_language
+                mean = total / letters
+                evidence[words, 0] = confidence_of(mean, least, letters, language)
+                evidence[words, 1], evidence[words, 2] = mean, least
+                evidence[words, 3], evidence[words, 4] = letters, language
+                words += 1
+                letters = 0
+            if at < length:
+                spelling[at] = 32
             continue
+        node = nodes[path[at]]
         spelling[at] = characters[node.label]
         if letters == 0:
-            first = max(node.frame, not_before)
-            numbers[words, 0], numbers[words, 1] = first, first + 1
+            spans[words, 0] = max(node.frame, not_before)
+            not_before = spans[words, 0] + 1
             total, least = 0.0, 0.0
-        not_before = max(numbers[words, 1], node.frame + 1)
-        numbers[words, 1] = not_before
+        not_before = max(not_before, node.frame + 1)
+        spans[words, 1] = not_before
         total += node.peak
         least = min(least, node.peak)
         letters += 1
-    if letters > 0:
-        floats[words, 0], floats[words, 1], floats[words, 2] = total / letters, least, math.nan
-        words += 1
-    return length, words
+    return words
 
 
 @compiled
