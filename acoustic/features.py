@@ -48,6 +48,8 @@ def line_up(config: FeatureConfig, samples: Samples, first_frame: int, end_frame
 
     The result always has (end_frame - first_frame - 1) * hop + window samples: equal spans, equal shapes.
     """
+    if samples.ndim != 1:
+        raise AcousticError(f"The front end takes one channel of samples, not the shape {samples.shape}.")
     begin, expected_end = sample_span(config, first_frame, end_frame)
     end = begin + len(samples)
     if end > expected_end or end <= (end_frame - 1) * config.hop_samples:

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from acoustic.checkpoint import Checkpoint, State
@@ -23,7 +22,7 @@ def fold(checkpoint: Checkpoint) -> Checkpoint:
         if name.endswith(".conv.parametrizations.weight.original1"):
             conv = name.removesuffix(".parametrizations.weight.original1")
             gain = checkpoint.state[f"{conv}.parametrizations.weight.original0"]
-            state[f"{conv}.weight"] = torch._weight_norm(tensor, gain, 0)
+            state[f"{conv}.weight"] = _fold_weight_norm(tensor, gain)
         elif ".parametrizations." in name:
             continue
         elif path.endswith(".conv") and last == "weight" and config.norm == "batch":
@@ -35,6 +34,11 @@ def fold(checkpoint: Checkpoint) -> Checkpoint:
         else:
             state[name] = tensor
     return Checkpoint(replace(config, norm="folded"), state, checkpoint.card)
+
+
+def _fold_weight_norm(direction: Tensor, gain: Tensor) -> Tensor:
+    length = direction.double().flatten(1).norm(dim=1)
+    return (direction.double() * (gain.double() / length[:, None, None])).float()
 
 
 def _fold_batch_norm(weight: Tensor, norm: dict[str, Tensor], epsilon: float) -> tuple[Tensor, Tensor]:

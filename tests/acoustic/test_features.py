@@ -169,6 +169,11 @@ def test_a_slice_of_the_wrong_length_is_refused(samples: int) -> None:
         line_up(CONFIG, sound(samples), 2, 6)
 
 
+def test_two_channels_are_refused() -> None:
+    with pytest.raises(AcousticError, match="one channel"):
+        FRONT_END.whole(np.zeros((800, 2), np.float32))
+
+
 def test_a_stretch_that_is_none_is_refused() -> None:
     with pytest.raises(AcousticError, match="no stretch"):
         sample_span(CONFIG, 5, 5)
