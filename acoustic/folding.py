@@ -38,7 +38,8 @@ def fold(checkpoint: Checkpoint) -> Checkpoint:
 
 def _fold_weight_norm(direction: Tensor, gain: Tensor) -> Tensor:
     length = direction.double().flatten(1).norm(dim=1)
-    return (direction.double() * (gain.double() / length[:, None, None])).float()
+    weight: Tensor = direction.double() * (gain.double() / length[:, None, None])
+    return weight.float()
 
 
 def _fold_batch_norm(weight: Tensor, norm: dict[str, Tensor], epsilon: float) -> tuple[Tensor, Tensor]:
