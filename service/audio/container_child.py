@@ -94,7 +94,7 @@ def decode(wire: Wire, form: str, channels: int, mix: bool) -> None:
         mode="r",
         format=FORMATS[form],
         metadata_errors="ignore",
-        options={"probesize": "32768", "analyzeduration": "0", "fflags": "nobuffer"},
+        options={"probesize": "32768", "analyzeduration": "0"},
     )
     if not source.streams.audio:
         raise ValueError("there is no sound in it")
