@@ -29,6 +29,7 @@ from training.parallel import World, wrap
 from training.precision import Precision
 from training.runs import RunFolder
 from training.schedules import Schedule
+from training.sums import StepResult, Sums
 from training.watch import Watch
 
 log = logging.getLogger("silica.training")
@@ -124,7 +125,7 @@ class Loop:
         self.precision.switch_tf32()
         train_mode(self.model)
         began = saved = logged = time.monotonic()
-        since_log = _Sums()
+        since_log = Sums()
         batches = self.feed.from_step(self.progress.step)
         try:
             with self._signals():
@@ -134,7 +135,7 @@ class Loop:
                     last = step == self.schedule.total_steps
                     if step % self.settings.log_every == 0 or last:
                         self._log(since_log, now - logged, now - began)
-                        since_log, logged = _Sums(), now
+                        since_log, logged = Sums(), now
                     if self.evaluate and (step % self.settings.evaluate_every == 0 or last):
                         self.hear()
                         train_mode(self.model)
@@ -152,7 +153,7 @@ class Loop:
         self.save()
         return self.progress
 
-    def _step(self, batches: Sequence[Batch]) -> "_StepResult":
+    def _step(self, batches: Sequence[Batch]) -> StepResult:
         torch.manual_seed(batches[0].seed)
         rate = self.schedule.rate(self.progress.step)
         for group, scale in zip(self.optimiser.param_groups, self._scales, strict=True):
@@ -193,7 +194,7 @@ class Loop:
         self.progress.step += 1
         self.progress.seconds_heard += values[-1]
         means = {name: value / rows for name, value in zip(("loss", *figures), values[:-1], strict=True)}
-        return _StepResult(means, rows, values[-1], float(norm), rate, finite)
+        return StepResult(means, rows, values[-1], float(norm), rate, finite)
 
     def _skip(self, batches: Sequence[Batch], buffers: list[Tensor], loss: float, norm: float) -> None:
         """A step that gave no numbers: weights, averages and batch-norm statistics stay as they were."""
@@ -219,7 +220,7 @@ class Loop:
                 "longer warm-up, or bf16 in place of fp16."
             )
 
-    def _log(self, sums: "_Sums", seconds: float, since_start: float) -> None:
+    def _log(self, sums: Sums, seconds: float, since_start: float) -> None:
         epoch, _ = self.feed.place(max(0, self.progress.step - 1))
         means = sums.means()
         self.progress.losses.append(means["loss"])
@@ -326,42 +327,3 @@ class Loop:
 
     def _due(self, seconds: float) -> bool:
         return self.world.leads and seconds >= self.settings.save_every_s
-
-
-@dataclass(frozen=True)
-class _StepResult:
-    means: dict[str, float]
-    rows: float
-    sound_s: float
-    gradient: float
-    rate: float
-    finite: bool
-
-
-@dataclass
-class _Sums:
-    """What happened since the last line of the log."""
-
-    rows: float = 0.0
-    sound_s: float = 0.0
-    gradient: float = 0.0
-    rate: float = 0.0
-    weighted: dict[str, float] = field(default_factory=dict)
-    counted: float = 0.0
-
-    def add(self, result: _StepResult) -> None:
-        """One more step."""
-        self.rows += result.rows
-        self.sound_s += result.sound_s
-        self.rate = result.rate
-        if result.finite:
-            self.gradient = result.gradient
-            self.counted += result.rows
-            for name, value in result.means.items():
-                self.weighted[name] = self.weighted.get(name, 0.0) + value * result.rows
-
-    def means(self) -> dict[str, float]:
-        """Each figure's mean over the utterances."""
-        if not self.counted:
-            return {"loss": float("nan")}
-        return {name: value / self.counted for name, value in self.weighted.items()}

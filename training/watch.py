@@ -58,7 +58,7 @@ class Watch:
     def line(self, values: Mapping[str, float]) -> str:
         """A logging step in words."""
         step = int(values["step"])
-        parts = [f"step {step:,} of {self.total_steps:,} (epoch {values.get('epoch', 0.0):.1f})"]
+        parts = [f"step {step:,} of {self.total_steps:,} (epoch {int(values.get('epoch', 0)) + 1})"]
         parts.append(f"loss {values['loss']:.2f}")
         parts += [f"{name} {value:.3g}" for name, value in values.items() if name not in COLUMNS]
         parts.append(f"learning rate {values['rate']:.2g}")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from acoustic.checkpoint import Checkpoint
@@ -143,3 +144,45 @@ def test_a_student_learns_what_its_live_teacher_writes() -> None:
         optimiser.step()
         losses.append(float(loss.total.detach()))
     assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:5])
+
+
+def test_a_recipe_with_labels_distils(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From manifest and labels through the loop: the stored answers arrive at the objective."""
+    import json
+
+    import soundfile
+
+    from training.assemble import assemble
+    from training.recipe import from_values
+
+    sound = np.random.default_rng(1).normal(size=16000).astype(np.float32) * 0.1
+    (tmp_path / "clips").mkdir()
+    with LabelFolder(tmp_path / "labels" / "clips", CLASSES) as labels:
+        lines = []
+        for number in range(4):
+            soundfile.write(tmp_path / "clips" / f"{number}.wav", sound, 16000)
+            lines.append(json.dumps({"audio": f"{number}.wav", "duration": 1.0, "text": None}))
+            labels.append(f"{number}.wav", "so it is", path_of([19, BLANK] * 25)[0].numpy())
+    (tmp_path / "clips" / "manifest.jsonl").write_text("\n".join(lines))
+    (tmp_path / "noise").mkdir()
+    soundfile.write(tmp_path / "noise" / "hum.wav", sound, 16000)
+    (tmp_path / "noise" / "manifest.jsonl").write_text(
+        json.dumps({"audio": "hum.wav", "kind": "fan", "split": "train"})
+    )
+    recipe = from_values(
+        {
+            "title": "test",
+            "model": {"name": "tiny"},
+            "data": {"train": ["clips"], "noise": "noise", "batch_seconds": 2.0},
+            "distil": {"labels": "labels"},
+            "augment": {"noise": 1.0, "speed": 1.0},
+            "optimiser": {"name": "adamw", "rate": 0.01},
+            "schedule": {"steps": 6},
+            "run": {"log_every": 2},
+        },
+        "test",
+    )
+    loop = assemble(recipe, tmp_path / "run", data=tmp_path, live=False)
+    progress = loop.run()
+    assert progress.finished and progress.skipped == 0
+    assert "characters" in capsys.readouterr().err, "the log names the losses of the distillation"

@@ -174,6 +174,29 @@ def test_nothing_but_broken_steps_ends_the_run_in_words_and_keeps_the_checkpoint
     assert all(torch.isfinite(value).all() for value in kept["model"].values())
 
 
+def test_an_overflow_halves_the_loss_scale_and_is_resumed_with_it(spoken: Path, tmp_path: Path) -> None:
+    # FP16 itself needs a GPU; its loss scale runs anywhere.
+    loop = poison(make(spoken, tmp_path, World(), steps=4), range(2, 3))
+    loop.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    assert loop.run().skipped == 1
+    assert loop.scaler.get_scale() == 512.0
+    whole = make(spoken, tmp_path / "plain", World(), steps=4)
+    whole.run()
+    first_two = [float(loss) for _, loss in records(tmp_path)][:2]
+    assert first_two == pytest.approx([float(loss) for _, loss in records(tmp_path / "plain")][:2], rel=1e-3)
+    assert torch.load(tmp_path / "last.pt", weights_only=True)["scaler"]["scale"] == 512.0
+
+
+def test_bf16_trains_on_a_cpu_and_fp16_is_refused_there(spoken: Path, tmp_path: Path) -> None:
+    make(spoken, tmp_path / "wide", World(), steps=3).run()
+    make(spoken, tmp_path / "narrow", World(), steps=3, precision="bf16").run()
+    wide, narrow = ([float(loss) for _, loss in records(tmp_path / name)] for name in ("wide", "narrow"))
+    assert narrow == pytest.approx(wide, rel=0.05)
+    assert narrow != wide
+    with pytest.raises(TrainingError, match="fp16 needs a CUDA device; on a CPU take fp32 or bf16"):
+        make(spoken, tmp_path, World(), precision="fp16")
+
+
 class FullDisk:
     """The folder's file system turns full for a while: writes fail as they do on a real one."""
 

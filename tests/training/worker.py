@@ -41,6 +41,7 @@ def make(
     dropout: bool = True,
     dither: float = 1e-5,
     save_every_s: float = 0.0,
+    precision: str = "fp32",
 ) -> Loop:
     """The run of these tests; everything in it is small, nothing is left out."""
     torch.manual_seed(0)
@@ -65,7 +66,7 @@ def make(
         build_optimiser("novograd", model, rate=0.02, betas=(0.95, 0.5), decay=0.001),
         Schedule(peak=0.02, total_steps=steps, warmup_steps=min(3, steps - 1)),
         RunFolder(out),
-        settings=LoopSettings(log_every=1, save_every_s=save_every_s, clip=100.0),
+        settings=LoopSettings(log_every=1, save_every_s=save_every_s, clip=100.0, precision=precision),
         world=world,
         live=False,
     )
