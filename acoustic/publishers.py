@@ -53,6 +53,13 @@ PUBLICATIONS: dict[str, Publication] = {
             "QuartzNet 15x5, English, six corpora (QuartzNet15x5Base-En)",
             "nemospeechmodels/versions/1.0.0a5/files/QuartzNet15x5Base-En.nemo",
         ),
+        Publication(
+            "quartznet15x5-en-2020",
+            "QuartzNet 15x5, English, six corpora, as Intel's Open Model Zoo fetches it",
+            f"{NGC}/multidataset_quartznet15x5/versions/2/files/QuartzNet15x5-En-Base.nemo",
+            "NVIDIA NGC; Intel's Open Model Zoo names Apache-2.0 for it",
+            "99020d0d844054c467f8107e1c6fb77db5cd4c5a0499b577031e62095e391082",
+        ),
         _nemo(
             "jasper10x5dr-en",
             "Jasper 10x5 dense residual, English (stt_en_jasper10x5dr)",

@@ -1,4 +1,8 @@
-"""NVIDIA NeMo's `.nemo` archives of Jasper and QuartzNet: a tar of a YAML description and saved weights."""
+"""NVIDIA NeMo's `.nemo` archives of Jasper and QuartzNet: a tar of a YAML description and saved weights.
+
+Since NeMo 1.0 that is `model_config.yaml` and `model_weights.ckpt`; before, `module.yaml` and a file each for encoder
+and decoder.
+"""
 
 import math
 import tarfile
@@ -8,13 +12,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from acoustic.checkpoint import Checkpoint
-from acoustic.config import FEATURES, SPEECH_DEVIATION, SPEECH_MEAN
+from acoustic.config import ALPHABET, FEATURES, SPEECH_DEVIATION, SPEECH_MEAN
 from acoustic.errors import AcousticError
 from acoustic.importers.jasper_layout import BlockShape, convert, shape_of, sort_out
 from acoustic.importers.untrusted import load_tensors, read_archive, stream
 from acoustic.shape import BlockConfig, FeatureConfig, ModelConfig
 
 CONFIG, WEIGHTS = "model_config.yaml", "model_weights.ckpt"
+OLD_CONFIG, OLD_WEIGHTS = "module.yaml", {"encoder": "JasperEncoder.pt", "decoder": "JasperDecoderForCTC.pt"}
 
 
 def recognises(path: Path) -> bool:
@@ -24,23 +29,34 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path) -> Checkpoint:
     """The archive as a checkpoint."""
-    members = read_archive(path, {CONFIG, WEIGHTS})
-    table = _table(path, members[CONFIG])
-    state = load_tensors(stream(members[WEIGHTS]), f"{path}:{WEIGHTS}")
-    if not isinstance(state, Mapping):
-        raise AcousticError(f"{path}:{WEIGHTS} holds no table of tensors.")
+    members = read_archive(path, {CONFIG, WEIGHTS, OLD_CONFIG, *OLD_WEIGHTS.values()})
+    old = OLD_CONFIG in members
+    missing = {OLD_CONFIG, *OLD_WEIGHTS.values()} - set(members) if old else {CONFIG, WEIGHTS} - set(members)
+    if missing:
+        raise AcousticError(
+            f"{path} lacks {', '.join(sorted(missing))}: it is no complete archive of a model."
+        )
+    described = OLD_CONFIG if old else CONFIG
+    table = _table(f"{path}:{described}", members[described])
+    state: dict[str, Any] = {}
+    for prefix, name in OLD_WEIGHTS.items() if old else [("", WEIGHTS)]:
+        tensors = load_tensors(stream(members[name]), f"{path}:{name}")
+        if not isinstance(tensors, Mapping):
+            raise AcousticError(f"{path}:{name} holds no table of tensors.")
+        state |= {f"{prefix}.{key}" if prefix else str(key): tensor for key, tensor in tensors.items()}
     blocks, decoder = sort_out(state)
     try:
         config = _config(path.stem, table, [shape_of(block) for block in blocks])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise AcousticError(f"{path}:{CONFIG} lacks something or has it wrong: {error!r}.") from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise AcousticError(f"{path}:{described} lacks something or has it wrong: {error!r}.") from error
     card = {"title": path.stem, "imported_from": "NVIDIA NeMo archive"}
     checkpoint = Checkpoint(config, convert(blocks, decoder), card)
     checkpoint.network()  # refuses shapes that do not fit, in words
     return checkpoint
 
 
-def _table(path: Path, text: bytes) -> Mapping[str, Any]:
+def _table(name: str, text: bytes) -> Mapping[str, Any]:
+    """The sections `preprocessor`, `encoder` and `decoder`, wherever this version of NeMo keeps them."""
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError as error:
@@ -48,9 +64,11 @@ def _table(path: Path, text: bytes) -> Mapping[str, Any]:
     try:
         table = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise AcousticError(f"{path}:{CONFIG} is no readable YAML: {error}.") from error
+        raise AcousticError(f"{name} is no readable YAML: {error}.") from error
     if not isinstance(table, dict):
-        raise AcousticError(f"{path}:{CONFIG} holds no table.")
+        raise AcousticError(f"{name} holds no table.")
+    if isinstance(old := table.get("init_params"), dict):
+        return {str(key).removesuffix("_params"): section for key, section in old.items()}
     return cast("Mapping[str, Any]", table.get("model", table))
 
 
@@ -69,14 +87,15 @@ def _config(name: str, table: Mapping[str, Any], shapes: list[BlockShape]) -> Mo
         name=name,
         features=_features(_settings(table["preprocessor"])),
         blocks=tuple(_block(row, shape, dense) for row, shape in zip(rows, shapes, strict=True)),
-        alphabet="".join(decoder.get("vocabulary") or table["labels"]),
+        # The oldest files name no alphabet: they are English, and an output too many or few is refused.
+        alphabet="".join(decoder.get("vocabulary") or table.get("labels") or ALPHABET),
         masks="conv" if encoder.get("conv_mask", True) else "none",
     )
 
 
 def _settings(section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """NeMo 1.x wrote `params` below a class name, 0.x and later wrote the settings themselves."""
-    return cast("Mapping[str, Any]", section.get("params", section))
+    """Some versions of NeMo write the settings below a class name, as `params` or `init_params`."""
+    return cast("Mapping[str, Any]", section.get("init_params") or section.get("params") or section)
 
 
 def _block(row: Mapping[str, Any], shape: BlockShape, dense: bool) -> BlockConfig:

@@ -162,6 +162,34 @@ def test_nemo_reads_other_alphabets_and_older_tables(tmp_path: Path) -> None:
     assert_equal(imported, model)
 
 
+@pytest.mark.parametrize("vocabulary", [True, False])
+def test_nemo_archives_from_before_1_0(tmp_path: Path, vocabulary: bool) -> None:
+    """Two files of weights, and the settings one level deeper."""
+    model = lived_in(MODELS["quartznet"])
+    sections = nemo_table(model.config)
+    if not vocabulary:
+        del sections["decoder"]["vocabulary"]  # type: ignore[attr-defined]
+    table = {f"{name}_params": {"init_params": section} for name, section in sections.items()}
+    state = foreign_names(model, "nemo")
+    weights = {
+        part: {
+            name.removeprefix(f"{part}."): tensor for name, tensor in state.items() if name.startswith(part)
+        }
+        for part in ("encoder", "decoder")
+    }
+    members = {
+        "module.yaml": yaml.safe_dump(
+            {"header": {"nemo_core_version": "0.11"}, "init_params": table}
+        ).encode(),
+        "JasperEncoder.pt": saved(weights["encoder"]),
+        "JasperDecoderForCTC.pt": saved(weights["decoder"]),
+    }
+    assert_equal(importers.read(archive(tmp_path / "m.nemo", members, "w:gz")), model)
+    del members["JasperDecoderForCTC.pt"]
+    with pytest.raises(AcousticError, match=r"lacks JasperDecoderForCTC\.pt"):
+        importers.read(archive(tmp_path / "n.nemo", members))
+
+
 @pytest.mark.parametrize("averaged", [True, False])
 @pytest.mark.parametrize(
     ("kind", "style"),
