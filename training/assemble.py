@@ -3,9 +3,10 @@ all verbs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from acoustic.config import published
@@ -13,11 +14,24 @@ from acoustic.network import build
 from acoustic.shape import ModelConfig
 from training.data.feed import Feed, Share, usable
 from training.data.manifests import Clip, read_manifest
+from training.data.noise import read_banks
+from training.distill import (
+    DistilObjective,
+    Labelled,
+    LiveTeacher,
+    Ramp,
+    Stored,
+    StoredTeacher,
+    Teacher,
+    Weights,
+    labelled_clips,
+)
 from training.errors import TrainingError
 from training.evaluate import Evaluation
 from training.finetune import freeze, start_from
+from training.labels import LabelFolder
 from training.loop import Loop, LoopSettings
-from training.objectives import CtcObjective
+from training.objectives import CtcObjective, Objective
 from training.optimisers import build_optimiser
 from training.parallel import World
 from training.recipe import NO_ALTERATION, Recipe
@@ -27,11 +41,12 @@ from training.schedules import Schedule
 
 @dataclass(frozen=True)
 class Material:
-    """The clips of a run, and what was left out for which reason."""
+    """The clips of a run, what was left out for which reason, and a teacher's stored answers."""
 
     train: list[Clip]
     dev: list[Clip]
     left_out: dict[str, int]
+    answers: dict[str, Stored] = field(default_factory=dict)
 
 
 def starting_model(recipe: Recipe) -> tuple[nn.Module, ModelConfig]:
@@ -66,13 +81,14 @@ def read_material(
     recipe: Recipe, config: ModelConfig, data: Path | None, seconds_per_output: float
 ) -> Material:
     """The clips that the recipe's manifests name; relative names lie below the data folder."""
-    train = _read_all(recipe.data.train, data)
-    dev = _read_all(recipe.data.dev, data)
+    labelled = _read_labelled(recipe, config, data)
+    train = labelled.clips
+    dev = [clip for path in _paths(recipe.data.dev, data) for clip in read_manifest(path)]
     kept, left_out = usable(
         train,
         shortest_s=recipe.data.shortest_s,
         longest_s=recipe.data.longest_s,
-        with_text=True,
+        with_text=not recipe.distil.teacher,
         seconds_per_output=seconds_per_output * _fastest(recipe),
     )
     if not kept:
@@ -80,7 +96,7 @@ def read_material(
         raise TrainingError(
             f"No clip of {', '.join(recipe.data.train)} can be used ({reasons or 'they are empty'})."
         )
-    return Material(kept, [clip for clip in dev if clip.text], left_out)
+    return Material(kept, [clip for clip in dev if clip.text], left_out, labelled.answers)
 
 
 def schedule_for(recipe: Recipe, steps_per_epoch: int) -> Schedule:
@@ -109,8 +125,6 @@ def assemble(
     live: bool | None = None,
 ) -> Loop:
     """A loop that is ready to run; what the folder holds of an earlier start is continued."""
-    import torch
-
     torch.manual_seed(recipe.run.seed)
     model, config = starting_model(recipe)
     seconds = config.frames_per_output / config.frames_per_second
@@ -124,13 +138,8 @@ def assemble(
         seed=recipe.run.seed,
         share=share,
         resident=recipe.data.resident,
+        device=world.device,
         threads=recipe.data.threads,
-    )
-    objective = CtcObjective(
-        config,
-        world.device,
-        alteration=recipe.augment if recipe.augment != NO_ALTERATION else None,
-        masks=recipe.masks,
     )
     part = recipe.optimiser
     optimiser = build_optimiser(
@@ -156,7 +165,7 @@ def assemble(
     return Loop(
         model,
         config,
-        objective,
+        objective_for(recipe, config, material, data, world.device),
         feed,
         optimiser,
         schedule_for(recipe, len(feed.plan(0))),
@@ -169,12 +178,51 @@ def assemble(
     )
 
 
-def _read_all(names: Sequence[str], data: Path | None) -> list[Clip]:
+def objective_for(
+    recipe: Recipe, config: ModelConfig, material: Material, data: Path | None, device: torch.device
+) -> Objective:
+    """What the run minimises: CTC of transcripts, or a distillation where the recipe names a teacher or labels."""
+    alteration = recipe.augment if recipe.augment != NO_ALTERATION else None
+    banks = read_banks(_paths((recipe.data.noise,), data)[0], device) if recipe.data.noise else None
+    part = recipe.distil
+    if not part.teacher and not part.labels:
+        return CtcObjective(config, device, alteration=alteration, masks=recipe.masks, banks=banks)
+    teacher: Teacher
+    if part.teacher:
+        from acoustic.catalogue import find
+
+        teacher = LiveTeacher(find(part.teacher), device)
+    else:
+        teacher = StoredTeacher(material.answers, config.classes)
+    return DistilObjective(
+        config,
+        device,
+        teacher,
+        weights=Weights(part.words, part.frames, part.characters),
+        alteration=alteration,
+        ramp=Ramp(part.ramp_first, part.ramp_steps),
+        banks=banks,
+        masks=recipe.masks,
+    )
+
+
+def _read_labelled(recipe: Recipe, config: ModelConfig, data: Path | None) -> Labelled:
+    """The training clips, with the texts and answers of the recipe's labels where it names some."""
     clips: list[Clip] = []
-    for name in names:
-        path = Path(name)
-        clips += read_manifest(path if path.is_absolute() or data is None else data / path)
-    return clips
+    answers: dict[str, Stored] = {}
+    labels = _paths((recipe.distil.labels,), data)[0] if recipe.distil.labels else None
+    for path in _paths(recipe.data.train, data):
+        base, name = (path, path.name) if path.is_dir() else (path.parent, path.stem)
+        folder = LabelFolder(labels / name, config.classes) if labels else None
+        labelled = labelled_clips(read_manifest(path), base, folder)
+        clips += labelled.clips if not recipe.distil.teacher else read_manifest(path)
+        answers |= labelled.answers
+    return Labelled(clips, answers)
+
+
+def _paths(names: Sequence[str], data: Path | None) -> list[Path]:
+    """Relative names lie below the data folder."""
+    return [Path(name) if Path(name).is_absolute() or data is None else data / name for name in names]
 
 
 def _fastest(recipe: Recipe) -> float:

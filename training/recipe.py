@@ -40,19 +40,35 @@ class ModelPart:
 
 @dataclass(frozen=True)
 class DataPart:
-    """Manifests (below the data folder) and what is taken from them. `hours` is what the corpus should
-    hold.
+    """Manifests (below the data folder) and what is taken from them. `hours` is what the corpus should hold;
+    `noise` is a manifest of noise and impulse responses, of which those with `split` "train" are mixed in.
     """
 
     train: tuple[str, ...] = ()
     dev: tuple[str, ...] = ()
     hours: float = 0.0
+    noise: str = ""
     shortest_s: float = 0.1
     longest_s: float = 16.7
     batch_seconds: float = 240.0
     most_rows: int = 4096
     resident: bool = False
     threads: int = 4
+
+
+@dataclass(frozen=True)
+class DistilPart:
+    """Learning from a teacher (training/distill.py): `labels` is a folder that `silica label` filled, one
+    below it a manifest; with `teacher` it answers on the spot. Neither: no distillation.
+    """
+
+    teacher: str = ""
+    labels: str = ""
+    words: float = 1.0
+    frames: float = 0.3
+    characters: float = 0.3
+    ramp_first: float = 0.2
+    ramp_steps: int = 20_000
 
 
 @dataclass(frozen=True)
@@ -105,6 +121,7 @@ class Recipe:
     source: str = ""
     model: ModelPart = field(default_factory=ModelPart)
     data: DataPart = field(default_factory=DataPart)
+    distil: DistilPart = field(default_factory=DistilPart)
     augment: Alteration = NO_ALTERATION
     masks: FeatureMasks = field(default_factory=FeatureMasks)
     optimiser: OptimiserPart = field(default_factory=OptimiserPart)
