@@ -1,6 +1,14 @@
-"""The one decorator of every numba kernel: compiled once, cached on disk, run without the interpreter's lock."""
+"""The one decorator of every numba kernel: compiled once, cached on disk, run without the interpreter's lock.
 
+numba looks only at a kernel's own file to tell whether what it cached is stale, though a kernel holds what it calls
+from other files. So the cache lies in a folder named after the content of all of them.
+"""
+
+import hashlib
+import os
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -9,6 +17,45 @@ from numpy.typing import NDArray
 
 Function = TypeVar("Function", bound=Callable[..., object])
 Array = NDArray[Any]
+Record = Any
+"""One element of a structured array."""
+
+KERNEL_FILES = (
+    "compiled confidence hotwords lexicon ngram_kernel search_endings search_kernel search_state search_tree"
+).split()
+KEPT_CACHES = 3
+
+
+def cache_folder() -> Path:
+    """Beside the sources where that can be written, else under ~/.cache/silica; NUMBA_CACHE_DIR overrules both."""
+    here = Path(__file__).parent
+    content = b"".join((here / f"{name}.py").read_bytes() for name in KERNEL_FILES)
+    name = f"kernels-{hashlib.sha256(content + numba.__version__.encode()).hexdigest()[:16]}"
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    beside = here / "__pycache__"
+    if given:
+        folder = Path(given)
+    elif os.access(beside if beside.exists() else here, os.W_OK):
+        folder = beside
+    else:
+        folder = Path.home() / ".cache" / "silica"
+    return folder / name
+
+
+def forget_old_caches(current: Path) -> None:
+    """Each edit of a kernel leaves a folder behind: keep the newest few."""
+    try:
+        found = [path for path in current.parent.glob("kernels-*") if path != current]
+        for path in sorted(found, key=lambda path: path.stat().st_mtime)[: -KEPT_CACHES or None]:
+            shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        return  # another process is tidying up, or may not be helped
+
+
+CACHE = cache_folder()
+if not CACHE.exists():
+    forget_old_caches(CACHE)
+numba.config.CACHE_DIR = str(CACHE)
 
 
 def compiled(function: Function) -> Function:
@@ -16,6 +63,6 @@ def compiled(function: Function) -> Function:
 
 
 @compiled
-def whole(number: object) -> int:
-    """Any of numpy's integers as a plain signed one: unsigned ones would turn arithmetic into floating point."""
-    return np.int64(number)  # type: ignore[return-value, call-overload, no-any-return]
+def whole(number: Any) -> int:
+    """Any of numpy's integers as a plain signed one: unsigned ones would turn sums into floating point."""
+    return np.int64(number)  # type: ignore[return-value]
