@@ -114,9 +114,13 @@ class Settings:
 
     jobs_folder: Path | None = setting(None, "jobs", "where jobs are kept (default: beside the keys)")
     jobs_at_once: int = setting(1, "jobs", "recordings heard in the background at once", low=0, high=64)
-    jobs_keep_days: float = setting(7.0, "jobs", "finished jobs are forgotten after so long", low=0.01, high=3650)
+    jobs_keep_days: float = setting(
+        7.0, "jobs", "finished jobs are forgotten after so long", low=0.01, high=3650
+    )
     jobs_quota_mb: int = setting(20480, "jobs", "disk for recordings that wait", low=1, high=100000000)
-    jobs_lease_s: float = setting(30.0, "jobs", "a dead runner's jobs are free after so long", low=0.5, high=3600)
+    jobs_lease_s: float = setting(
+        30.0, "jobs", "a dead runner's jobs are free after so long", low=0.5, high=3600
+    )
     webhook_hosts: tuple[str, ...] = setting(
         (), "jobs", "hosts (host or host:port) that jobs may call when they are done"
     )

@@ -83,14 +83,15 @@ class ReplayLog:
             self._decided = max(self._decided, self.session_bytes + samples * self.frame_bytes)
             self._trim()
 
-    def echoed(self, name: str) -> None:
-        """A Marker came back: a new session need not answer it again."""
+    def answered(self, kind: str, name: str = "") -> None:
+        """A Marker came back or a Finalize was answered: a new session need not do it again."""
         for entry in self._entries:
             if isinstance(entry.payload, str) and not entry.answered:
                 told = json.loads(entry.payload)
-                if told.get("type") == "Marker" and told.get("name", "") == name:
+                if told.get("type") == kind and told.get("name", "") == name:
                     entry.answered = True
-                    return
+                    break
+        self._trim()
 
     def resume(self) -> list[Entry]:
         """What the same session still has to get, in order."""

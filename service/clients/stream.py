@@ -294,11 +294,13 @@ class StreamClient:
             self.log.acknowledge(message["received_bytes"], message["received_commands"])
             self._wake()
         if kind == "Marker":
-            self.log.echoed(message.get("name", ""))
+            self.log.answered("Marker", message.get("name", ""))
         shown = _shifted(message, self.log.offset_s)
         if kind == "Results" and message["is_final"]:
             self._restarts = 0
             self.log.decided(message["start"] + message["duration"])
+            if message["from_finalize"] and message["channel_index"][0] == 0:
+                self.log.answered("Finalize")
         last = kind == "Metadata" and self._finishing
         if kind != "Metadata" or last:
             self._inbox.put_nowait(shown)

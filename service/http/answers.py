@@ -13,6 +13,8 @@ from service.logs import say
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 
+SERVER = "Silica"
+
 STATUS = {
     "capacity": 503,
     "draining": 503,
@@ -30,6 +32,8 @@ STATUS = {
     "audio": 400,
     "model": 404,
     "resume": 410,
+    "channels": 400,
+    "hotwords": 400,
     "job": 404,
     "size": 413,
     "storage": 507,
@@ -92,6 +96,7 @@ async def answer_middleware(request: web.Request, handler: Handler) -> web.Strea
         response = error_response(failure, request_id)
     state.metrics.http_requests.labels(route, str(response.status)).inc()
     if not response.prepared:
+        response.headers["Server"] = SERVER
         response.headers["X-Request-Id"] = request_id
         response.headers["dg-request-id"] = request_id
     if route.startswith(("/v1", "/admin")) and not isinstance(response, web.WebSocketResponse):

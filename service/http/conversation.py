@@ -29,7 +29,8 @@ WIRE_CODES = {
     "DATA-0001": (1008, "DATA-0001", ""),
     "KEY-0000": (1008, "KEY-0000", ""),
     "SLOW-0000": (1008, "SLOW-0000", ""),
-    "slow": (1008, "SLOW-0000", ""),
+    "slow_reader": (1008, "SLOW-0000", ""),
+    "marks": (1008, "MARK-0000", ""),
     "SIZE-0000": (1009, "SIZE-0000", ""),
     "request": (1008, "DATA-0001", ""),
     "containers": (1013, "BUSY", ""),
@@ -53,6 +54,8 @@ class Conversation:
         self._failure: tuple[int, str, str] | None = None
         self._handed_over = False
         self._over = asyncio.Event()
+        self.busy = False
+        """At work on what the client said: its silence is ours."""
         rate = session.decoder.sample_rate if session.decoder.frame_bytes else None
         live = rate is not None and not session.request.source_is_file
         self._watch = RateWatch(rate) if live and rate is not None else None
@@ -117,7 +120,7 @@ class Conversation:
                 self.state.listening.park(session)
             else:
                 if how != "told":
-                    session.stream.cancel("client left" if how == "left" else "lost")
+                    session.stream.cancel("left" if how == "left" else "lost")
                 self.state.listening.forget(session)
             if not self.socket.closed:
                 await self._close(*(self._failure or (1011, "INTERNAL", "the connection failed here")))
@@ -133,8 +136,10 @@ class Conversation:
         """Obey until the client leaves ("left"), vanishes ("gone"), or cannot be understood ("refused")."""
         session, settings = self.session, self.state.settings
         try:
+            self.busy = True
             for command in first:
                 await self._obey(command)
+            self.busy = False
             while not self._handed_over:
                 message = await self.socket.receive()
                 if message.type is WSMsgType.BINARY or message.type is WSMsgType.TEXT:
@@ -147,8 +152,10 @@ class Conversation:
                         )
                     commands = session.dialect.receive(message.data)
                     self._count(message)
+                    self.busy = True
                     for command in commands:
                         await self._obey(command)
+                    self.busy = False
                 elif message.type is WSMsgType.PING:
                     await self.socket.pong(message.data)
                     session.stream.keep_alive()
@@ -263,7 +270,7 @@ class Conversation:
                 if isinstance(event, Closed):
                     await self._end(number, event)
         except TimeoutError:
-            session.stream.cancel("slow reader")
+            session.stream.cancel("slow_reader")
             self._failure = (1008, "SLOW-0000", f"nothing was taken for {self.state.settings.send_s:g} s")
             self._abort()
         except ConnectionError:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
+from service.dialects.openai import models_list
 from service.http.state import STATE
 from service.metrics import CONTENT_TYPE, build_version
 
@@ -55,7 +56,9 @@ async def models(request: web.Request) -> web.Response:
                 "load": room.load,
             }
         )
-    return web.json_response({"models": listed, "version": build_version()})
+    # `object` and `data` are what OpenAI's clients read, `models` is ours.
+    named = models_list([name for name, _ in state.models.items()], created=0)
+    return web.json_response({**named, "models": listed, "version": build_version()})
 
 
 async def heartbeat(app: web.Application) -> AsyncIterator[None]:

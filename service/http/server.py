@@ -21,15 +21,21 @@ from service.settings import Settings
 
 
 class Server:
-    """`async with Server(settings) as server:` serves until the block ends; `run_until_stopped` waits for a signal."""
+    """`async with Server(settings) as server:` serves until the block ends; `run_until_stopped` waits for a signal.
 
-    def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
+    Several servers may share models that somebody else started (and stops).
+    """
+
+    def __init__(
+        self, settings: Settings, metrics: Metrics | None = None, models: ServedModels | None = None
+    ) -> None:
         keys_file = settings.keys_file or default_keys_file()
         self.keys = KeyRing(keys_file if settings.keys_file or keys_file.exists() else None)
         check_exposed(settings, self.keys.needed)
         self.settings = settings
         self.metrics = metrics if metrics is not None else Metrics()
-        self.models = ServedModels(settings, self.metrics)
+        self._owns_models = models is None
+        self.models = models if models is not None else ServedModels(settings, self.metrics)
         self.app = make_app(settings, self.metrics, self.models, self.keys)
         self.port = settings.port
         self._runner: web.AppRunner | None = None
@@ -52,7 +58,8 @@ class Server:
     async def __aenter__(self) -> "Server":
         await self.bind()
         try:
-            await self.models.start()
+            if self._owns_models:
+                await self.models.start()
         except BaseException:
             await self._close()
             raise
@@ -63,19 +70,20 @@ class Server:
 
     async def bind(self) -> None:
         """Open the port. Health is answered at once; /readyz says no until the models are warm."""
+        tls = self._tls()
         self._runner = web.AppRunner(
             self.app, access_log=None, handle_signals=False, shutdown_timeout=5.0, keepalive_timeout=75.0
         )
-        await self._runner.setup()
-        site = web.TCPSite(
-            self._runner,
-            self.settings.host,
-            self.settings.port,
-            ssl_context=self._tls(),
-            reuse_port=True if self.settings.workers > 1 else None,
-            backlog=1024,
-        )
         try:
+            await self._runner.setup()
+            site = web.TCPSite(
+                self._runner,
+                self.settings.host,
+                self.settings.port,
+                ssl_context=tls,
+                reuse_port=True if self.settings.workers > 1 else None,
+                backlog=1024,
+            )
             await site.start()
         except OSError as error:
             await self._close()
@@ -84,10 +92,10 @@ class Server:
                 f"cannot listen on {self.settings.host} port {self.settings.port}: {error.strerror or error}.",
                 "Is another server running there? Choose another with --port.",
             ) from None
-        listening = site._server.sockets if isinstance(site._server, asyncio.base_events.Server) else None
-        addresses = self._runner.addresses
-        if listening or addresses:
-            self.port = int(addresses[0][1])
+        except BaseException:
+            await self._close()
+            raise
+        self.port = int(self._runner.addresses[0][1])
 
     async def run_until_stopped(self, when_ready: Callable[[], None] | None = None) -> None:
         """Serve until SIGTERM or SIGINT, then drain. SIGHUP loads the models anew; a second signal ends at once."""
@@ -126,7 +134,8 @@ class Server:
         state = self.app[STATE]
         self.begin_drain()
         say(logging.INFO, "draining", streams=state.listening.count, seconds=drain_s)
-        await self.models.stop(drain_s)
+        if self._owns_models:
+            await self.models.stop(drain_s)
         # The last finals are with the sessions now; they still have to reach their sockets.
         await state.listening.delivered(self.settings.send_s)
         await self._close()

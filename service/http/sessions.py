@@ -77,6 +77,14 @@ class Sessions:
         """Sessions, the parked ones included."""
         return len(self._sessions)
 
+    def start(self) -> None:
+        """Begin to vouch, now and then, for clients who are silent because we are not done with what they said."""
+        for session in self._sessions.values():
+            busy = session.conversation is not None and session.conversation.busy
+            if busy or session.finishing:
+                session.stream.keep_alive()
+        self._vouching = asyncio.get_running_loop().call_later(self.settings.idle_s / 4, self.start)
+
     def enter_socket(self, dialect: str) -> None:
         """One more open socket; ServiceError "sockets" when there are too many. Undone by `leave_socket`."""
         if self.sockets >= self.settings.max_sockets:
@@ -147,6 +155,7 @@ class Sessions:
 
     def close(self) -> None:
         """Let go of everything that is left."""
+        self._vouching.cancel()
         for session in tuple(self._sessions.values()):
             session.stream.cancel("stopped")
             self.forget(session)

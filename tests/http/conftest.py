@@ -94,7 +94,9 @@ class Talk:
             self.told.append(message)
             if message["type"] == kind and all(message.get(name) == value for name, value in fields.items()):
                 return message
-        raise AssertionError(f"closed with {self.closed} before {kind}; told {[m['type'] for m in self.told]}")
+        raise AssertionError(
+            f"closed with {self.closed} before {kind}; told {[m['type'] for m in self.told]}"
+        )
 
     async def to_the_end(self) -> tuple[int, str]:
         """Read until the server closes; its code and reason."""

@@ -1,0 +1,96 @@
+"""What a client keeps: exactly what it may have to send again, on the same session or on a new one."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.clients.replay import ReplayLog
+
+
+def payloads(entries):
+    return [entry.payload for entry in entries]
+
+
+def test_acknowledged_sound_is_not_sent_again():
+    log = ReplayLog(None, 16000)
+    for part in (b"aa", b"bbb", b"c"):
+        log.add(part)
+    log.acknowledge(2, 0)
+    assert payloads(log.resume()) == [b"bbb", b"c"]
+    assert log.unacknowledged_bytes == 4
+    log.acknowledge(6, 0)
+    assert log.resume() == [] and not log._entries
+
+
+def test_commands_are_counted_apart_and_keep_their_place():
+    log = ReplayLog(None, 16000)
+    log.add(b"aa")
+    log.add('{"type":"Finalize"}')
+    log.add(b"bb")
+    log.add('{"type":"CloseStream"}')
+    log.acknowledge(2, 0)
+    assert payloads(log.resume()) == ['{"type":"Finalize"}', b"bb", '{"type":"CloseStream"}']
+    log.acknowledge(2, 1)
+    assert payloads(log.resume()) == [b"bb", '{"type":"CloseStream"}']
+
+
+def test_a_new_session_gets_everything_after_the_last_final_and_times_go_on():
+    log = ReplayLog(2, 10)
+    log.add(bytes(range(20)))
+    log.add('{"type":"Finalize"}')
+    log.add(b"xxxx")
+    log.acknowledge(24, 1)
+    log.decided(1.0)
+    log.answered("Finalize")
+    assert payloads(log.restart()) == [b"xxxx"]
+    assert log.offset_s == 1.0
+    assert payloads(log.resume()) == [b"xxxx"]
+    log.acknowledge(4, 0)
+    assert log.resume() == [] and log.unacknowledged_bytes == 0
+
+
+def test_a_final_in_the_middle_of_a_message_cuts_it():
+    log = ReplayLog(2, 10)
+    log.add(bytes(range(20)))
+    log.acknowledge(20, 0)
+    log.decided(0.4)
+    assert payloads(log.restart()) == [bytes(range(8, 20))]
+    assert log.offset_s == 0.4
+
+
+def test_an_unanswered_finalize_is_asked_for_again():
+    log = ReplayLog(2, 10)
+    log.add(b"abcd")
+    log.add('{"type":"Finalize"}')
+    log.acknowledge(4, 1)
+    assert payloads(log.restart()) == [b"abcd", '{"type":"Finalize"}']
+    assert log.resume() == log.restart()
+
+
+@given(
+    st.lists(st.one_of(st.binary(min_size=1, max_size=9), st.just("command")), max_size=30),
+    st.integers(0, 30),
+)
+def test_whatever_was_received_the_rest_follows_in_order(parts, received):
+    log = ReplayLog(None, 16000)
+    sent = []
+    for number, part in enumerate(parts):
+        payload = part if isinstance(part, bytes) else json.dumps({"type": "Marker", "name": str(number)})
+        sent.append(payload)
+        log.add(payload)
+    had = sent[:received]
+    log.acknowledge(
+        sum(len(one) for one in had if isinstance(one, bytes)), sum(isinstance(one, str) for one in had)
+    )
+    assert payloads(log.resume()) == sent[received:]
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=30))
+def test_what_is_final_and_acknowledged_is_let_go(parts):
+    log = ReplayLog(1, 10)
+    for part in parts:
+        log.add(part)
+        log.acknowledge(log.sent_bytes, 0)
+        log.decided(log.sent_bytes / 10)
+        assert not log._entries, "a stream of a day holds no more than a stream of a minute"

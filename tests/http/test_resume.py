@@ -1,0 +1,223 @@
+"""Broken connections: by hand over the wire, and by the client that does it by itself. Nothing lost, nothing twice."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from service.clients.stream import StreamClient
+from service.errors import ServiceError
+from service.http.state import STATE
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+RAW = "encoding=linear16&sample_rate=16000"
+
+
+class Wire:
+    """A proxy in front of a server, whose connections can be cut."""
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.port = 0
+        self.cuts = 0
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        self._writers |= {writer, far_writer}
+        with contextlib.suppress(ConnectionError):
+            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+        for end in (writer, far_writer):
+            self._writers.discard(end)
+            end.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1000):
+            writer.write(data)
+            await writer.drain()
+        raise ConnectionResetError
+
+    def cut(self) -> None:
+        self.cuts += 1
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def wire(port: int) -> AsyncIterator[Wire]:
+    proxy = Wire(port)
+    listening = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
+    proxy.port = listening.sockets[0].getsockname()[1]
+    async with listening:
+        yield proxy
+        proxy.cut()
+
+
+def heard(told: list[dict]) -> list[tuple[float, float, str]]:
+    return [
+        (m["start"], m["duration"], m["channel"]["alternatives"][0]["transcript"])
+        for m in told
+        if m["type"] == "Results" and m["is_final"]
+    ]
+
+
+async def uninterrupted(talk, server, speech) -> list[tuple[float, float, str]]:
+    async with talk(server, f"{RAW}&source=file") as client:
+        await client.send(speech, {"type": "Finalize"}, speech, {"type": "CloseStream"})
+        await client.to_the_end()
+    return heard(client.told)
+
+
+async def test_resume_by_hand_goes_on_where_it_broke(server, talk, speech):
+    whole = await uninterrupted(talk, server, speech)
+    async with talk(server, f"{RAW}&extensions=true&source=file") as first:
+        session = (await first.until("Started"))["request_id"]
+        await first.send(speech, {"type": "Finalize"}, speech[:20001])
+        await first.until("Results", from_finalize=True)
+        seen = max(message["sequence"] for message in first.told)
+        first.socket.transport.abort()
+    async with talk(server, f"extensions=true&resume={session}&after={seen}") as second:
+        started = await second.until("Started")
+        assert started["resumed"] is True and started["received_commands"] == 1
+        at = started["received_bytes"]
+        assert len(speech) <= at <= len(speech) + 20001
+        await second.send(speech[at - len(speech) :], {"type": "CloseStream"})
+        assert await second.to_the_end() == (1000, "")
+    assert all(message["sequence"] > seen for message in second.told if "sequence" in message)
+    assert heard(first.told) + heard(second.told) == whole
+
+
+async def test_everything_after_the_last_seen_number_comes_again(server, talk, speech):
+    async with talk(server, f"{RAW}&extensions=true") as first:
+        session = (await first.until("Started"))["request_id"]
+        await first.send(speech, {"type": "Finalize"})
+        final = await first.until("Results", from_finalize=True)
+        first.socket.transport.abort()
+    async with talk(server, f"extensions=true&resume={session}&after={final['sequence'] - 1}") as second:
+        again = await second.until("Results", from_finalize=True)
+        assert {**again, "warning": None} == {**final, "warning": None}
+        await second.send({"type": "CloseStream"})
+        await second.to_the_end()
+
+
+async def test_a_connection_that_hangs_is_taken_over(server, talk, speech):
+    async with talk(server, f"{RAW}&extensions=true") as first:
+        session = (await first.until("Started"))["request_id"]
+        await first.send(speech)
+        async with talk(server, f"extensions=true&resume={session}&after=0") as second:
+            assert (await second.until("Started"))["resumed"] is True
+            assert (await first.to_the_end())[0] == 4000
+            await second.send({"type": "CloseStream"})
+            assert await second.to_the_end() == (1000, "")
+    assert server.app[STATE].listening.count == 0
+
+
+async def test_what_is_gone_is_410_and_a_session_without_extensions_is_gone(server, talk, speech):
+    async with talk(server) as first:
+        await first.send(speech)
+        session = first.socket.response.headers["Silica-Session"]
+        first.socket.transport.abort()
+    for id in (session, "nonsense"):
+        with pytest.raises(InvalidStatus) as refused:
+            async with talk(server, f"extensions=true&resume={id}"):
+                pass
+        assert refused.value.response.status_code == 410
+        assert json.loads(refused.value.response.body)["err_code"] == "RESUME"
+
+
+async def test_a_session_that_nobody_resumes_ends(front, talk, speech):
+    async with front(resume_s=0.0) as server:
+        async with talk(server, f"{RAW}&extensions=true") as client:
+            await client.until("Started")
+            client.socket.transport.abort()
+        listening = server.app[STATE].listening
+        async with asyncio.timeout(10):
+            await listening._idle.wait()
+        assert listening.count == 0
+
+
+async def test_the_client_comes_back_by_itself(server, talk, speech, pieces):
+    whole = await uninterrupted(talk, server, speech)
+    states = []
+
+    def cut_twice(state: str) -> None:
+        states.append(state)
+        if state == "listening" and proxy.cuts < 2:
+            proxy.cut()
+
+    async with wire(server.port) as proxy:
+        options = {"encoding": "linear16", "sample_rate": 16000, "source": "file"}
+        async with StreamClient(
+            f"ws://127.0.0.1:{proxy.port}", first_wait_s=0.05, on_state=cut_twice, **options
+        ) as client:
+            told = []
+
+            async def read() -> None:
+                async for message in client:
+                    told.append(message)
+                    if message["type"] == "Results" and proxy.cuts == 2:
+                        proxy.cut()
+
+            reader = asyncio.create_task(read())
+            for piece in pieces(speech, 3000):
+                await client.send(piece)
+            await client.finalize()
+            for piece in pieces(speech, 3000):
+                await client.send(piece)
+            await client.mark("end")
+            await client.finish()
+            async with asyncio.timeout(60):
+                await reader
+    assert heard(told) == whole
+    assert client.reconnections >= 2
+    assert [message["name"] for message in told if message["type"] == "Marker"] == ["end"]
+    numbers = [message["sequence"] for message in told if "sequence" in message]
+    assert numbers == sorted(set(numbers)) and told[-1]["type"] == "Metadata"
+    assert states[-1] == "closed" and "reconnecting" in states
+
+
+async def test_a_server_that_forgot_the_session_gets_the_undecided_sound_again(front, talk, speech):
+    async with front() as server:
+        whole = await uninterrupted(talk, server, speech)
+        async with wire(server.port) as proxy:
+            options = {"encoding": "linear16", "sample_rate": 16000, "source": "file"}
+            async with StreamClient(f"ws://127.0.0.1:{proxy.port}", first_wait_s=0.05, **options) as client:
+                told = []
+                await client.send(speech)
+                await client.finalize()
+                await client.send(speech[:30000])
+                async for message in client:
+                    told.append(message)
+                    if message.get("from_finalize"):
+                        break
+                state = server.app[STATE]
+                proxy.cut()
+                for session in tuple(state.listening._sessions.values()):
+                    session.stream.cancel("forgotten")
+                    state.listening.forget(session)
+                await client.send(speech[30000:])
+                await client.finish()
+                async with asyncio.timeout(60):
+                    async for message in client:
+                        told.append(message)
+    assert heard(told) == whole, "times go on, and what was final is not told again"
+
+
+async def test_the_client_says_why_it_was_refused(server, talk):
+    async with StreamClient(server.address, encoding="speex") as client:
+        with pytest.raises(ServiceError, match="speex is not supported"):
+            async for _ in client:
+                pass
+
+
+async def test_the_client_gives_up_when_nobody_is_there():
+    async with StreamClient("ws://127.0.0.1:9", give_up_s=0.3, first_wait_s=0.05) as client:
+        with pytest.raises(ServiceError, match="No server at"):
+            async for _ in client:
+                pass
+        with pytest.raises(ServiceError):
+            await client.send(b"sound")
