@@ -32,7 +32,7 @@ class Masks:
     def apply(self, x: Tensor, rate: int) -> Tensor:
         """`x` with everything beyond the lengths set to zero."""
         mask = self.at(x, rate)
-        return x if mask is None else x * mask
+        return x if mask is None else x * mask.to(x.dtype)
 
 
 class BatchNorm(nn.BatchNorm1d):

@@ -1,0 +1,181 @@
+"""Foreign files that are unsafe, damaged or wrong: refused in words, and nothing of them kept."""
+
+import gzip
+import io
+import json
+import pickle
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from acoustic import importers
+from acoustic.errors import AcousticError
+from acoustic.folding import fold
+from acoustic.importers import untrusted
+from tests.acoustic.foreign import MODELS, archive, folded_folder, lived_in, nemo_members, nemo_table, saved
+
+
+def link(kind: bytes, target: str) -> tarfile.TarInfo:
+    info = tarfile.TarInfo("innocent")
+    info.type, info.linkname = kind, target
+    return info
+
+
+UNSAFE = {
+    "absolute": tarfile.TarInfo("/etc/silica"),
+    "upwards": tarfile.TarInfo("a/../../b"),
+    "symbolic link": link(tarfile.SYMTYPE, "/etc/passwd"),
+    "hard link": link(tarfile.LNKTYPE, "model_config.yaml"),
+    "device": link(tarfile.CHRTYPE, ""),
+}
+
+
+@pytest.mark.parametrize("what", UNSAFE)
+def test_unsafe_archives_are_refused(tmp_path: Path, what: str) -> None:
+    path = archive(tmp_path / "m.nemo", nemo_members(lived_in(MODELS["jasper"])))
+    with tarfile.open(path, "a") as tar:
+        tar.addfile(UNSAFE[what])
+    with pytest.raises(AcousticError, match="refused"):
+        importers.read(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["m.nemo"]
+
+
+def test_oversize_archives_are_refused_unread(tmp_path: Path) -> None:
+    """A small file that promises a large member: nothing of it is unpacked."""
+    info = tarfile.TarInfo("model_weights.ckpt")
+    info.size = untrusted.LARGEST_MEMBER_BYTES + 1
+    path = tmp_path / "m.nemo"
+    path.write_bytes(gzip.compress(info.tobuf() + bytes(10_240)))
+    with pytest.raises(AcousticError, match="more than"):
+        importers.read(path)
+
+
+def test_archives_of_too_many_members_are_refused(tmp_path: Path) -> None:
+    path = archive(tmp_path / "m.nemo", {f"m{index}": b"" for index in range(untrusted.MOST_MEMBERS + 1)})
+    with pytest.raises(AcousticError, match="members"):
+        importers.read(path)
+
+
+class Trap:
+    """Runs code when unpickled carelessly."""
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return Path("/nowhere").joinpath("x").write_text, ("caught",)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("where", ["nemo", "pt"])
+def test_pickles_with_code_are_refused(tmp_path: Path, where: str) -> None:
+    trap = saved({"state_dict": {"weight": Trap()}})
+    if where == "nemo":
+        members = nemo_members(lived_in(MODELS["jasper"])) | {"./model_weights.ckpt": trap}
+        path = archive(tmp_path / "m.nemo", members)
+    else:
+        path = tmp_path / "m.pt"
+        path.write_bytes(trap)
+    with pytest.raises(AcousticError, match="refused"):
+        importers.read(path)
+
+
+def replaced(members: dict[str, bytes], **table: object) -> dict[str, bytes]:
+    whole = yaml.safe_load(members["./model_config.yaml"]) | table
+    return members | {"./model_config.yaml": yaml.safe_dump(whole).encode()}
+
+
+def without_weight(members: dict[str, bytes], name: str, **new: object) -> dict[str, bytes]:
+    state = torch.load(io.BytesIO(members["./model_weights.ckpt"]), weights_only=True)
+    state.pop(name, None)
+    return members | {"./model_weights.ckpt": saved(state | new)}
+
+
+def rows(**change: object) -> dict[str, object]:
+    encoder = nemo_table(MODELS["jasper"])["encoder"]
+    assert isinstance(encoder, dict)
+    encoder["jasper"][1].update(change)
+    return encoder
+
+
+MISTAKES: dict[str, tuple[Callable[[dict[str, bytes]], dict[str, bytes]], str]] = {
+    "no weights": (lambda m: {"./model_config.yaml": m["./model_config.yaml"]}, "lacks model_weights"),
+    "yaml": (lambda m: m | {"./model_config.yaml": b"a: [b"}, "no readable YAML"),
+    "yaml text": (lambda m: m | {"./model_config.yaml": b"words"}, "no table"),
+    "yaml code": (
+        lambda m: m | {"./model_config.yaml": b"!!python/object/apply:os.system [x]"},
+        "no readable",
+    ),
+    "no encoder": (lambda m: m | {"./model_config.yaml": b"a: 1"}, "lacks something"),
+    "wrong kernel": (lambda m: replaced(m, encoder=rows(kernel=[9])), "disagree"),
+    "strides": (lambda m: replaced(m, encoder=rows(stride=[2])), "strides in each"),
+    "few blocks": (lambda m: replaced(m, encoder={"jasper": []}), "describes 0 blocks"),
+    "activation": (lambda m: replaced(m, encoder=rows() | {"activation": "selu"}), "not relu"),
+    "front end": (lambda m: replaced(m, preprocessor={"normalize": "all_features"}), "normalises"),
+    "window": (lambda m: replaced(m, preprocessor={"window": "hamming"}), "another window"),
+    "alphabet": (lambda m: replaced(m, decoder={"vocabulary": ["a"]}), "has the shape"),
+    "lost decoder": (lambda m: without_weight(m, "decoder.decoder_layers.0.bias"), "no whole"),
+    "lost norm": (lambda m: without_weight(m, "encoder.encoder.1.mconv.1.weight"), "missing"),
+    "lost convolution": (
+        lambda m: without_weight(m, "encoder.encoder.1.mconv.0.conv.weight"),
+        "convolutions",
+    ),
+    "lost projection": (lambda m: without_weight(m, "encoder.encoder.1.res.0.0.conv.weight"), "Projection"),
+    "unknown": (lambda m: without_weight(m, "", **{"decoder.lstm": torch.zeros(1)}), "no part of"),
+    "no tensor": (lambda m: without_weight(m, "", **{"decoder.layers.0.bias": 3}), "no tensor"),
+    "no state": (lambda m: m | {"./model_weights.ckpt": saved([1, 2])}, "no table of tensors"),
+    "cut weights": (lambda m: m | {"./model_weights.ckpt": m["./model_weights.ckpt"][:999]}, "saved weights"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_archives_with_mistakes_are_refused_in_words(tmp_path: Path, what: str) -> None:
+    change, message = MISTAKES[what]
+    members = change(nemo_members(lived_in(MODELS["jasper"])))
+    with pytest.raises(AcousticError, match=message):
+        importers.read(archive(tmp_path / "m.nemo", members))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.pt", b"", "saved weights"),
+        ("x.pt", b"words", "refused|saved weights"),
+        ("x.pt", saved({"weights": 1}), "no `state_dict`"),
+        ("x.nemo", b"words", "cannot be read as an archive"),
+        ("x.wav", b"RIFF", "no layout known"),
+        ("x.pt", pickle.dumps({"state_dict": np.zeros(3)}), "refused|saved weights"),
+    ],
+)
+def test_files_of_nothing_known_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(AcousticError, match=message):
+        importers.read(path)
+
+
+def test_what_is_not_there() -> None:
+    with pytest.raises(AcousticError, match="There is no"):
+        importers.read(Path("nowhere.nemo"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.pop("layers"), "lacks something"),
+        (lambda table: table.update(weights="../w.safetensors"), "outside the folder"),
+        (lambda table: table["layers"][0].update(pad=3), "not the symmetric one"),
+        (lambda table: table["layers"][1].update(repeat=4), "lacks something"),
+        (lambda table: table["layers"][1].update(kernel=3, pad=1), "has the shape"),
+    ],
+)
+def test_folded_folders_with_mistakes_are_refused(
+    tmp_path: Path, change: Callable[[dict[str, object]], object], message: str
+) -> None:
+    folder = folded_folder(tmp_path / "f", fold(lived_in(MODELS["quartznet"])))
+    table = json.loads((folder / "config.json").read_text())
+    change(table)
+    (folder / "config.json").write_text(json.dumps(table))
+    with pytest.raises(AcousticError, match=message):
+        importers.read(folder)
