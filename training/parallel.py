@@ -4,6 +4,7 @@ Started by torchrun (`torchrun --nproc-per-node 8 --no-python silica train RECIP
 does nothing.
 """
 
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -132,4 +133,9 @@ def wrap(model: nn.Module, world: World) -> nn.Module:
     if world.size == 1:
         return model
     devices = [world.device.index] if world.device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(synchronise_norms(model), devices, broadcast_buffers=False)
+    joined: Any = nn.parallel.DistributedDataParallel
+    # Statistics are equal on all processes already; the setting has had two names.
+    names = inspect.signature(joined).parameters
+    setting = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+    wrapped: nn.Module = joined(synchronise_norms(model), devices, **{setting: False})
+    return wrapped

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from training import augment
 from training.augment.draw import SAMPLE_RATE
+from training.data.sound import read_clip
 
 torch.set_num_threads(1)
 
@@ -124,6 +126,22 @@ def test_real_codecs_keep_length_and_pitch(codec: str) -> None:
     assert heard.dtype == np.float32
     assert len(heard) == 16000
     assert loudest_hertz(torch.from_numpy(heard)) == pytest.approx(1000, abs=15)
+
+
+@pytest.mark.parametrize("codec", ["opus", "mp3", "amr", "g722"])
+def test_real_codecs_keep_time_to_five_milliseconds(codec: str, spoken: Path) -> None:
+    # Loudness over time is compared: a codec at 8 kHz turns phases, and voices repeat themselves every few ms.
+    clip = read_clip(spoken / "2.wav")
+    before, after = (
+        np.convolve(np.abs(sound), np.ones(320) / 320, "same")
+        for sound in (clip, augment.through_codec(clip, codec, 16000))
+    )
+    size = 2 * len(clip)
+    match = np.fft.irfft(
+        np.fft.rfft(after - after.mean(), size) * np.conj(np.fft.rfft(before - before.mean(), size))
+    )
+    delay = int(np.argmax(match))
+    assert min(delay, size - delay) <= 80
 
 
 def test_rooms_start_with_the_direct_sound_and_decay() -> None:

@@ -53,8 +53,9 @@ def quantise(sound: Tensor, bits: Tensor) -> Tensor:
 
 
 def through_codec(sound: Samples, codec: str, bit_rate: int) -> Samples:
-    """One clip (float32, mono, 16 kHz) encoded and decoded by a real codec, as long as before (CPU,
-    through PyAV).
+    """One clip (float32, mono, 16 kHz) encoded and decoded by a real codec (CPU, through PyAV).
+
+    As long as before and in time with it to 5 ms, so that labels of the clean clip still fit.
     """
     import av
 
