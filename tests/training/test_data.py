@@ -148,6 +148,13 @@ def wsj(root: Path) -> Path:
     return root
 
 
+def manifest(root: Path) -> Path:
+    write_manifest(
+        root / "manifest.jsonl", [Clip(tone(root / "a.wav", 1.0), 7.0, "It's one.", "s", "mine", "CC0")]
+    )
+    return root
+
+
 def folder(root: Path) -> Path:
     tone(root / "a.wav", 1.0)
     (root / "a.txt").write_text("Dr. Who, 21 times!")
@@ -163,6 +170,7 @@ def folder(root: Path) -> Path:
         (speechocean, "speechocean", ("we call it bear", "so-0001")),
         (ljspeech, "ljspeech", ("in nineteen seventy one", "lj")),
         (wsj, "wsj", ("the sale of the hotels comma is part", "wsj-011")),
+        (manifest, "manifest", ("it's one", "s")),
         (folder, "folder", ("doctor who twenty one times", None)),
     ],
 )

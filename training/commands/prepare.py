@@ -8,7 +8,17 @@ import argparse
 from pathlib import Path
 
 HELP = "make a verified manifest of a corpus"
-CORPORA = ("auto", "librispeech", "commonvoice", "wsj", "an4", "speechocean", "ljspeech", "folder")
+CORPORA = (
+    "auto",
+    "librispeech",
+    "commonvoice",
+    "wsj",
+    "an4",
+    "speechocean",
+    "ljspeech",
+    "manifest",
+    "folder",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

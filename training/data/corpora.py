@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.data.manifests import iterate_manifest
 from training.errors import TrainingError
 
 SOUND_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3", ".m4a", ".sph", ".wv1", ".wv2", ".g722", ".aiff")
@@ -21,6 +22,8 @@ class Found:
     text: str | None
     speaker: str | None
     corpus: str
+    licence: str | None = None
+    source: str | None = None
 
 
 def librispeech(folder: Path) -> Iterator[Found]:
@@ -106,6 +109,13 @@ def any_folder(folder: Path) -> Iterator[Found]:
             yield Found(path, text, None, folder.name)
 
 
+def manifest(folder: Path) -> Iterator[Found]:
+    """A folder with a `manifest.jsonl` already: everything in it is measured and checked anew."""
+    for clip in iterate_manifest(folder):
+        corpus = clip.corpus or folder.name
+        yield Found(clip.audio, clip.text, clip.speaker, corpus, clip.licence, clip.source)
+
+
 CORPORA: dict[str, Callable[[Path], Iterator[Found]]] = {
     "librispeech": librispeech,
     "commonvoice": common_voice,
@@ -113,6 +123,7 @@ CORPORA: dict[str, Callable[[Path], Iterator[Found]]] = {
     "an4": an4,
     "speechocean": speechocean,
     "ljspeech": ljspeech,
+    "manifest": manifest,
     "folder": any_folder,
 }
 
@@ -121,6 +132,8 @@ def detect(folder: Path) -> str:
     """The name of the corpus that lies in a folder, by the files that only it has."""
     if not folder.is_dir():
         raise TrainingError(f"{folder} is no folder. Name the unpacked corpus.")
+    if (folder / "manifest.jsonl").exists():
+        return "manifest"
     if next(folder.rglob("*.trans.txt"), None):
         return "librispeech"
     if (folder / "clips").is_dir() and next(folder.glob("*.tsv"), None):

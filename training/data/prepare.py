@@ -189,7 +189,8 @@ def _clip(item: Found, plan: Plan, text: str | None, sound: Samples, speed: floa
         audio = _write(item.audio, plan, spoken, speed)
     speaker = item.speaker and (item.speaker if speed == 1.0 else f"{item.speaker}-{speed:g}")
     seconds = len(spoken) / SAMPLE_RATE
-    return Clip(audio, seconds, text, speaker, plan.corpus, plan.licence, str(item.audio))
+    licence, source = plan.licence or item.licence, item.source or str(item.audio)
+    return Clip(audio, seconds, text, speaker, item.corpus, licence, source)
 
 
 def _write(source: Path, plan: Plan, sound: Samples, speed: float) -> Path:
