@@ -37,7 +37,7 @@ class Metrics:
     """Every metric as an attribute. One object a process (or a test), with its own registry."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        disable_created_metrics()  # a time stamp beside every counter doubles the page and helps nobody
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a time stamp beside every counter doubles the page and helps nobody
         self.registry = registry if registry is not None else CollectorRegistry()
 
         # Streams (set by `streams`; each accepted stream is counted open once and closed once).

@@ -92,13 +92,13 @@ async def test_used_up_minutes_end_the_stream_and_refuse_the_next(front, talk, k
 
 async def test_a_revoked_key_ends_its_streams(front, talk, keys_file, speech):
     _, secret = add_key(keys_file, "leaver")
-    async with front(keys_file=keys_file) as server:
-        async with talk(server, additional_headers={"Authorization": f"Token {secret}"}) as client:
-            await client.send(speech)
-            revoke_key(keys_file, "leaver")
-            server.keys._looked_s = float("-inf")  # what two seconds would do
-            await client.send(speech)
-            code, reason = await client.to_the_end()
+    held = {"Authorization": f"Token {secret}"}
+    async with front(keys_file=keys_file) as server, talk(server, additional_headers=held) as client:
+        await client.send(speech)
+        revoke_key(keys_file, "leaver")
+        server.keys._looked_s = float("-inf")  # what two seconds would do
+        await client.send(speech)
+        code, reason = await client.to_the_end()
         assert (code, reason.partition(":")[0]) == (1008, "KEY-0000")
 
 
@@ -147,10 +147,10 @@ async def test_names_that_merely_resolve_here_are_refused(server):
 
 
 async def test_listed_origins_may_connect(front, talk):
-    async with front(origins=("https://app.example",)) as server:
-        async with talk(server, additional_headers={"Origin": "https://app.example"}) as client:
-            await client.send({"type": "CloseStream"})
-            assert await client.to_the_end() == (1000, "")
+    page = {"Origin": "https://app.example"}
+    async with front(origins=(page["Origin"],)) as server, talk(server, additional_headers=page) as client:
+        await client.send({"type": "CloseStream"})
+        assert await client.to_the_end() == (1000, "")
 
 
 # ---- answers

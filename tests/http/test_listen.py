@@ -29,7 +29,7 @@ async def test_how_sound_is_cut_changes_no_word(server, talk, speech, pieces):
     heard = []
     for size in (1601, 7, len(speech)):
         async with talk(server, f"{RAW}&source=file") as client:
-            await client.send(*pieces(speech[:24000] if size == 7 else speech[:24000], size))
+            await client.send(*pieces(speech[:24000], size))
             await client.send({"type": "CloseStream"})
             await client.to_the_end()
         heard.append([(m["start"], m["channel"]["alternatives"][0]["words"]) for m in client.of("Results")])

@@ -1,0 +1,235 @@
+"""Deepgram's dialect with lists of messages: no socket, no engine."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lm.hotwords import Hotword
+from service.core.events import (
+    Alternative,
+    Closed,
+    Failed,
+    Final,
+    Marked,
+    Partial,
+    Progress,
+    SpeechStarted,
+    Started,
+    UtteranceEnded,
+    Word,
+)
+from service.dialects.commands import Audio, Finalize, Finish, KeepAlive, ListenRequest, Mark, Refuse, Say, Warn
+from service.dialects.deepgram import DeepgramDialect, Received, StreamFacts
+from service.dialects.query import read_query
+from service.errors import ServiceError
+
+FACTS = StreamFacts("id-1", "tiny", "uuid-1", "1.0", "2026-01-01T00:00:00.000Z", 30.0, 1000)
+NOTHING = Received(0, 0, 0)
+WORDS = (Word("hello", 0.1, 0.4, 0.9), Word("world", 0.5, 0.8, 0.7))
+FINAL = Final(0, 0.0, 1.0, (Alternative(WORDS),), True)
+
+
+def dialect(**asked) -> DeepgramDialect:
+    return DeepgramDialect(ListenRequest(**asked), FACTS)
+
+
+def told(one: DeepgramDialect, event, number=7) -> list[dict]:
+    return [json.loads(text) for text in one.write(number, event, NOTHING)]
+
+
+@pytest.mark.parametrize(
+    ("message", "command"),
+    [
+        (b"sound", Audio(b"sound")),
+        (b"", KeepAlive()),
+        ('{"type":"KeepAlive"}', KeepAlive()),
+        ('{ "type" : "Finalize" }', Finalize()),
+        ('{"type":"CloseStream","extra":[1]}', Finish()),
+        ('{"type":"Marker","name":"m"}', Mark("m")),
+        ('{"type":"Marker"}', Mark("")),
+    ],
+)
+def test_what_clients_say(message, command):
+    assert dialect().receive(message) == [command]
+
+
+@pytest.mark.parametrize("message", ["", "UklGRg==", "{", '{"type":', "[" * 100000])
+def test_text_that_is_no_json_is_refused_with_advice(message):
+    (command,) = dialect().receive(message)
+    assert isinstance(command, Refuse) and "binary" in command.advice
+
+
+@pytest.mark.parametrize("message", ["null", "3", "[]", "{}", '{"type":"Dance"}', '{"type":{"a":1}}'])
+def test_json_that_is_unknown_is_a_warning(message):
+    (command,) = dialect().receive(message)
+    assert isinstance(command, Warn)
+
+
+@pytest.mark.parametrize("name", [3, None, "x" * 201])
+def test_marks_need_a_short_name(name):
+    (command,) = dialect().receive(json.dumps({"type": "Marker", "name": name}))
+    assert isinstance(command, Warn)
+
+
+def test_configure_is_answered():
+    (command,) = dialect().receive('{"type":"Configure","keyterms":["a"]}')
+    assert isinstance(command, Say) and json.loads(command.text)["type"] == "ConfigureFailure"
+
+
+@given(st.text(max_size=40))
+def test_no_text_breaks_it(text):
+    assert len(dialect().receive(text)) == 1
+
+
+@given(st.binary(max_size=40))
+def test_bytes_are_sound_whatever_they_are(data):
+    assert dialect().receive(data) == [Audio(data) if data else KeepAlive()]
+
+
+def test_a_final_has_everything_the_sdk_knows():
+    from deepgram.listen.v1.types.listen_v1results import ListenV1Results
+
+    (message,) = told(dialect(), FINAL)
+    parsed = ListenV1Results.model_validate(message)
+    assert parsed.is_final and parsed.speech_final and parsed.from_finalize is False
+    assert parsed.channel.alternatives[0].transcript == "hello world"
+    assert parsed.channel.alternatives[0].words[1].start == 0.5
+    assert parsed.metadata.request_id == "id-1" and message["sequence"] == 7
+
+
+def test_metadata_is_what_the_sdk_knows():
+    from deepgram.listen.v1.types.listen_v1metadata import ListenV1Metadata
+
+    parsed = ListenV1Metadata.model_validate_json(dialect().metadata(9, "abc", 1.25))
+    assert parsed.duration == 1.25 and parsed.channels == 1
+
+
+def test_partials_say_how_much_is_settled():
+    (message,) = told(dialect(interim=True), Partial(0, 0.0, 1.0, WORDS, 1, True))
+    assert message["stable_words"] == 1 and message["probably_over"] is True and not message["is_final"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Started("id-1", "tiny"),
+        Marked("m"),
+        Progress(2.0, 1.0, 1.0),
+        Failed("x", "y", "z"),
+        Closed("finished", 2.0),
+        SpeechStarted(0, 0.1),
+    ],
+)
+def test_what_was_not_asked_for_is_not_sent(event):
+    assert told(dialect(), event) == []
+
+
+def test_extensions_are_sent_to_who_asked():
+    one = dialect(extensions=True)
+    kinds = [
+        told(one, event)[0]["type"]
+        for event in (Started("id-1", "tiny"), Marked("m"), Progress(2.0, 1.0, 1.0), Failed("x", "y", "z"))
+    ]
+    assert kinds == ["Started", "Marker", "Heartbeat", "Error"]
+
+
+def test_channels_are_named_among_all():
+    one = dialect(channels=2, multichannel=True, speech_events=True)
+    assert told(one, SpeechStarted(1, 0.1))[0]["channel"] == [1, 2]
+    assert told(one, UtteranceEnded(1, 0.5))[0] == {
+        "type": "UtteranceEnd",
+        "channel": [1, 2],
+        "last_word_end": 0.5,
+        "sequence": 7,
+    }
+
+
+def test_readable_words_are_shown_beside_the_heard_ones():
+    shown = DeepgramDialect(ListenRequest(readable=True), FACTS, lambda words: ["Hello", "world."])
+    (message,) = told(shown, FINAL)
+    best = message["channel"]["alternatives"][0]
+    assert best["transcript"] == "Hello world." and best["words"][0]["word"] == "hello"
+    assert best["words"][1]["punctuated_word"] == "world."
+
+
+def test_warnings_ride_on_messages_once_each():
+    one = dialect()
+    assert one.warn(Warn("rate", "a")) and not one.warn(Warn("rate", "b"))
+    first, second = told(one, FINAL), told(one, FINAL)
+    assert first[0]["warning"]["code"] == "rate" and "warning" not in second[0]
+
+
+def test_the_sdks_query_is_understood():
+    request = read_query(
+        [
+            ("model", "nova-3"),
+            ("encoding", "linear16"),
+            ("sample_rate", "8000"),
+            ("channels", "2"),
+            ("multichannel", "true"),
+            ("interim_results", "true"),
+            ("endpointing", "false"),
+            ("utterance_end_ms", "1000"),
+            ("vad_events", "true"),
+            ("keyterm", "Silica"),
+            ("keywords", "quartz:2.5"),
+            ("alternatives", "3"),
+            ("smart_format", "true"),
+            ("language", "en-US"),
+            ("profanity_filter", "false"),
+        ]
+    )
+    assert request == ListenRequest(
+        model="nova-3",
+        encoding="linear16",
+        sample_rate=8000,
+        channels=2,
+        multichannel=True,
+        interim=True,
+        endpointing_ms=None,
+        utterance_end_ms=1000,
+        speech_events=True,
+        hotwords=(Hotword("quartz", 2.5), Hotword("Silica", 5.0)),
+        alternatives=3,
+        readable=True,
+    )
+    assert request.heard_channels == 2
+
+
+def test_what_does_nothing_here_is_warned_about():
+    request = read_query([("diarize", "true"), ("language", "de"), ("colour", "blue"), ("tag", "x")])
+    assert [warning.code for warning in request.warnings] == ["option", "language", "option"]
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("encoding", "g729"),
+        ("sample_rate", "7999"),
+        ("sample_rate", "16e3"),
+        ("sample_rate", "-16000"),
+        ("channels", "0"),
+        ("interim_results", "perhaps"),
+        ("endpointing", "5"),
+        ("alternatives", "11"),
+        ("keyterm", ":3"),
+        ("keyterm", "a:nan"),
+        ("callback", "https://x.example"),
+        ("model", "m" * 201),
+        ("after", "٣"),
+    ],
+)
+def test_what_cannot_be_is_refused(pair):
+    with pytest.raises(ServiceError) as error:
+        read_query([pair])
+    assert error.value.code == "request" and error.value.advice
+
+
+@given(st.lists(st.tuples(st.sampled_from(["keyterm", "endpointing", "channels", "x"]), st.text(max_size=9))))
+def test_no_query_breaks_it(pairs):
+    try:
+        read_query(pairs)
+    except ServiceError as error:
+        assert error.code == "request"

@@ -1,0 +1,95 @@
+"""vosk's dialect with lists of messages: one answer to each, nothing lost."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.core.events import Alternative, Closed, Final, Partial, Word
+from service.dialects.commands import Audio, Finalize, Finish, Refuse, Say
+from service.dialects.vosk import VoskDialect
+
+
+def final(text: str, from_finalize: bool = False) -> Final:
+    words = tuple(Word(word, 0.0, 0.1, 0.9) for word in text.split())
+    return Final(0, 0.0, 1.0, (Alternative(words),), True, from_finalize)
+
+
+def answer(one: VoskDialect, message: bytes = b"xx") -> dict:
+    (say,) = [command for command in one.receive(message) if isinstance(command, Say)]
+    return json.loads(say.text)
+
+
+def test_each_sound_gets_the_partial_or_the_oldest_final():
+    one = VoskDialect()
+    assert answer(one) == {"partial": ""}
+    one.write(Partial(0, 0.0, 1.0, (Word("yes", 0.0, 0.1, 0.9),), 0))
+    assert answer(one) == {"partial": "yes"}
+    one.write(final("yes"))
+    one.write(final("no"))
+    assert answer(one)["text"] == "yes"
+    assert answer(one)["text"] == "no"
+    assert answer(one) == {"partial": ""}
+
+
+@pytest.mark.parametrize("spelling", ['{"eof" : 1}', '{"eof":1}', ' { "eof" : true } '])
+def test_eof_in_any_spelling_tells_the_rest_once(spelling):
+    one = VoskDialect()
+    assert one.receive(spelling) == [Finish()]
+    one.write(final("one two"))
+    one.write(final("three"))
+    (last,) = one.write(Closed("finished", 1.0))
+    assert json.loads(last)["text"] == "one two three"
+    assert one.write(Closed("finished", 1.0)) == []
+
+
+def test_reset_tells_what_was_heard_and_goes_on():
+    one = VoskDialect()
+    assert one.receive('{"reset":1}') == [Finalize()]
+    (told,) = one.write(final("hello", from_finalize=True))
+    assert json.loads(told)["text"] == "hello"
+    assert one.receive(b"xx")[0] == Audio(b"xx")
+
+
+def test_the_configuration_is_read_and_comes_first():
+    one = VoskDialect()
+    config = {"sample_rate": 8000, "max_alternatives": 2, "phrase_list": ["yes", "no", "[unk]"], "model": "a"}
+    one.receive(json.dumps({"config": config}))
+    request = one.request
+    assert (request.sample_rate, request.alternatives, request.model) == (8000, 2, "a")
+    assert [hotword.phrase for hotword in request.hotwords] == ["yes", "no"]
+    one.receive(b"xx")
+    one.receive('{"config": {"sample_rate": 16000}}')
+    assert one.request.sample_rate == 8000
+    one.write(final("yes"))
+    assert answer(one)["alternatives"][0]["text"] == "yes"
+
+
+def test_words_can_be_left_out():
+    one = VoskDialect()
+    one.receive('{"config": {"words": false}}')
+    one.write(final("yes"))
+    assert answer(one) == {"text": "yes"}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "eof",
+        "[]",
+        '{"config": {"sample_rate": 1}}',
+        '{"config": {"sample_rate": "x"}}',
+        '{"config": {"max_alternatives": 99}}',
+        '{"config": {"phrase_list": [3]}}',
+        '{"config": []}',
+    ],
+)
+def test_nonsense_is_refused(message):
+    (command,) = VoskDialect().receive(message)
+    assert isinstance(command, Refuse) and command.advice
+
+
+@given(st.text(max_size=60))
+def test_no_text_breaks_it(text):
+    VoskDialect().receive(text)
