@@ -250,8 +250,8 @@ def advance(  # type: ignore[no-untyped-def]
                 if child >= 0 and nodes[child].beam >= 0:
                     mass *= nodes[child].factor
                     other = nodes[child].beam
-                    # The label is emitted here if this path into it is the better one.
-                    if mass > stay_label[other]:
+                    # The label is emitted here if that is likelier than all that is known of it so far.
+                    if mass > stay_blank[other] + stay_label[other]:
                         nodes[child].frame = frame
                         nodes[child].peak = max(nodes[child].peak, row[label])
                     stay_label[other] += mass

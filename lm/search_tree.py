@@ -143,6 +143,9 @@ def read_words(
             if letters > 0:
                 language = last_language if at == length else nodes[path[at]].word_language
                 mean = total / letters
+                spans[words, 0] = max(spans[words, 0], not_before)
+                spans[words, 1] = max(spans[words, 1], spans[words, 0] + 1)
+                not_before = spans[words, 1]
                 evidence[words, 0] = confidence_of(mean, least, letters, language)
                 evidence[words, 1], evidence[words, 2] = mean, least
                 evidence[words, 3], evidence[words, 4] = letters, language
@@ -154,11 +157,10 @@ def read_words(
         node = nodes[path[at]]
         spelling[at] = characters[node.label]
         if letters == 0:
-            spans[words, 0] = max(node.frame, not_before)
-            not_before = spans[words, 0] + 1
             total, least = 0.0, 0.0
-        not_before = max(not_before, node.frame + 1)
-        spans[words, 1] = not_before
+            spans[words, 0], spans[words, 1] = node.frame, node.frame + 1
+        spans[words, 0] = min(spans[words, 0], node.frame)
+        spans[words, 1] = max(spans[words, 1], node.frame + 1)
         total += node.peak
         least = min(least, node.peak)
         letters += 1

@@ -92,7 +92,10 @@ def test_language_scores_are_kenlms_while_the_utterance_goes_on(tiny: NGram) -> 
         utterance.push(frame[None])
         best = utterance.best()
         finished = [word.text for word in best.words][: best.text.count(" ") + 1]
-        candidates = [" ".join(finished), " ".join(finished[:-1])]  # the last word counts once a space is heard
+        candidates = [
+            " ".join(finished),
+            " ".join(finished[:-1]),
+        ]  # the last word counts once a space is heard
         values = [oracle.score(text, bos=True, eos=False) for text in candidates]
         assert any(math.isclose(best.language_score, value, abs_tol=1e-4) for value in values)
 

@@ -1,0 +1,62 @@
+"""The best label of each frame: collapsed as CTC says, whatever the slicing."""
+
+import math
+from itertools import groupby
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm.decoders import open_decoder
+
+from .conftest import ALPHABET
+from .matrices import random_frames, spoken
+
+
+def collapsed(frames: np.ndarray) -> str:
+    labels = [label for label, _ in groupby(frames.argmax(axis=1).tolist()) if label != len(ALPHABET)]
+    return " ".join("".join(ALPHABET[label] for label in labels).split())
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10_000), cuts=st.lists(st.integers(0, 80), max_size=10))
+def test_every_slicing_gives_the_collapsed_best_labels(seed: int, cuts: list[int]) -> None:
+    frames = random_frames(np.random.default_rng(seed), 80, 29, 2.0)
+    decoder = open_decoder("greedy", ALPHABET)
+    whole, sliced = decoder.start(), decoder.start()
+    whole.push(frames)
+    edges = [0, *sorted(cuts), len(frames)]
+    for begin, end in zip(edges, edges[1:], strict=False):
+        sliced.push(frames[begin:end])
+    assert sliced.best() == whole.best()
+    assert sliced.finish() == whole.finish()
+    assert whole.best().text == collapsed(frames)
+
+
+def test_words_before_the_last_space_are_stable() -> None:
+    frames = spoken("a band plays on", ALPHABET, np.random.default_rng(1), 12.0)
+    utterance = open_decoder("greedy", ALPHABET).start()
+    promised: tuple[object, ...] = ()
+    for frame in frames:
+        utterance.push(frame[None])
+        best = utterance.best()
+        assert best.words[: len(promised)] == promised
+        assert best.stable_words == max(0, len(best.words) - 1) or best.stable_words == len(best.words)
+        promised = best.words[: best.stable_words]
+    (final,) = utterance.finish()
+    assert final.text == "a band plays on"
+    assert final.stable_words == 4
+
+
+def test_score_and_frames_are_of_the_best_path() -> None:
+    labels = [28, 3, 3, 28, 1, 20, 28, 0, 1, 28]
+    frames = np.full((len(labels), 29), math.log(1e-4), np.float32)
+    frames[np.arange(len(labels)), labels] = math.log(0.9)
+    utterance = open_decoder("greedy", ALPHABET).start()
+    utterance.push(frames)
+    (final,) = utterance.finish()
+    assert math.isclose(final.score, len(labels) * math.log(0.9), rel_tol=1e-5)
+    assert [(word.text, word.first_frame, word.end_frame) for word in final.words] == [
+        ("cat", 1, 6),
+        ("a", 8, 9),
+    ]
