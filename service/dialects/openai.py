@@ -103,7 +103,7 @@ def _check_temperature(text: str) -> None:
 
 
 def hotwords_of(prompt: str, phrases: Sequence[str] = ()) -> tuple[Hotword, ...]:
-    """The prompt's phrases, divided by commas, semicolons or lines; longer prose names nothing and is left."""
+    """The prompt's phrases, divided by commas, semicolons or lines; longer prose is left."""
     parts = [*phrases, *re.split(r"[,;\n]", prompt)]
     found = dict.fromkeys(" ".join(part.lower().split()).strip(" .") for part in parts)
     short = [phrase for phrase in found if phrase and len(phrase.split()) <= LONGEST_HOTWORD_WORDS]

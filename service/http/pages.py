@@ -40,6 +40,7 @@ TYPES = MappingProxyType(
         ".html": "text/html",
         ".css": "text/css",
         ".js": "text/javascript",
+        ".yaml": "application/yaml",
         ".svg": "image/svg+xml",
         ".webmanifest": "application/manifest+json",
     }
@@ -59,6 +60,7 @@ def page_files(folder: Path = FOLDER) -> dict[str, Path]:
 
 def add_page_routes(app: web.Application, folder: Path = FOLDER) -> None:
     """Serve the page at `/` and its modules beside it; `web/` is read when the server starts."""
+    app.router.add_get("/openapi.yaml", _answer_with(Path(service.__file__).parent / "openapi.yaml"))
     for address, path in page_files(folder).items():
         app.router.add_get(address, _answer_with(path))
 

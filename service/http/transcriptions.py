@@ -170,7 +170,7 @@ async def model(request: web.Request) -> web.Response:
             "model", f"There is no model {name[:80]!r} here.", f"Served: {', '.join(state.models.names)}."
         )
         return web.json_response(openai.error_body(error, 404), status=404)
-    return web.json_response(openai.model_entry(name, int(time.time())))
+    return web.json_response(openai.model_entry(name, 0))
 
 
 class Account:

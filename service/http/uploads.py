@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from service.errors import ServiceError
 
@@ -73,7 +74,7 @@ async def receive_form(request: web.Request, folder: Path, most: int) -> Form:
             if sum(len(values) for values in form.fields.values()) >= MOST_FIELDS:
                 raise ServiceError("request", f"More than {MOST_FIELDS} form fields.", "Send fewer.")
             form.fields.setdefault(part.name, []).append(await _text(part))
-    except (ValueError, AssertionError, RuntimeError) as error:
+    except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as error:
         raise ServiceError(
             "request", f"The multipart form cannot be read: {error}.", "Was it cut off?"
         ) from None

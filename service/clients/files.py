@@ -1,0 +1,57 @@
+"""A sound file as if it were spoken into a microphone: the same blocks, at the pace of real time. Sends nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+
+from service.audio.files import read_blocks
+from service.audio.resample import RATE
+from service.clients.mic import BLOCK_S, Block, level_db
+
+
+class FileMicrophone:
+    """`async for block in FileMicrophone(path): ...`; `pace` 1 is real time, 0 as fast as it is taken."""
+
+    def __init__(self, path: Path, pace: float = 1.0) -> None:
+        self.path = path
+        self.pace = pace
+        self.rate = RATE
+        self.lost_s = 0.0
+        self._stopped = False
+
+    async def __aenter__(self) -> FileMicrophone:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """No more sound."""
+        self._stopped = True
+
+    async def __aiter__(self) -> AsyncIterator[Block]:
+        loop = asyncio.get_running_loop()
+        began_s, told = loop.time(), 0
+        size = round(RATE * BLOCK_S)
+        carry = np.zeros(0, np.float32)
+        blocks = read_blocks(self.path)
+        while (part := await asyncio.to_thread(next, blocks, None)) is not None:
+            carry = np.concatenate([carry, part.mean(axis=0)])
+            while len(carry) >= size:
+                yield self._block(carry[:size])
+                carry = carry[size:]
+                told += size
+                if self._stopped:
+                    return
+                if self.pace > 0:
+                    await asyncio.sleep(max(0.0, began_s + told / RATE / self.pace - loop.time()))
+        if len(carry) and not self._stopped:
+            yield self._block(carry)
+
+    def _block(self, samples: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Block:
+        pcm = np.clip(np.round(samples * 32768), -32768, 32767).astype("<i2")
+        return Block(pcm.tobytes(), *level_db(pcm))

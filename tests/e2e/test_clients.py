@@ -1,0 +1,193 @@
+"""Whole files through unmodified clients: openai's and Deepgram's SDKs, and plain HTTP, against the real server."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.e2e.house import Served, speech, write_wav
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import httpx
+    import openai
+    from deepgram import DeepgramClient
+    from deepgram.environment import DeepgramClientEnvironment
+
+
+@pytest.fixture(scope="module")
+def wav(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    quiet = np.zeros(16000, np.float32)
+    sound = np.concatenate(
+        [speech("all-circuits-busy-now", 16000), quiet, speech("call-forwarding", 16000), quiet]
+    )
+    return write_wav(tmp_path_factory.mktemp("sound") / "talk.wav", sound, 16000)
+
+
+@pytest.fixture(scope="module")
+def deepgram(served: Served) -> Iterator[DeepgramClient]:
+    socket = served.address.replace("http", "ws", 1)
+    place = DeepgramClientEnvironment(
+        base=served.address, production=socket, agent=socket, agent_rest=served.address
+    )
+    with httpx.Client() as http:
+        yield DeepgramClient(api_key="none", environment=place, httpx_client=http)
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_openai_json_text_and_subtitles_say_the_same(client: openai.OpenAI, wav: Path) -> None:
+    said = client.audio.transcriptions.create(model="whisper-1", file=wav)
+    assert len(said.text.split()) >= 2
+    text = client.audio.transcriptions.create(model="whisper-1", file=wav, response_format="text")
+    assert str(text).strip() == said.text
+    srt = client.audio.transcriptions.create(model="whisper-1", file=wav, response_format="srt")
+    vtt = client.audio.transcriptions.create(model="whisper-1", file=wav, response_format="vtt")
+    assert str(srt).startswith("1\n00:00:0") and str(vtt).startswith("WEBVTT\n")
+    for form in (str(srt), str(vtt)):
+        shown = [line for line in form.splitlines() if line and "-->" not in line and line != "WEBVTT"]
+        assert " ".join(line for line in shown if not line.isdigit()) == said.text
+
+
+def test_openai_verbose_json_has_words_and_segments(client: openai.OpenAI, wav: Path) -> None:
+    told = client.audio.transcriptions.create(
+        model="whisper-1",
+        file=wav,
+        response_format="verbose_json",
+        timestamp_granularities=["word", "segment"],
+    )
+    assert told.words and told.segments and told.duration == pytest.approx(5.6, abs=1.5)
+    assert [word.word for word in told.words] == told.text.split()
+    assert " ".join(segment.text.strip() for segment in told.segments) == told.text
+    for word in told.words:
+        assert 0 <= word.start < word.end <= told.duration + 0.5
+
+
+def test_openai_streams_the_text_as_it_is_decided(client: openai.OpenAI, wav: Path) -> None:
+    whole = client.audio.transcriptions.create(model="whisper-1", file=wav).text
+    events = list(client.audio.transcriptions.create(model="whisper-1", file=wav, stream=True))
+    deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
+    assert len(deltas) >= 2
+    assert "".join(deltas) == whole == events[-1].text  # type: ignore[union-attr]
+
+
+def test_openai_errors_are_its_own(client: openai.OpenAI, wav: Path, tmp_path: Path) -> None:
+    with pytest.raises(openai.BadRequestError) as format_error:
+        client.audio.transcriptions.create(model="m", file=wav, response_format="diarized_json")
+    assert format_error.value.param == "response_format"
+    letter = tmp_path / "letter.txt"
+    letter.write_text("dear sir or madam")
+    with pytest.raises(openai.BadRequestError, match="container"):
+        client.audio.transcriptions.create(model="m", file=letter)
+    with pytest.raises(openai.BadRequestError) as language_error:
+        client.audio.transcriptions.create(model="m", file=wav, language="fi")
+    assert language_error.value.param == "language"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("no-such-model")
+
+
+def test_openai_lists_the_models(client: openai.OpenAI) -> None:
+    listed = list(client.models.list())
+    assert listed and client.models.retrieve(listed[0].id).id == listed[0].id
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_deepgram_prerecorded(deepgram: DeepgramClient, client: openai.OpenAI, wav: Path) -> None:
+    answer: Any = deepgram.listen.v1.media.transcribe_file(
+        request=wav.read_bytes(), model="nova-3", utterances=True, paragraphs=True, smart_format=True
+    )
+    best = answer.results.channels[0].alternatives[0]
+    assert best.transcript == client.audio.transcriptions.create(model="m", file=wav).text
+    assert [word.word for word in best.words] == best.transcript.split()
+    assert len(answer.results.utterances) == len(best.paragraphs.paragraphs) >= 2
+    assert answer.metadata.channels == 1 and len(answer.metadata.sha256) == 64
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_deepgram_urls_are_refused_with_the_reason(deepgram: DeepgramClient) -> None:
+    with pytest.raises(Exception, match="fetches nothing"):
+        deepgram.listen.v1.media.transcribe_url(url="http://localhost/secret", model="nova-3")
+
+
+def test_two_channels_are_heard_each_by_itself(served: Served, wav: Path, tmp_path: Path) -> None:
+    import soundfile
+
+    left = speech("all-circuits-busy-now", 16000)
+    right = speech("call-forwarding", 16000)
+    stereo = np.zeros((max(len(left), len(right)) + 16000, 2), np.float32)
+    stereo[: len(left), 0], stereo[: len(right), 1] = left, right
+    path = tmp_path / "stereo.flac"
+    soundfile.write(path, stereo, 16000)
+    answer = post(served, "/v1/listen?multichannel=true", path.read_bytes())
+    assert answer["metadata"]["channels"] == 2
+    texts = [channel["alternatives"][0]["transcript"] for channel in answer["results"]["channels"]]
+    alone = []
+    for side in range(2):
+        soundfile.write(path, stereo[:, side], 16000)
+        told = post(served, "/v1/listen", path.read_bytes())
+        alone.append(told["results"]["channels"][0]["alternatives"][0]["transcript"])
+    assert texts == alone and all(texts) and texts[0] != texts[1]
+
+
+@pytest.mark.parametrize("form", ["flac", "ogg", "mp3"])
+def test_compressed_files_are_read_whole(served: Served, wav: Path, tmp_path: Path, form: str) -> None:
+    import soundfile
+
+    samples, rate = soundfile.read(wav)
+    path = tmp_path / f"talk.{form}"
+    soundfile.write(path, samples, rate)
+    answer = post(served, "/v1/listen", path.read_bytes())
+    assert answer["metadata"]["duration"] == pytest.approx(len(samples) / rate, abs=0.1)
+
+
+def post(served: Served, address: str, body: bytes) -> Any:
+    request = urllib.request.Request(served.address + address, body, method="POST")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+@pytest.mark.parametrize(
+    ("address", "body", "status", "said"),
+    [
+        ("/v1/listen", b"", 400, "empty"),
+        ("/v1/listen?utterances=perhaps", b"x", 400, "utterances"),
+        ("/v1/listen?encoding=linear16&sample_rate=3", b"xx", 400, "sample_rate"),
+        ("/v1/listen?resume=abc", b"xx", 400, "live"),
+        ("/v1/audio/transcriptions", b"xx", 400, "multipart"),
+    ],
+)
+def test_mistakes_are_told(served: Served, address: str, body: bytes, status: int, said: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        post(served, address, body)
+    with refused.value as answer:
+        assert answer.code == status
+        assert said in answer.read().decode()
+
+
+def test_too_large_a_file_is_refused(served: Served) -> None:
+    with pytest.raises((urllib.error.HTTPError, ConnectionError, urllib.error.URLError)) as refused:
+        post(served, "/v1/listen", b"RIFF" + bytes(5_000_000))
+    if isinstance(refused.value, urllib.error.HTTPError):
+        with refused.value as answer:
+            assert answer.code == 413
+    assert post(served, "/v1/listen?encoding=linear16", bytes(32000))["metadata"]["duration"] == 1.0
+
+
+def test_the_openapi_document_is_served(served: Served) -> None:
+    with urllib.request.urlopen(f"{served.address}/openapi.yaml") as answer:
+        document = yaml.safe_load(answer)
+    assert document["openapi"].startswith("3.")
+    assert {"/v1/listen", "/v1/audio/transcriptions", "/v1/jobs"} <= set(document["paths"])
