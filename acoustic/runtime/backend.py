@@ -3,7 +3,7 @@
 A backend holds no state of any stream: the same window gives the same result whoever shares the call with it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -47,6 +47,9 @@ class Backend(Protocol):
 
     def whole(self, samples: Samples) -> LogProbs:
         """A whole recording at once [outputs, classes], normalised as the model was trained."""
+
+    def pieces(self, samples: Samples) -> Iterator[LogProbs]:
+        """The same, handed out as it is heard, half a minute at a time."""
 
 
 def open_backend(
@@ -128,18 +131,17 @@ def whole_features(front_end: FrontEnd, config: FeatureConfig, samples: Samples)
 
 def in_pieces(
     config: ModelConfig, features: Tensor, run: Callable[[Tensor], NDArray[np.float32]]
-) -> LogProbs:
+) -> Iterator[LogProbs]:
     """Features of any length through `run` ([mels, frames] to [outputs, classes]) in overlapping pieces."""
-    frames, every = features.shape[-1], config.frames_per_output
-    outputs = config.outputs_for(frames)
-    heard: list[LogProbs] = []
-    for first, keep, end, keep_end in _pieces(config, frames):
+    every = config.frames_per_output
+    for first, keep, end, keep_end in _pieces(config, features.shape[-1]):
         piece: LogProbs = run(features[:, first:end])
-        heard.append(piece[(keep - first) // every : config.outputs_for(keep_end - first)])
-    if not heard:
-        return np.zeros((0, config.classes), np.float32)
-    joined: LogProbs = np.concatenate(heard)[:outputs]
-    return joined
+        yield piece[(keep - first) // every : config.outputs_for(keep_end - first)]
+
+
+def joined(config: ModelConfig, heard: Iterable[LogProbs]) -> LogProbs:
+    """All pieces as one [outputs, classes]."""
+    return np.concatenate([np.zeros((0, config.classes), np.float32), *heard])
 
 
 def _pieces(config: ModelConfig, frames: int) -> Iterator[tuple[int, int, int, int]]:
@@ -158,8 +160,12 @@ def _pieces(config: ModelConfig, frames: int) -> Iterator[tuple[int, int, int, i
 
 def hear_stream(backend: Backend, samples: Samples, plan: WindowPlan | None = None) -> LogProbs:
     """A whole recording [outputs, classes] as its stream would be heard, window by window."""
+    return joined(backend.config, stream_pieces(backend, samples, plan))
+
+
+def stream_pieces(backend: Backend, samples: Samples, plan: WindowPlan | None = None) -> Iterator[LogProbs]:
+    """The same, window by window as it is heard."""
     stream = StreamWindows(backend.config, plan or backend.plan)
-    heard: list[LogProbs] = []
     for windows in (stream.push(samples), stream.finish()):
         for window in windows:
             result = backend.forward([stream.renewed(window)])[0]
@@ -168,5 +174,4 @@ def hear_stream(backend: Backend, samples: Samples, plan: WindowPlan | None = No
                     f"Output {result.span.keep_first} and what follows is unknown: {result.error}."
                 )
             stream.heard(result)
-            heard.append(result.log_probs)
-    return np.concatenate(heard) if heard else np.zeros((0, backend.config.classes), np.float32)
+            yield result.log_probs

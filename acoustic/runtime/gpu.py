@@ -4,7 +4,7 @@ Features, normalisation, network and softmax are one graph: the host only lines 
 On a CPU the same code runs with the graphs off, which is how it is tested without a GPU.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from acoustic.runtime.backend import (
     Precision,
     failed,
     in_pieces,
+    joined,
     kept_outputs,
     streaming_config,
     whole_features,
@@ -96,16 +97,19 @@ class GpuBackend:
                 heard.update(zip(chosen, results, strict=True))
         return [heard[index] for index in range(len(windows))]
 
-    @torch.inference_mode()
     def whole(self, samples: Samples) -> LogProbs:
         """A whole recording at once, normalised as the model was trained."""
+        return joined(self.config, self.pieces(samples))
+
+    def pieces(self, samples: Samples) -> Iterator[LogProbs]:
+        """The same, handed out as it is heard."""
         features = whole_features(self._front_end, self.trained_config.features, samples)
+        return in_pieces(self.config, features, self._run)
 
-        def run(piece: Tensor) -> LogProbs:
-            log_probs, _ = self._network(piece[None].to(self._type))
-            return np.asarray(log_probs[0].float().cpu().numpy(), np.float32)
-
-        return in_pieces(self.config, features, run)
+    @torch.inference_mode()
+    def _run(self, features: Tensor) -> LogProbs:
+        log_probs, _ = self._network(features[None].to(self._type))
+        return np.asarray(log_probs[0].float().cpu().numpy(), np.float32)
 
     def bucket(self, batch: int, frames: int) -> "Bucket":
         """The bucket of that shape: for benchmarks."""

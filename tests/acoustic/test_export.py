@@ -1,5 +1,6 @@
 """What ONNX Runtime computes from an exported file is what the network computes, for every kind of layer."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +57,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SILICA_HOME", str(tmp_path))
     monkeypatch.setattr(calibration, "ENOUGH_S", 10.0)  # noise has shown its range by then
     return tmp_path
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small products on several threads mostly wait for one another on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def lively(config: ModelConfig) -> Checkpoint:

@@ -1,0 +1,172 @@
+"""What this machine carries: how many live streams a core, and how fast whole recordings go, for one model."""
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from acoustic.runtime import Backend
+
+HELP = "measure how many streams this machine carries"
+
+HOPS_S = (0.16, 0.32, 0.64, 1.28)
+WHOLE_S = 15.0
+WARM_UP_RUNS = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, and how long to measure."""
+    from service.listening import add_model_arguments
+
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--hops", type=float, nargs="+", default=list(HOPS_S), metavar="S", help="hops to measure"
+    )
+    parser.add_argument(
+        "--processes", type=int, help="processes at once (default: one a core on a CPU, one on a GPU)"
+    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long each figure is measured")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", help="windows at once (default: 1 on a CPU, 1 8 32 128)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else there")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One hop and batch, over all processes: the acoustic model alone."""
+
+    hop_s: float
+    batch: int
+    window_ms: float
+    streams_per_process: float
+    streams: float
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure in as many processes as would serve, all at once: cores share caches and clocks."""
+    from acoustic import catalogue
+    from service.errors import ServiceError
+
+    model = arguments.model or catalogue.default_name()
+    catalogue.find(model)  # a model that is not there is told once, not once a process
+    processes = arguments.processes
+    if processes is None:
+        processes = len(os.sched_getaffinity(0)) if arguments.device == "cpu" else 1
+    if processes < 1 or arguments.seconds <= 0 or any(hop <= 0 for hop in arguments.hops):
+        raise ServiceError("bench", "Nothing to measure.", "Processes, seconds and hops must be above zero.")
+    batches = arguments.batch or ([1] if arguments.device == "cpu" else [1, 8, 32, 128])
+    job = (
+        model,
+        arguments.device,
+        arguments.precision,
+        arguments.hops,
+        batches,
+        arguments.seconds,
+        processes,
+    )
+    spawning = multiprocessing.get_context("spawn")
+    barrier = spawning.Barrier(processes)
+    with spawning.Pool(processes, initializer=_remember, initargs=(barrier,)) as pool:
+        measured = pool.map(_measure, [job] * processes, chunksize=1)
+    answer = _joined(measured, model, arguments.device, processes)
+    print(json.dumps(answer) if arguments.json else "\n".join(_readable(answer)))
+    return 0
+
+
+_barrier: Any = None
+
+
+def _remember(barrier: Any) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def _measure(job: tuple[Any, ...]) -> dict[str, Any]:
+    """In a process of its own: seconds a window for each hop and batch, and for a whole recording."""
+    import numpy as np
+    import torch
+
+    from acoustic.runtime import open_backend
+    from acoustic.windows import with_hop
+
+    model, device, precision, hops, batches, seconds, _ = job
+    if device == "cpu":
+        torch.set_num_threads(1)
+    backend = open_backend(model, device, precision)
+    _barrier.wait()
+    # Noise costs a network what speech costs it: no layer skips anything.
+    sound = np.random.default_rng(1).normal(0, 0.05, 30 * 16_000).astype(np.float32)
+    windows = []
+    for hop_s in hops:
+        plan = with_hop(backend.config, backend.plan, hop_s)
+        for batch in batches:
+            took_s = _window_s(backend, sound, plan, batch, seconds)
+            windows.append((plan.hop_frames / backend.config.frames_per_second, batch, took_s))
+    whole_s = _timed(lambda: backend.whole(sound[: int(WHOLE_S * 16_000)]), seconds)
+    return {"precision": backend.precision, "windows": windows, "whole": WHOLE_S / whole_s}
+
+
+def _window_s(backend: "Backend", sound: Any, plan: Any, batch: int, seconds: float) -> float:
+    from acoustic.windows import StreamWindows
+
+    stream = StreamWindows(backend.config, plan)
+    full = None
+    for window in stream.push(sound):
+        window = stream.renewed(window)
+        if window.span.frames == plan.frames:
+            full = window
+            break
+        stream.heard(backend.forward([window])[0])
+    assert full is not None
+    return _timed(lambda: backend.forward([full] * batch), seconds) / batch
+
+
+def _timed(action: Any, seconds: float) -> float:
+    """The median of as many runs as fit into the time, at least three."""
+    for _ in range(WARM_UP_RUNS):
+        action()
+    took: list[float] = []
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds or len(took) < 3:
+        start = time.perf_counter()
+        action()
+        took.append(time.perf_counter() - start)
+    return statistics.median(took)
+
+
+def _joined(measured: list[dict[str, Any]], model: str, device: str, processes: int) -> dict[str, Any]:
+    figures = []
+    for rows in zip(*(one["windows"] for one in measured), strict=True):
+        hop_s, batch, _ = rows[0]
+        streams = sum(hop_s / took_s for _, _, took_s in rows)
+        window_ms = statistics.fmean(took_s for _, _, took_s in rows) * 1000
+        figures.append(Figure(hop_s, batch, window_ms, streams / processes, streams))
+    return {
+        "model": str(model),
+        "device": device,
+        "precision": measured[0]["precision"],
+        "processes": processes,
+        "streamed": [asdict(figure) for figure in figures],
+        "whole_times_real_time_per_process": statistics.fmean(one["whole"] for one in measured),
+    }
+
+
+def _readable(answer: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{answer['model']}, {answer['precision']} on {answer['device']}, {answer['processes']} process(es) at once; "
+        "the acoustic model alone (leave a fifth for words and sockets)",
+        f"{'hop':>7}{'batch':>7}{'window':>11}{'streams each':>14}{'streams':>9}",
+    ]
+    for one in answer["streamed"]:
+        lines.append(
+            f"{one['hop_s']:>6.2f}s{one['batch']:>7}{one['window_ms']:>9.1f}ms{one['streams_per_process']:>14.1f}"
+            f"{one['streams']:>9.1f}"
+        )
+    lines.append(f"whole recordings: {answer['whole_times_real_time_per_process']:.1f} x real time each")
+    return lines

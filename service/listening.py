@@ -1,0 +1,124 @@
+"""The options that `transcribe`, `evaluate` and `bench` share, and the backend and decoder they open with them."""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from acoustic.runtime import Backend
+    from acoustic.windows import LogProbs
+    from lm.decoders import Decoder
+    from lm.search_settings import SearchSettings
+    from service.offline import CutRules, TimedWord
+
+DECODERS = ("beam", "greedy", "pyctcdecode")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model, on what."""
+    parser.add_argument("--model", help="name or path of the acoustic model (default: the one in the box)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--precision", choices=("fp32", "int8", "fp16"), help="default: the fastest it is ready for"
+    )
+
+
+def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model and which decoder."""
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--decoder", choices=DECODERS, default="beam", help="how words are searched (default: beam)"
+    )
+    parser.add_argument(
+        "--language-model", default="shipped", metavar="FILE", help="KenLM binary; `shipped` or `none`"
+    )
+    parser.add_argument("--width", type=int, help="how many readings the beam keeps")
+    parser.add_argument("--lm-weight", type=float, help="how much the language model counts")
+    parser.add_argument("--word-bonus", type=float, help="what each word adds")
+    parser.add_argument(
+        "--hotword",
+        action="append",
+        default=[],
+        metavar="PHRASE[:WEIGHT]",
+        help="a phrase to expect; repeatable",
+    )
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A backend and a decoder, ready for recordings."""
+
+    backend: "Backend"
+    decoder: "Decoder"
+    settings: "SearchSettings"
+    language_model: str
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> "Listener":
+        """Open what the line asks for; says on stderr when a beam has to do without a language model."""
+        from lm.decoders import open_decoder
+
+        backend = open_from(arguments)
+        ngram, name = _language_model(arguments)
+        decoder = open_decoder(arguments.decoder, backend.config.alphabet, ngram)
+        return cls(backend, decoder, _search_settings(arguments), name)
+
+    def words(self, pieces: "Iterable[LogProbs]", rules: "CutRules | None" = None) -> "Iterator[TimedWord]":
+        """The words of one recording's log-probabilities."""
+        from service.offline import CutRules, words_of
+
+        rules = rules or CutRules()
+        return words_of(pieces, self.decoder, self.settings, self.backend.config.alphabet, rules)
+
+
+def open_from(arguments: argparse.Namespace) -> "Backend":
+    """The acoustic model that the line names, on one thread."""
+    import torch
+
+    from acoustic import catalogue
+    from acoustic.runtime import open_backend
+
+    if arguments.device == "cpu":
+        torch.set_num_threads(1)  # more threads in one process are slower than more processes
+    return open_backend(arguments.model or catalogue.default_name(), arguments.device, arguments.precision)
+
+
+def _language_model(arguments: argparse.Namespace) -> tuple[Any, str]:
+    if arguments.decoder == "greedy" or arguments.language_model == "none":
+        return None, "none"
+    from lm.ngram import NGram
+
+    if arguments.language_model != "shipped":
+        return NGram.load(arguments.language_model), str(arguments.language_model)
+    shipped = NGram.shipped()
+    if shipped is None:
+        sys.stderr.write("silica: no language model is in the box: the beam searches without one\n")
+        return None, "none"
+    return shipped, "shipped"
+
+
+def _search_settings(arguments: argparse.Namespace) -> "SearchSettings":
+    from lm.hotwords import Hotword
+    from lm.search_settings import SearchSettings
+    from lm.text import normalise
+    from service.errors import ServiceError
+
+    given: dict[str, Any] = {
+        name: getattr(arguments, name)
+        for name in ("width", "lm_weight", "word_bonus")
+        if getattr(arguments, name) is not None
+    }
+    hotwords = []
+    for spoken in arguments.hotword:
+        phrase, _, weight = spoken.rpartition(":") if ":" in spoken else (spoken, "", "5")
+        try:
+            hotwords.append(Hotword(normalise(phrase), float(weight)))
+        except ValueError as error:
+            raise ServiceError(
+                "hotword",
+                f"{spoken!r} is no hotword.",
+                "Expected PHRASE or PHRASE:WEIGHT, such as kubernetes:6.",
+            ) from error
+    return SearchSettings(**given, hotwords=tuple(hotwords))

@@ -1,0 +1,144 @@
+"""`silica transcribe`, `evaluate` and `bench` from the command line, with the tiny model and sound made here."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from service.commands import main
+from service.commands.evaluate import recordings
+from service.errors import ServiceError
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing lands in the tester's own cache."""
+    monkeypatch.setenv("SILICA_HOME", str(tmp_path_factory.getbasetemp() / "home"))
+
+
+@pytest.fixture
+def clips(tmp_path: Path) -> Path:
+    """Three recordings and a manifest, one of them without a text."""
+    generator = np.random.default_rng(5)
+    lines = []
+    for index, text in enumerate(["one two three", "Four, 5!", None]):
+        name = f"clip{index}.wav"
+        soundfile.write(tmp_path / name, generator.normal(0, 0.1, 16_000 * (index + 1)), 16_000)
+        lines.append(json.dumps({"audio": name, "duration": index + 1, "text": text}))
+    (tmp_path / "manifest.jsonl").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+TINY = ["--model", "tiny", "--decoder", "greedy"]
+
+
+def test_transcribe_writes_one_json_object_for_many_files(
+    clips: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["transcribe", str(clips), *TINY, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [Path(one["file"]).name for one in answer["files"]] == ["clip0.wav", "clip1.wav", "clip2.wav"]
+    assert [one["duration_s"] for one in answer["files"]] == [1.0, 2.0, 3.0]
+    for one in answer["files"]:
+        assert one["error"] is None
+        assert one["text"] == " ".join(word["text"] for word in one["words"])
+        assert all(0 <= word["start_s"] < word["end_s"] <= one["duration_s"] + 0.02 for word in one["words"])
+
+
+def test_streamed_and_whole_give_the_same_words_where_context_is_bounded(
+    clips: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = []
+    for extra in ([], ["--streamed"]):
+        assert main(["transcribe", str(clips / "clip2.wav"), *TINY, *extra]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0].strip()
+    assert texts[0] == texts[1]
+
+
+def test_one_bad_file_does_not_stop_the_others(clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = clips / "notes.wav"
+    bad.write_text("no sound here\n" * 100)
+    assert main(["transcribe", str(bad), str(clips / "clip0.wav"), *TINY, "--json"]) == 1
+    told = capsys.readouterr()
+    first, second = json.loads(told.out)["files"]
+    assert "not readable as sound" in first["error"]
+    assert second["error"] is None
+    assert "not readable as sound" in told.err
+
+
+@pytest.mark.parametrize(("form", "suffix", "mark"), [("srt", "srt", "-->"), ("vtt", "vtt", "WEBVTT")])
+def test_subtitles_are_written_beside_each_name(clips: Path, form: str, suffix: str, mark: str) -> None:
+    out = clips / "out"
+    wildcard = str(clips / "clip*.wav")
+    assert main(["transcribe", wildcard, *TINY, "--format", form, "--out", str(out)]) == 0
+    written = sorted(path.name for path in out.iterdir())
+    assert written == [f"clip{index}.wav.{suffix}" for index in range(3)]
+    assert mark in (out / written[2]).read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (["transcribe", "missing-*.wav"], "Nothing here matches"),
+        (["transcribe", "x.wav", "--model", "nobody"], "no model"),
+        (["evaluate", "nowhere"], "no manifest"),
+        (["bench", "--model", "tiny", "--processes", "0"], "Nothing to measure"),
+    ],
+)
+def test_mistakes_on_the_line_are_told_in_a_sentence(
+    line: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line if "--model" in line else [*line, "--model", "tiny"]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert "Traceback" not in error
+
+
+def test_evaluate_counts_words_of_normalised_text(clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(clips), *TINY, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["recordings"] == 2
+    assert answer["words"] == 5  # one two three four five
+    assert answer["wer"] == (answer["substitutions"] + answer["insertions"] + answer["deletions"]) / 5
+    assert answer["audio_s"] == 3.0
+    assert answer["real_time_factor"] > 0
+
+
+def test_evaluate_streamed_with_windows_of_ones_own(clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    windows = ["--streamed", "--left", "0.8", "--hop", "0.32", "--look-ahead", "0.3"]
+    assert main(["evaluate", str(clips / "manifest.jsonl"), *TINY, *windows, "--limit", "1"]) == 0
+    assert "1 recordings as streams" in capsys.readouterr().out
+
+
+def test_a_damaged_manifest_names_its_line(tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.jsonl"
+    manifest.write_text('{"audio": "a.wav", "text": "a"}\nnot json\n')
+    with pytest.raises(ServiceError, match="Line 2"):
+        recordings(manifest, None)
+    manifest.write_text('{"audio": "a.wav", "text": null}\n')
+    with pytest.raises(ServiceError, match="has a text"):
+        recordings(manifest, None)
+
+
+def test_bench_tells_streams_for_each_hop(capsys: pytest.CaptureFixture[str]) -> None:
+    line = [
+        "bench",
+        "--model",
+        "tiny",
+        "--processes",
+        "1",
+        "--seconds",
+        "0.05",
+        "--hops",
+        "0.32",
+        "0.64",
+        "--json",
+    ]
+    assert main(line) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [one["hop_s"] for one in answer["streamed"]] == [0.32, 0.64]
+    assert all(one["streams"] > 1 for one in answer["streamed"])
+    assert answer["whole_times_real_time_per_process"] > 1
