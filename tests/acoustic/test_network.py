@@ -125,6 +125,13 @@ SHAPES = [
 ]
 
 
+@pytest.mark.parametrize("name", ["quartznet15x5", "quartznet12x1", "jasper10x5dr", "jasper5x3"])
+def test_the_published_fields_are_those_of_the_built_networks(name: str) -> None:
+    blocks = tuple(replace(block, channels=2) for block in published[name].blocks)
+    config = replace(published[name], blocks=blocks, features=replace(FEATURES, mels=2))
+    assert probe(config) == (config.left_frames, config.look_ahead_frames)
+
+
 @pytest.mark.parametrize("config", SHAPES, ids=range(len(SHAPES)))
 def test_contexts_computed_equal_contexts_probed(config: ModelConfig) -> None:
     assert probe(config) == (config.left_frames, config.look_ahead_frames)
