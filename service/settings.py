@@ -202,18 +202,14 @@ def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
 
 def as_toml(settings: Settings) -> str:
     """The settings as a TOML file that gives them again; what is unset is a comment; secrets are masked."""
-    lines: list[str] = []
-    section = ""
+    sections: dict[str, list[str]] = {}
     for item in fields(Settings):
-        if item.metadata["section"] != section:
-            section = item.metadata["section"]
-            lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
         value = getattr(settings, item.name)
         if item.metadata["secret"] and value:
             value = "****"
         text = f"# {item.name} =" if value is None else f"{item.name} = {_toml_value(value)}"
-        lines.append(f"{text}  # {item.metadata['help']}")
-    return "\n".join(lines) + "\n"
+        sections.setdefault(item.metadata["section"], []).append(f"{text}  # {item.metadata['help']}")
+    return "\n".join("\n".join((f"[{name}]", *lines, "")) for name, lines in sections.items())
 
 
 def _from_toml(file: Path) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""Settings: who overrules whom, and complaints that say what was wrong and where."""
+
+import argparse
+from dataclasses import fields
+
+import pytest
+
+from service.errors import ServiceError
+from service.settings import Settings, add_settings_arguments, as_toml, load_settings
+
+
+def parsed(*line: str) -> dict:
+    parser = argparse.ArgumentParser()
+    add_settings_arguments(parser)
+    return vars(parser.parse_args(line))
+
+
+def test_file_then_environment_then_line(tmp_path):
+    file = tmp_path / "silica.toml"
+    file.write_text('port = 1\n[network]\nhost = "localhost"\n[limits]\nidle_s = 5\nsend_s = 6\n')
+    found = load_settings(file, {"SILICA_PORT": "2", "SILICA_IDLE_S": "7"}, parsed("--port", "3"))
+    assert (found.port, found.host, found.idle_s, found.send_s) == (3, "localhost", 7.0, 6.0)
+
+
+def test_the_environment_may_name_the_file(tmp_path):
+    file = tmp_path / "silica.toml"
+    file.write_text("port = 4")
+    assert load_settings(environment={"SILICA_CONFIG": str(file)}).port == 4
+
+
+def test_every_setting_can_be_given_everywhere():
+    assert set(parsed()) == {item.name for item in fields(Settings)}
+    line = parsed("--no-uvloop", "--insecure", "--hops-s", "0.3,0.6", "--origins", "https://a.example")
+    found = load_settings(environment={}, line=line)
+    assert (found.uvloop, found.insecure, found.hops_s) == (False, True, (0.3, 0.6))
+    assert found.origins == ("https://a.example",)
+
+
+def test_what_is_printed_gives_the_same_again(tmp_path):
+    changed = load_settings(environment={}, line=parsed("--port", "5", "--precision", "int8", "--hops-s", "1,2"))
+    (tmp_path / "printed.toml").write_text(as_toml(changed))
+    assert load_settings(tmp_path / "printed.toml", {}) == changed
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"SILICA_PORT": "70000"}, "SILICA_PORT: '70000' will not do; expected a whole number from 0 to 65535"),
+        ({"SILICA_PORT": "eighty"}, "a whole number"),
+        ({"SILICA_IDLE_S": "nan"}, "from 1 to 3600"),
+        ({"SILICA_DEVICE": "tpu"}, "one of cpu, cuda"),
+        ({"SILICA_UVLOOP": "perhaps"}, "true or false"),
+        ({"SILICA_HOPS_S": "0.3,0.1"}, "rising"),
+        ({"SILICA_HOPS_S": ""}, "rising"),
+        ({"SILICA_TLS_KEY": "key.pem"}, "both"),
+    ],
+)
+def test_complaints_say_what_was_expected(environment, told):
+    with pytest.raises(ServiceError) as error:
+        load_settings(environment=environment)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("prot = 1", "Did you mean 'port'?"),
+        ("port = [", "is not TOML"),
+        ("port = true", "whole number"),
+        ('[limits]\nidle_s = "x"', "idle_s in"),
+    ],
+)
+def test_complaints_about_files(tmp_path, text, told):
+    file = tmp_path / "silica.toml"
+    file.write_text(text)
+    with pytest.raises(ServiceError) as error:
+        load_settings(file, {})
+    assert told in str(error.value)
+
+
+def test_a_missing_file_is_told(tmp_path):
+    with pytest.raises(ServiceError, match="cannot read the settings file"):
+        load_settings(tmp_path / "none.toml", {})
