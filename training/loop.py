@@ -128,7 +128,7 @@ class Loop:
         since_log = Sums()
         batches = self.feed.from_step(self.progress.step)
         try:
-            with self._signals():
+            with self._signals(), self.folder.alone() if self.world.leads else contextlib.nullcontext():
                 while self.progress.step < self.schedule.total_steps:
                     since_log.add(self._step(next(batches)))
                     step, now = self.progress.step, time.monotonic()

@@ -4,10 +4,12 @@
 (averaged weights) that had the lowest word error rate.
 """
 
+import fcntl
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,18 @@ class RunFolder:
             raise TrainingError(f"The run's folder {path} cannot be made: {error.strerror}.") from error
         for stale in path.glob(".*.part"):
             stale.unlink(missing_ok=True)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Held while a run trains: two in one folder would overwrite each other's checkpoints."""
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise TrainingError(
+                    f"Another process is training in {self.path}. Wait for it, or name another folder."
+                ) from None
+            yield
 
     def save(self, state: Mapping[str, Any], config: ModelConfig) -> bool:
         """Write `last.pt`: to a file beside it, flushed to the disk, then renamed. False when it could not

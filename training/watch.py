@@ -47,12 +47,11 @@ class Watch:
         """One logging step: `step` counts finished steps, the rest by the names of COLUMNS, or further
         ones.
         """
-        line = self.line(values)
         if self._live:
             progress, task = self._live
-            progress.update(task, completed=values["step"], description=line)
+            progress.update(task, completed=values["step"], description=self.short_line(values))
         elif self._csv is not None:
-            print(line, file=self._stream, flush=True)
+            print(self.line(values), file=self._stream, flush=True)
         self._record(values)
 
     def line(self, values: Mapping[str, float]) -> str:
@@ -68,11 +67,18 @@ class Watch:
         )
         if values.get("skipped"):
             parts.append(f"{values['skipped']:.0f} steps skipped")
+        return " · ".join([*parts, *self._left(step)])
+
+    def short_line(self, values: Mapping[str, float]) -> str:
+        """The same for the live display, which has a bar for the rest."""
+        parts = [f"loss {values['loss']:.2f}", f"{values['times_real_time']:.0f} x real time"]
+        return " · ".join([*parts, *self._left(int(values["step"]))])
+
+    def _left(self, step: int) -> list[str]:
         done = step - self.began_at
-        if done > 0:
-            left = (time.monotonic() - self.began) / done * (self.total_steps - step)
-            parts.append(f"{duration(left)} left")
-        return " · ".join(parts)
+        if done <= 0:
+            return []
+        return [f"{duration((time.monotonic() - self.began) / done * (self.total_steps - step))} left"]
 
     def evaluated(
         self, step: int, rate: float, characters: float, best: bool, example: tuple[str, str] | None

@@ -253,6 +253,13 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(spoken: Path, tmp_path
         make(spoken, tmp_path, World(), steps=1, norm="layer")
 
 
+def test_two_runs_in_one_folder_are_refused(spoken: Path, tmp_path: Path) -> None:
+    loop = make(spoken, tmp_path, World(), steps=1)
+    with RunFolder(tmp_path).alone(), pytest.raises(TrainingError, match="Another process is training in"):
+        loop.run()
+    assert make(spoken, tmp_path, World(), steps=1).run().finished
+
+
 def test_a_signal_stops_after_the_step_with_a_checkpoint(spoken: Path, tmp_path: Path) -> None:
     process = start(spoken, tmp_path, {"steps": 100000, "save_every_s": 1e9})
     assert process.stderr is not None
