@@ -1,6 +1,6 @@
-"""The streaming beam search as the rest of the house sees it: a decoder shared by all, an utterance for each stream.
+"""The streaming beam search as the house sees it: a decoder shared by all, an utterance for each stream.
 
-The compiled loop is in search_kernel.py; here its arrays are made, its tree is kept small and its paths become words.
+The compiled loop is in search_kernel.py; here its arrays are made, its tree is kept small, its paths become words.
 """
 
 import math
@@ -37,7 +37,7 @@ class BeamDecoder:
         self.characters.flags.writeable = False
         if ngram is None:
             lexicon = Lexicon(np.zeros(1, np.uint64), np.zeros(1, np.int32), np.zeros(1, np.int32))
-            model: tuple[Array, ...] = (
+            model: tuple[Array, Array, Array] = (
                 np.zeros(1, np.uint64),
                 np.zeros(1, np.float32),
                 np.zeros((1, 9), np.int64),
@@ -45,7 +45,7 @@ class BeamDecoder:
         else:
             lexicon = build(ngram.vocabulary(), alphabet)
             model = (ngram.file, ngram.floats, ngram.layout)
-        self.language = (lexicon.labels, lexicon.first_child, lexicon.word, *model)
+        self.language: tuple[Array, ...] = (lexicon.labels, lexicon.first_child, lexicon.word, *model)
         for array in self.language:
             array.flags.writeable = False
         self._prepared: dict[SearchSettings, Prepared] = {}
@@ -121,14 +121,14 @@ class BeamUtterance:
             if first < 0:
                 self._finished = True
                 raise LanguageError(
-                    f"Frame {BAD_FRAME - first} of this push gives no label any probability (all -inf): expected "
-                    "log-probabilities that add up to 1. The utterance cannot go on."
+                    f"Frame {BAD_FRAME - first} of this push gives no label any probability (all -inf): "
+                    "expected log-probabilities that add up to 1. The utterance cannot go on."
                 )
             if first < len(frames):
                 self._make_room()
 
     def _make_room(self) -> None:
-        """Turn what is settled into words, throw away dead prefixes, take more memory only if that is not enough."""
+        """Turn what is settled into words, drop dead prefixes, take more memory only if that is not enough."""
         state = self._state
         boundary = self._settled_boundary()
         if boundary != state.counters[ROOT]:
@@ -229,7 +229,7 @@ class BeamUtterance:
 
 
 def warm() -> None:
-    """Compile the search, or load what was compiled before. Call it when a process starts, never in a request."""
+    """Compile the search, or load what was compiled before: when a process starts, never in a request."""
     alphabet = " a"
     utterance = BeamDecoder(alphabet).start(SearchSettings(width=2))
     frames = np.log(np.array([[0.1, 0.8, 0.1], [0.6, 0.3, 0.1], [0.3, 0.5, 0.2]], np.float32))

@@ -17,12 +17,21 @@ from numpy.typing import NDArray
 
 Function = TypeVar("Function", bound=Callable[..., object])
 Array = NDArray[Any]
+Arrays = tuple[Array, ...]
 Record = Any
 """One element of a structured array."""
 
-KERNEL_FILES = (
-    "compiled confidence hotwords lexicon ngram_kernel search_endings search_kernel search_state search_tree"
-).split()
+KERNEL_FILES = [
+    "compiled",
+    "confidence",
+    "hotwords",
+    "lexicon",
+    "ngram_kernel",
+    "search_endings",
+    "search_kernel",
+    "search_state",
+    "search_tree",
+]
 KEPT_CACHES = 3
 
 
@@ -55,7 +64,7 @@ def forget_old_caches(current: Path) -> None:
 CACHE = cache_folder()
 if not CACHE.exists():
     forget_old_caches(CACHE)
-numba.config.CACHE_DIR = str(CACHE)
+numba.config.CACHE_DIR = str(CACHE)  # type: ignore[attr-defined]
 
 
 def compiled(function: Function) -> Function:
@@ -66,3 +75,9 @@ def compiled(function: Function) -> Function:
 def whole(number: Any) -> int:
     """Any of numpy's integers as a plain signed one: unsigned ones would turn sums into floating point."""
     return np.int64(number)  # type: ignore[return-value]
+
+
+@compiled
+def real(number: Any) -> float:
+    """Any of numpy's floating-point numbers as a double."""
+    return float(np.float64(number))

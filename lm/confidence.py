@@ -16,8 +16,8 @@ MOST_LETTERS = 12
 
 
 def word_confidence(mean_peak: float, least_peak: float, letters: int, language: float) -> float:
-    """Between 0 and 1. The peaks are log-probabilities of the word's letters at their best frames (their mean and
-    minimum); `language` is KenLM's log10 of the word, NaN where nobody asked."""
+    """Between 0 and 1. The peaks are log-probabilities of the word's letters at their best frames (their mean
+    and minimum); `language` is KenLM's log10 of the word, NaN where nobody asked."""
     mean = min(SUREST, mean_peak)
     least = min(SUREST, least_peak)
     mean_doubt = math.log(-math.expm1(mean))

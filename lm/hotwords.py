@@ -1,8 +1,8 @@
 """Phrases that a stream wants to hear: their weights, their checks, and the automaton that follows them.
 
-The automaton reads a prefix label by label. A phrase matches from the beginning of a word to the end of a word. While
-it is being matched, the prefix is lent part of its weight, in proportion to the labels matched; the loan becomes a
-grant where the last word ends, and is taken back where the match fails.
+The automaton reads a prefix label by label. A phrase matches from the beginning of a word to the end of a word.
+While it is being matched, the prefix is lent part of its weight, in proportion to the labels matched; the loan
+becomes a grant where the last word ends, and is taken back where the match fails.
 """
 
 from collections.abc import Iterable
@@ -32,8 +32,8 @@ class Hotword:
 
 @dataclass(frozen=True)
 class Automaton:
-    """By state: the state after each label, the weight lent, the weight granted if a word ends here, and whether the
-    word that ends here is part of a phrase (and so is known even if the language model never saw it)."""
+    """By state: the state after each label, the weight lent, the weight granted if a word ends here, and whether
+    the word that ends here is part of a phrase (and so is known even if the language model never saw it)."""
 
     following: Array
     lent: Array
@@ -106,7 +106,7 @@ def automaton(hotwords: tuple[Hotword, ...], alphabet: str) -> Automaton:
                 grants[state] += grants[fallback[state]]
                 known[state] |= known[fallback[state]]
             for label, child in children[state].items():
-                # From the boundary itself a letter falls to "no match", as from every state that matches nothing.
+                # From the boundary itself a letter falls to "no match", as from all that matches nothing.
                 fallback[child] = int(following[fallback[state], label]) if state != BOUNDARY else NO_MATCH
                 following[state, label] = child
                 next_waiting.append(child)

@@ -17,9 +17,9 @@ class Word:
 class Hypothesis:
     """One reading of an utterance so far.
 
-    `stable_words` leading words are shared by every reading still alive and can no longer change. `score` is what
-    the search ranks by (natural log, everything weighted and added); `acoustic_score` is the natural log of the
-    acoustic probability alone; `language_score` is KenLM's own total, log10, unweighted.
+    `stable_words` leading words are shared by every reading still alive and can no longer change. `score` is
+    what the search ranks by (natural log, everything weighted and added); `acoustic_score` is the natural log of
+    the acoustic probability alone; `language_score` is KenLM's own total, log10, unweighted.
     """
 
     words: tuple[Word, ...]

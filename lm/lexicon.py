@@ -1,11 +1,11 @@
-"""The words a language model knows, as a trie over the labels of an alphabet: which beginnings can still become a word."""
+"""The words a language model knows, as a trie over an alphabet's labels: which beginnings can become a word."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.compiled import compiled
+from lm.compiled import Array, compiled, whole
 from lm.errors import LanguageError
 
 MAXIMUM_LABELS = 64
@@ -17,16 +17,16 @@ NOWHERE = -1
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Node 0 is the empty beginning. The children of a node lie together in the order of their labels: `labels` has
-    one bit for each, `first_child` says where they begin, `word` is the word's number or 0."""
+    """Node 0 is the empty beginning. The children of a node lie together in the order of their labels: `labels`
+    has one bit for each, `first_child` says where they begin, `word` is the word's number or 0."""
 
-    labels: NDArray[np.uint64]
-    first_child: NDArray[np.int32]
-    word: NDArray[np.int32]
+    labels: Array
+    first_child: Array
+    word: Array
 
 
 @compiled
-def step(labels: NDArray[np.uint64], first_child: NDArray[np.int32], node: int, label: int) -> int:
+def step(labels: Array, first_child: Array, node: int, label: int) -> int:
     """The node after one more label, or NOWHERE."""
     if node < 0:
         return -1
@@ -40,14 +40,16 @@ def step(labels: NDArray[np.uint64], first_child: NDArray[np.int32], node: int, 
         (below >> np.uint64(2)) & np.uint64(0x3333333333333333)
     )
     below = (below + (below >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return np.int64(first_child[node]) + np.int64((below * np.uint64(0x0101010101010101)) >> np.uint64(56))  # type: ignore[return-value]
+    count = (below * np.uint64(0x0101010101010101)) >> np.uint64(56)
+    return whole(first_child[node]) + whole(count)
 
 
 def build(vocabulary: NDArray[np.bytes_], alphabet: str) -> Lexicon:
-    """The trie of every word of the vocabulary that the alphabet can spell; word numbers are positions in it."""
+    """The trie of every word of the vocabulary that the alphabet can spell; its position is its number."""
     if len(alphabet) > MAXIMUM_LABELS:
         raise LanguageError(
-            f"The alphabet has {len(alphabet)} characters: a search with a language model handles at most {MAXIMUM_LABELS}."
+            f"The alphabet has {len(alphabet)} characters: a search with a language model handles at most "
+            f"{MAXIMUM_LABELS}."
         )
     spellings, numbers = spell(vocabulary, alphabet)
     # `same` counts the labels that a word shares with the one before it: where it ends, a new node begins.
@@ -83,7 +85,7 @@ def build(vocabulary: NDArray[np.bytes_], alphabet: str) -> Lexicon:
 
 
 def spell(vocabulary: NDArray[np.bytes_], alphabet: str) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """Sorted rows of label + 1 (0 fills up), and the number of each row's word; words not spelled so are left out."""
+    """Sorted rows of label + 1 (0 fills up), and the number of each row's word; the rest is left out."""
     codes = np.zeros(256, dtype=np.uint8)
     if any(ord(character) > 127 for character in alphabet):
         raise LanguageError("A search with a language model handles only alphabets of ASCII characters.")

@@ -1,4 +1,4 @@
-"""An n-gram language model: KenLM's own trie file, mapped into memory and shared by every process that reads it.
+"""An n-gram language model: KenLM's own trie file, mapped into memory and shared by all who read it.
 
 The hot queries are in ngram_kernel.py; building such a file is another room's work (`silica lm build`).
 """
@@ -34,13 +34,15 @@ from lm.ngram_kernel import (
 )
 
 MAGIC = b"mmap lm http://kheafield.com/code format version 5\n\0"
-# KenLM pads the magic to eight bytes and adds three floats, three word numbers and one long to recognise the machine.
+# KenLM pads the magic to eight bytes and adds three floats, three word numbers and a long, to know the machine by.
 SANITY_BYTES = (len(MAGIC) + 1 + 7) // 8 * 8 + 32
 FIXED_BYTES = 20
 KINDS = ("probing hash table", "probing hash table with rest costs", "trie", "trie", "trie", "trie")
 TRIE, QUANTISED, COMPRESSED = 2, 1, 2
 MAXIMUM_ORDER = 6
-ADVICE = "Build one with `silica lm build`, or with KenLM: build_binary -q 8 -b 8 -a 22 trie MODEL.arpa MODEL.binary"
+ADVICE = (
+    "Build one with `silica lm build`, or with KenLM: build_binary -q 8 -b 8 -a 22 trie IN.arpa OUT.binary"
+)
 
 
 class NGram:
@@ -103,7 +105,9 @@ class NGram:
         vocabulary = ngram.vocabulary()
         begin, end = (np.flatnonzero(vocabulary == mark) for mark in (b"<s>", b"</s>"))
         if not (len(begin) and len(end)):
-            raise LanguageError(f"{path} knows no sentence ends (<s>, </s>): build it from sentences, one a line.")
+            raise LanguageError(
+                f"{path} knows no sentence ends (<s>, </s>): build it from sentences, one a line."
+            )
         layout[0, BEGIN_WORD], layout[0, END_WORD] = begin[0], end[0]
         layout.flags.writeable = False
         return ngram
@@ -122,7 +126,9 @@ class NGram:
             blob += opened.read()
         words = blob.split(b"\0")[:-1]
         if len(words) < self.counts[0]:
-            raise LanguageError(f"{self.path} is cut short: it names {len(words)} words of {self.counts[0]}. {ADVICE}")
+            raise LanguageError(
+                f"{self.path} is cut short: it names {len(words)} words of {self.counts[0]}. {ADVICE}"
+            )
         return np.array(words[: self.counts[0]], dtype=np.bytes_)
 
     @cached_property
@@ -184,7 +190,7 @@ def bits_for(value: int) -> int:
 
 
 def chopped_bits(entries: int, largest: int, allowed: int) -> int:
-    """How many high bits of a pointer KenLM leaves out: the choice with the smallest file, as its builder makes it."""
+    """How many high bits of a pointer KenLM leaves out: what makes the smallest file, as its builder chooses."""
     required = bits_for(largest)
     costs = [
         (largest >> (required - chop)) * 64 - entries * chop for chop in range(min(required, allowed) + 1)

@@ -1,16 +1,15 @@
 """Queries in KenLM's trie, read bit for bit out of the mapped file. The file's layout is found by ngram.py.
 
-The trie is keyed by the word first and then its context backwards, so one walk finds the longest n-gram that the model
-holds and, on the way, the backoffs that the next query needs (Heafield 2011, "KenLM: faster and smaller language
-model queries").
+The trie is keyed by the word first and then its context backwards, so one walk finds the longest n-gram that the
+model holds and, on the way, the backoffs that the next query needs (Heafield 2011, "KenLM: faster and smaller
+language model queries").
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lm.compiled import compiled
+from lm.compiled import Array, compiled, real, whole
 
-# Rows of the layout table: row 0 is the whole file's, row k (1..order-1) describes the n-grams of order k + 1.
+# The layout table: row 0 is the whole file's, row k (1..order-1) describes the n-grams of order k + 1.
 ORDER, VOCABULARY, BEGIN_WORD, END_WORD, UNIGRAMS_AT, WORD_BITS = range(6)
 (
     BASE_BIT,
@@ -27,18 +26,18 @@ COLUMNS = 9
 
 
 @compiled
-def bits_at(file: NDArray[np.uint64], position: int, length: int) -> int:
+def bits_at(file: Array, position: int, length: int) -> int:
     """`length` bits (at most 57) from bit `position` of the file."""
     index = position >> 6
     shift = np.uint64(position & 63)
     value = file[index] >> shift
     if shift != np.uint64(0):
         value |= file[index + 1] << (np.uint64(64) - shift)
-    return np.int64(value & ((np.uint64(1) << np.uint64(length)) - np.uint64(1)))  # type: ignore[return-value]
+    return whole(value & ((np.uint64(1) << np.uint64(length)) - np.uint64(1)))
 
 
 @compiled
-def pointer_at(file: NDArray[np.uint64], row: NDArray[np.int64], index: int) -> int:
+def pointer_at(file: Array, row: Array, index: int) -> int:
     """Where the children of n-gram `index` begin in the next order."""
     end_bit = row[BASE_BIT] + (index + 1) * row[TOTAL_BITS]
     low = bits_at(file, end_bit - row[POINTER_BITS], row[POINTER_BITS])
@@ -50,17 +49,17 @@ def pointer_at(file: NDArray[np.uint64], row: NDArray[np.int64], index: int) -> 
     above = row[OFFSETS]
     while above - below > 1:
         middle = (below + above) >> 1
-        if np.int64(file[first + middle]) <= index:
+        if whole(file[first + middle]) <= index:
             below = middle
         else:
             above = middle
-    return (below << row[POINTER_BITS]) | low
+    return whole((below << row[POINTER_BITS]) | low)
 
 
 @compiled
 def find(
-    file: NDArray[np.uint64],
-    row: NDArray[np.int64],
+    file: Array,
+    row: Array,
     word_bits: int,
     vocabulary: int,
     word: int,
@@ -87,54 +86,49 @@ def find(
 
 
 @compiled
-def prob_at(
-    file: NDArray[np.uint64], floats: NDArray[np.float32], row: NDArray[np.int64], word_bits: int, index: int
-) -> float:
+def prob_at(file: Array, floats: Array, row: Array, word_bits: int, index: int) -> float:
     """log10 probability of an n-gram of order 2 or more."""
     bit = row[BASE_BIT] + index * row[TOTAL_BITS] + word_bits
     if row[PROB_BITS] > 0:
         code = bits_at(file, bit + row[BACKOFF_BITS], row[PROB_BITS])
-        return floats[row[PROB_TABLE] + code]
-    return np.uint32(bits_at(file, bit, 31) | 0x80000000).view(
-        np.float32
-    )  # the sign is not stored: never positive
+        return real(floats[row[PROB_TABLE] + code])
+    # The sign is not stored: no logarithm of a probability is positive.
+    return real(np.uint32(bits_at(file, bit, 31) | 0x80000000).view(np.float32))
 
 
 @compiled
-def backoff_at(
-    file: NDArray[np.uint64], floats: NDArray[np.float32], row: NDArray[np.int64], word_bits: int, index: int
-) -> float:
+def backoff_at(file: Array, floats: Array, row: Array, word_bits: int, index: int) -> float:
     bit = row[BASE_BIT] + index * row[TOTAL_BITS] + word_bits
     if row[PROB_BITS] > 0:
-        return floats[row[BACKOFF_TABLE] + bits_at(file, bit, row[BACKOFF_BITS])]
-    return np.uint32(bits_at(file, bit + 31, 32)).view(np.float32)
+        return real(floats[row[BACKOFF_TABLE] + bits_at(file, bit, row[BACKOFF_BITS])])
+    return real(np.uint32(bits_at(file, bit + 31, 32)).view(np.float32))
 
 
 @compiled
 def query(
-    file: NDArray[np.uint64],
-    floats: NDArray[np.float32],
-    layout: NDArray[np.int64],
-    words: NDArray[np.int32],
-    backoffs: NDArray[np.float32],
+    file: Array,
+    floats: Array,
+    layout: Array,
+    words: Array,
+    backoffs: Array,
     length: int,
     word: int,
-    next_words: NDArray[np.int32],
-    next_backoffs: NDArray[np.float32],
+    next_words: Array,
+    next_backoffs: Array,
 ) -> tuple[float, int]:
     """log10 p(word | context), and the length of the context after it.
 
-    A context is its words, the latest first, and their backoffs; `length` of them count. The next one is written to
-    `next_words` and `next_backoffs`, which may not be the arrays it is read from.
+    A context is its words, the latest first, and their backoffs; `length` of them count. The next one is written
+    to `next_words` and `next_backoffs`, which may not be the arrays it is read from.
     """
     order = layout[0, ORDER]
     word_bits = layout[0, WORD_BITS]
     unigram = layout[0, UNIGRAMS_AT] + 2 * word
-    prob = floats[2 * unigram]
+    prob = real(floats[2 * unigram])
     next_words[0] = word
     next_backoffs[0] = floats[2 * unigram + 1]
-    begin = np.int64(file[unigram + 1])
-    end = np.int64(file[unigram + 3])
+    begin = whole(file[unigram + 1])
+    end = whole(file[unigram + 3])
     found = 1
     while found <= length and begin < end:
         row = layout[found]
@@ -149,7 +143,7 @@ def query(
         next_backoffs[found - 1] = backoff_at(file, floats, row, word_bits, index)
         begin = pointer_at(file, row, index)
         end = pointer_at(file, row, index + 1)
-    total = np.float64(prob)
+    total = prob
     for position in range(found - 1, length):
-        total += backoffs[position]
-    return total, min(found, order - 1)
+        total += real(backoffs[position])
+    return total, whole(min(found, order - 1))

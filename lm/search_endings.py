@@ -1,4 +1,4 @@
-"""What every live prefix is worth if the utterance ends here: its last word and the end of the sentence are scored."""
+"""What every live prefix is worth if the utterance ends here: its last word and the sentence's end are scored."""
 
 import math
 
@@ -35,7 +35,7 @@ def endings(
     hotword_granted: Array,
     hotword_known: Array,
 ) -> Array:
-    """A row [score, acoustic score, KenLM's log10 total, KenLM's log10 of the last word] for each live prefix.
+    """A row for each live prefix: score, acoustic score, KenLM's log10 total, KenLM's log10 of the last word.
 
     "word" and "word " say the same: the one with the space is added to the other and its own score is -inf.
     """

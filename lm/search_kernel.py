@@ -1,15 +1,15 @@
 """The hot loop: CTC prefix beam search, frame by frame, with the language model and hotwords inside it.
 
-The search follows Graves and Jaitly (2014) and Hannun et al. (2014): each live prefix carries the probability of all
-its alignments that end in blank and of all that end in its last label. A new prefix has one parent only, so merging
-needs no table: an extension either meets a live child or is new.
+The search follows Graves and Jaitly (2014) and Hannun et al. (2014): each live prefix carries the probability of
+all its alignments that end in blank and of all that end in its last label. A new prefix has one parent only, so
+merging needs no table: an extension either meets a live child or is new.
 """
 
 import math
 
 import numpy as np
 
-from lm.compiled import Array, compiled, whole
+from lm.compiled import Array, Arrays, Record, compiled, real, whole
 from lm.hotwords import NO_MATCH
 from lm.lexicon import step
 from lm.ngram_kernel import query
@@ -36,8 +36,8 @@ def clamped(nats: float) -> float:
 
 @compiled
 def letter_step(
-    node: Array, label: int, shape: Array, weights: Array, lexicon: tuple, hotwords: tuple
-) -> tuple:  # type: ignore[type-arg]
+    node: Record, label: int, shape: Array, weights: Array, lexicon: Arrays, hotwords: Arrays
+) -> tuple[int, int, float]:
     """(lexicon state, hotword state, nats) after one more letter."""
     state = 0
     if shape[HAS_LM] == 1:
@@ -54,20 +54,20 @@ def letter_step(
 
 
 @compiled
-def word_step(  # type: ignore[no-untyped-def]
+def word_step(
     nodes: Array,
     place: int,
     shape: Array,
     weights: Array,
-    lexicon,
-    ngram,
-    hotwords,
+    lexicon: Arrays,
+    ngram: Arrays,
+    hotwords: Arrays,
     context_words: Array,
     context_backoffs: Array,
     next_words: Array,
     next_backoffs: Array,
     speech_ends: bool,
-):
+) -> tuple[int, float, float, int]:
     """(hotword state, nats, KenLM's log10, context length) when the word at `place` ends there."""
     node = nodes[place]
     nats = hotwords[2][node.hotword] - hotwords[1][node.hotword]
@@ -123,11 +123,11 @@ def kth_largest(values: Array, count: int, k: int) -> float:
             low = left
         else:
             break
-    return values[target]  # type: ignore[no-any-return]
+    return real(values[target])
 
 
 @compiled
-def advance(  # type: ignore[no-untyped-def]
+def advance(
     frames: Array,
     first: int,
     shape: Array,
@@ -151,7 +151,7 @@ def advance(  # type: ignore[no-untyped-def]
     hotword_granted: Array,
     hotword_known: Array,
 ) -> int:
-    """Hear frames from `first` on. Returns the number of the next frame: fewer than all when the tree is full.
+    """Hear frames from `first` on; the number of the next frame: fewer than all when the tree is full.
     BAD_FRAME - n says that frame n gives no label any probability."""
     lexicon = (lexicon_labels, lexicon_children, lexicon_words)
     ngram = (ngram_file, ngram_floats, ngram_layout)
@@ -243,7 +243,7 @@ def advance(  # type: ignore[no-untyped-def]
             total = beams[beam].blank + beams[beam].label
             for rank in range(chosen):
                 label = order[rank]
-                if label == space and (last == space or last == NO_LABEL):
+                if label == space and last in (space, NO_LABEL):
                     continue
                 mass = (beams[beam].blank if label == last else total) * prob[label]
                 child = children[place, label]

@@ -1,8 +1,8 @@
-"""What one utterance's search keeps: a tree of prefixes, the live beams, the free places. Layout only, no search.
+"""What one utterance's search keeps: a tree of prefixes, the live beams, the free places. No search here.
 
-Everything is a flat array, so that the compiled loop works on it without the interpreter. Probabilities are kept as
-plain doubles, the language model's and hotwords' weight multiplied in, and scaled by powers of two as they shrink:
-no logarithm is taken in the loop.
+Everything is a flat array, so that the compiled loop works on it without the interpreter. Probabilities are kept
+as plain doubles, the language model's and hotwords' weight multiplied in, and scaled by powers of two as they
+shrink: no logarithm is taken in the loop.
 """
 
 from dataclasses import dataclass

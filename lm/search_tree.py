@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from lm.compiled import Array, compiled
+from lm.compiled import Array, compiled, whole
 from lm.confidence import word_confidence
 from lm.search_state import COUNT, FRAME, FREE, ROOT, STAMP, USED
 
 OPEN_FRAMES = 500
-"""A question older than this (10 s) is settled for the best prefix, so that the tree stays small in unbroken speech."""
+"""A question older than this (10 s) is settled for the best prefix: the tree stays small in unbroken speech."""
 KEPT_OPEN_FRAMES = 250
 
 EVIDENCE = 5
@@ -30,7 +30,7 @@ def common_ancestor(nodes: Array, beams: Array, counters: Array) -> int:
             place = nodes[place].parent
         if nodes[place].depth < nodes[ancestor].depth:
             ancestor = place
-    return ancestor
+    return whole(ancestor)
 
 
 @compiled
@@ -87,7 +87,7 @@ def boundary_at(nodes: Array, place: int, space: int) -> int:
 
 @compiled
 def sweep(nodes: Array, children: Array, beams: Array, free: Array, counters: Array, root: int) -> None:
-    """Make `root`, an ancestor of every live prefix, the new root and give back all that no live prefix needs."""
+    """Make `root`, an ancestor of every live prefix, the new root; give back all that no live prefix needs."""
     counters[STAMP] += 1
     stamp = counters[STAMP]
     nodes[root].mark = stamp
@@ -126,7 +126,7 @@ def read_words(
 ) -> int:
     """Write the words between `root` and `place` and say how many there are.
 
-    `spelling` gets their characters, spaces between them; `spans` a row [first frame, end frame] for each word, the
+    `spelling` gets their characters, spaces between them; `spans` a row [first frame, end frame] for each, the
     first not before `not_before`; `evidence` a row [confidence, mean peak, least peak, letters, KenLM's log10].
     `last_language` is that log10 for a last word that no space has closed yet, NaN if nobody asked.
     """

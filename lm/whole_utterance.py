@@ -30,8 +30,8 @@ class PyctcdecodeDecoder:
 
     def search(self, settings: SearchSettings) -> Any:
         """The library's decoder with these weights; one is kept, for it holds a copy of the word list."""
-        from pyctcdecode import BeamSearchDecoderCTC
         from pyctcdecode.alphabet import Alphabet
+        from pyctcdecode.decoder import BeamSearchDecoderCTC
         from pyctcdecode.language_model import LanguageModel
 
         key = (settings.lm_weight, settings.word_bonus, settings.unknown_penalty)
@@ -77,12 +77,22 @@ class PyctcdecodeUtterance:
         self._finished = True
         readings = self._readings()[: self._settings.n_best]
         return tuple(
-            Hypothesis(reading.words, len(reading.words), reading.score, reading.acoustic_score, reading.language_score)
+            Hypothesis(
+                reading.words,
+                len(reading.words),
+                reading.score,
+                reading.acoustic_score,
+                reading.language_score,
+            )
             for reading in readings
         )
 
     def _readings(self) -> list[Hypothesis]:
-        frames = np.concatenate(self._frames) if self._frames else np.zeros((0, len(self._decoder._labels)), np.float32)
+        frames = (
+            np.concatenate(self._frames)
+            if self._frames
+            else np.zeros((0, len(self._decoder._labels)), np.float32)
+        )
         if not len(frames):
             return [Hypothesis((), 0, 0.0, 0.0, 0.0)]
         settings = self._settings
@@ -96,7 +106,9 @@ class PyctcdecodeUtterance:
         )
         result = []
         for _text, _state, words, acoustic, score in beams:
-            spans = tuple(Word(text, first, end, self._confidence(frames, first, end)) for text, (first, end) in words)
+            spans = tuple(
+                Word(text, first, end, self._confidence(frames, first, end)) for text, (first, end) in words
+            )
             result.append(Hypothesis(spans, 0, float(score), float(acoustic), 0.0))
         return result
 

@@ -1,4 +1,4 @@
-"""Tiny KenLM files made from data/tiny.txt (data/README.md says how), and a search that is compiled before it is timed."""
+"""Tiny KenLM files made from data/tiny.txt (data/README.md says how), and a search that is compiled beforehand."""
 
 from pathlib import Path
 

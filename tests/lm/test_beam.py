@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from itertools import pairwise
 
 import kenlm
 import numpy as np
@@ -122,7 +123,7 @@ def test_the_slicing_changes_nothing_at_all(
     whole, sliced, single = (decoder.start(search) for _ in range(3))
     whole.push(frames)
     edges = [0, *sorted(min(cut, len(frames)) for cut in cuts), len(frames)]
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         sliced.push(frames[begin:end])
         sliced.best()
     for frame in frames:
@@ -253,7 +254,7 @@ def test_what_is_no_distribution_is_refused(tiny: NGram, kind: str) -> None:
     for spoiled in (math.nan, math.inf, 3.5):
         bad = good.copy()
         bad[4, 7] = spoiled
-        with pytest.raises(LanguageError, match="Frame 4.*log-probabilities"):
+        with pytest.raises(LanguageError, match=r"Frame 4.*log-probabilities"):
             decoder.start().push(bad)
     with pytest.raises(LanguageError, match="shape"):
         decoder.start().push(good[:, :20])
@@ -308,7 +309,7 @@ def test_n_best_are_different_and_in_order(tiny: NGram) -> None:
     frames = spoken("a bad band", ALPHABET, np.random.default_rng(12), sharpness=3.0)
     readings = decode(frames, BeamDecoder(ALPHABET, tiny), SearchSettings(n_best=10))
     assert len(readings) == len({reading.text for reading in readings}) == 10
-    assert all(one.score >= two.score for one, two in zip(readings, readings[1:], strict=False))
+    assert all(one.score >= two.score for one, two in pairwise(readings))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Confidences stay between 0 and 1 and rise with the evidence. Whether they are calibrated: tests/perf/calibration.py."""
+"""Confidences stay between 0 and 1 and rise with the evidence; tests/perf/calibration.py shows them calibrated."""
 
 import math
 

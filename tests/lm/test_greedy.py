@@ -1,7 +1,7 @@
 """The best label of each frame: collapsed as CTC says, whatever the slicing."""
 
 import math
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 from hypothesis import given, settings
@@ -26,7 +26,7 @@ def test_every_slicing_gives_the_collapsed_best_labels(seed: int, cuts: list[int
     whole, sliced = decoder.start(), decoder.start()
     whole.push(frames)
     edges = [0, *sorted(cuts), len(frames)]
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         sliced.push(frames[begin:end])
     assert sliced.best() == whole.best()
     assert sliced.finish() == whole.finish()

@@ -62,7 +62,7 @@ def test_other_files_are_refused_in_words(tmp_path: Path, content: bytes, reason
 
 
 def test_a_hash_table_is_refused_with_advice() -> None:
-    with pytest.raises(LanguageError, match="probing hash table.*silica lm build"):
+    with pytest.raises(LanguageError, match=r"probing hash table.*silica lm build"):
         NGram.load(DATA / "tiny-probing.binary")
 
 

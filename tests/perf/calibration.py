@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def fit(evidence: list[Any], right: NDArray[np.bool_]) -> list[float]:
 
 def reliability(confidences: NDArray[np.float64], right: NDArray[np.bool_]) -> dict[str, Any]:
     bins = []
-    for low, high in zip(EDGES, EDGES[1:], strict=False):
+    for low, high in pairwise(EDGES):
         inside = (confidences >= low) & (confidences <= high if high == 1.0 else confidences < high)
         if inside.any():
             bins.append(
@@ -193,7 +194,9 @@ def main() -> None:
     weights = {}
     for name, decoder in decoders.items():
         heard = [hear(decoder, fitted, softness) for softness in SOFTNESSES]
-        weights[name] = fit(sum((part[0] for part in heard), []), np.concatenate([part[2] for part in heard]))
+        weights[name] = fit(
+            list(chain.from_iterable(part[0] for part in heard)), np.concatenate([part[2] for part in heard])
+        )
     print("WITH_LANGUAGE =", tuple(weights["beam"]), "\nWITHOUT_LANGUAGE =", tuple(weights["greedy"]))
     curves = {}
     for name, decoder in decoders.items():

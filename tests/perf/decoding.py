@@ -122,7 +122,7 @@ def compare(clips: list[tuple[Frames, str]], ngram: NGram, seconds: float) -> li
         for width in WIDTHS:
             settings = SearchSettings(width=width)
             tallies = {name: Tally() for name in decoders}
-            for name, decode in decoders.items():
+            for decode in decoders.values():
                 decode(chosen[0][0], settings)  # caches filled, pages mapped
             for name, decode in list(decoders.items()) * ROUNDS:
                 tally = tallies[name]
@@ -221,7 +221,7 @@ def markdown(results: dict[str, Any]) -> str:
         f"Measured {results['date']} at commit {results['commit']} on {results['machine']} by tests/perf/decoding.py: "
         f"{results['clips']} clips, {results['language_model']}, processor time of one thread.",
         "",
-        "| frames | bits a frame | width | Silica | pyctcdecode 0.5.0 | flashlight-text | to pyctcdecode | to flashlight |",
+        "| frames | bits a frame | width | Silica | pyctcdecode 0.5.0 | flashlight-text | gain | gain |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in results["comparison"]:
@@ -239,8 +239,9 @@ def markdown(results: dict[str, Any]) -> str:
         "Speed is times real time, in brackets the word error rate on the same clips.",
         "",
         f"Unbroken speech, {aged['minutes']} minutes in one utterance, soft frames, width 64: "
-        f"{aged['first_third_ms_a_minute']} ms a minute in the first third, {aged['last_third_ms_a_minute']} ms in the "
-        f"last; state {aged['state_kib_after_a_third']} KiB after a third, {aged['state_kib_at_the_end']} KiB at the end.",
+        f"{aged['first_third_ms_a_minute']} ms a minute in the first third, {aged['last_third_ms_a_minute']} ms in "
+        f"the last; state {aged['state_kib_after_a_third']} KiB after a third, {aged['state_kib_at_the_end']} KiB at "
+        "the end.",
         "",
         "Hotwords, peaky frames, width 64: "
         + ", ".join(f"{row['hotwords']}: {row['times_real_time']:,} ×" for row in results["hotwords"])
@@ -258,19 +259,27 @@ def machine() -> str:
     cpu = platform.processor() or platform.machine()
     information = Path("/proc/cpuinfo")
     if information.exists():
-        names = [line.split(":")[1].strip() for line in information.read_text().splitlines() if "model name" in line]
+        names = [
+            line.split(":")[1].strip()
+            for line in information.read_text().splitlines()
+            if "model name" in line
+        ]
         cpu = names[0] if names else cpu
     return f"{cpu}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--log-probs", type=Path, required=True)
     parser.add_argument("--manifest", type=Path, required=True)
     parser.add_argument("--model", help="computes log-probabilities that are missing")
     parser.add_argument("--lm", type=Path, help="a KenLM trie; default: the one in the box")
     parser.add_argument("--clips", type=int, default=40)
-    parser.add_argument("--soft-seconds", type=float, default=60.0, help="audio for the slow decoders on soft frames")
+    parser.add_argument(
+        "--soft-seconds", type=float, default=60.0, help="audio for the slow decoders on soft frames"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     ngram = NGram.load(arguments.lm) if arguments.lm else NGram.shipped()
@@ -278,7 +287,9 @@ def main() -> None:
         sys.exit("there is no language model in the box: give --lm")
     clips = load(arguments)
     warm()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+    )
     results = {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": commit.stdout.strip(),
