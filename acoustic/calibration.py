@@ -35,6 +35,17 @@ def known_ranges(checkpoint: Checkpoint) -> Ranges | None:
     return _checked(stored)
 
 
+def needed_ranges(checkpoint: Checkpoint) -> Ranges:
+    """The ranges of a calibrated model; one that is not is refused with what to do."""
+    ranges = known_ranges(checkpoint)
+    if ranges is None:
+        raise AcousticError(
+            f"The model {checkpoint.config.name} has no INT8 ranges yet. Measure them once on a few minutes of "
+            "speech (`silica calibrate MODEL FILE...`) or use fp32."
+        )
+    return ranges
+
+
 def with_ranges(checkpoint: Checkpoint, ranges: Ranges) -> Checkpoint:
     """The checkpoint with its ranges on its card."""
     return replace(checkpoint, card={**checkpoint.card, CARD_KEY: {k: list(v) for k, v in ranges.items()}})

@@ -114,7 +114,7 @@ class Graph:
         assert self.ranges is not None
         if name not in self.ranges:
             raise AcousticError(
-                f"The INT8 ranges do not know {name}: they were measured for another model. Calibrate again."
+                f"The INT8 ranges do not know {name}: they were measured for another model. Run `silica calibrate`."
             )
         low, high = min(self.ranges[name][0], 0.0), max(self.ranges[name][1], 0.0)
         scale = max((high - low) / 255.0, 1e-12)

@@ -12,6 +12,7 @@ import numpy as np
 
 from acoustic.checkpoint import Checkpoint
 from acoustic.export import LARGEST_WEIGHT, OPSET, Ranges, export_onnx, onnx_bytes
+from acoustic.folding import fold
 
 BUILDER = 1  # raise it when the same checkpoint is built differently
 KEPT_FILES = 12
@@ -27,7 +28,8 @@ def cache_folder() -> Path:
 
 
 def fingerprint(checkpoint: Checkpoint, ranges: Ranges | None = None) -> str:
-    """A name for exactly these weights in exactly this shape."""
+    """A name for exactly these weights in exactly this shape, folded or not."""
+    checkpoint = fold(checkpoint)
     digest = hashlib.sha256()
     # The name and the front end are not in the graph: only how many mel bands it takes.
     shape = checkpoint.config.to_dict() | {"name": "", "features": checkpoint.config.features.mels}

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from acoustic.calibration import known_ranges
+from acoustic.calibration import known_ranges, needed_ranges
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.features import FrontEnd
@@ -39,12 +39,9 @@ class CpuBackend:
     def __init__(self, checkpoint: Checkpoint, precision: Precision | None = None) -> None:
         if precision == "fp16":
             raise AcousticError("FP16 runs on a GPU; on a CPU choose fp32 or int8.")
-        ranges = known_ranges(checkpoint) if precision != "fp32" else None
-        if precision == "int8" and ranges is None:
-            raise AcousticError(
-                f"The model {checkpoint.config.name} has no INT8 ranges yet. Measure them once on a few minutes "
-                "of speech (`silica models export NAME --int8 --calibrate FILES`) or use fp32."
-            )
+        ranges = known_ranges(checkpoint) if precision is None else None
+        if precision == "int8":
+            ranges = needed_ranges(checkpoint)
         self.precision: Precision = "int8" if ranges else "fp32"
         self.trained_config = checkpoint.config
         self.config = streaming_config(checkpoint.config)

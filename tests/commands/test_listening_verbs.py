@@ -142,3 +142,23 @@ def test_bench_tells_streams_for_each_hop(capsys: pytest.CaptureFixture[str]) ->
     assert [one["hop_s"] for one in answer["streamed"]] == [0.32, 0.64]
     assert all(one["streams"] > 1 for one in answer["streamed"])
     assert answer["whole_times_real_time_per_process"] > 1
+
+
+def test_calibrate_readies_a_model_for_int8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SILICA_HOME", str(tmp_path / "home"))
+    sound = np.random.default_rng(6).normal(0, 0.1, 16_000 * 25)
+    for index in range(3):
+        soundfile.write(tmp_path / f"speech{index}.wav", sound, 16_000)
+    clip = str(tmp_path / "speech0.wav")
+    assert main(["transcribe", clip, *TINY, "--precision", "int8"]) == 2
+    assert "silica calibrate" in capsys.readouterr().err
+    assert main(["calibrate", "tiny", clip]) == 2
+    assert "at least 60 s" in capsys.readouterr().err
+    assert main(["calibrate", "tiny", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seconds"] == 75.0
+    assert main(["transcribe", clip, *TINY, "--precision", "int8"]) == 0
+    exported = tmp_path / "tiny.onnx"
+    assert main(["models", "export", "tiny", str(exported), "--onnx", "--int8"]) == 0
+    assert exported.stat().st_size > 1_000
