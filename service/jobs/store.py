@@ -205,10 +205,10 @@ class JobStore:
         return bool(changed.rowcount)
 
     def release(self, runner: str) -> None:
-        """This runner stops: its jobs wait for the next one."""
+        """This runner lets go of its jobs in order: they wait, and that was no attempt."""
         with self._transaction() as database:
             database.execute(
-                "UPDATE jobs SET status = 'queued', lease_by = NULL WHERE lease_by = ? AND status = 'running'",
+                "UPDATE jobs SET status = 'queued', lease_by = NULL, attempts = attempts - 1 WHERE lease_by = ? AND status = 'running'",
                 (runner,),
             )
 

@@ -1,0 +1,314 @@
+"""OpenAI's realtime transcription socket as values: client events in, server events out. No I/O, no clock.
+
+Deltas only ever add: what is told early is the part of the words that can no longer change.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lm.hotwords import Hotword
+from service.core.events import Event, Failed, Final, Partial, SpeechStarted, Word
+from service.dialects.commands import Audio, Command, Finalize, Say
+from service.dialects.openai import LANGUAGES, hotwords_of
+
+FORMATS = {"audio/pcm": ("linear16", 24000), "audio/pcmu": ("mulaw", 8000), "audio/pcma": ("alaw", 8000)}
+SILENCE_MS = 500
+LONGEST_SILENCE_MS = 10000
+
+
+@dataclass(frozen=True)
+class RealtimeSettings:
+    """What the session asks for; fixed once sound has come."""
+
+    model: str = ""
+    format: str = "audio/pcm"
+    silence_ms: int | None = SILENCE_MS
+    """None: no turn detection, only commits decide."""
+    hotwords: tuple[Hotword, ...] = ()
+
+    @property
+    def encoding(self) -> tuple[str, int]:
+        """Our name of the encoding, and its rate."""
+        return FORMATS[self.format]
+
+
+class Refused(Exception):
+    """A client event that cannot be obeyed: OpenAI's code, a message, and the parameter it is about."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class RealtimeDialect:
+    """One socket's wire."""
+
+    def __init__(self, session_id: str, model: str) -> None:
+        self.session_id = session_id
+        self.settings = RealtimeSettings(model=model)
+        self.began = False
+        """Sound has come: the format and the model are fixed."""
+        self._events = 0
+        self._items = 0
+        self._open_item = False
+        self._told = ""
+        """What the open item's deltas have said."""
+        self._said: list[str] = []
+        """Finals of the open item."""
+        self._uncommitted = 0
+        self._discarding = 0
+        self._commits = 0
+
+    # ---- from the client
+
+    def receive(self, text: str) -> list[Command]:
+        """What one message asks for; mistakes become `error` events and nothing else."""
+        event_id: str | None = None
+        try:
+            try:
+                event = json.loads(text)
+            except (ValueError, RecursionError):
+                raise Refused("invalid_json", "A message is not JSON.") from None
+            if not isinstance(event, dict) or not isinstance(event.get("type"), str):
+                raise Refused("invalid_event", "A message has no `type`.", "type")
+            event_id = event["event_id"] if isinstance(event.get("event_id"), str) else None
+            return self._obey(event)
+        except Refused as refused:
+            return [Say(self.error(refused.code, str(refused), refused.param, event_id))]
+
+    def _obey(self, event: dict[str, Any]) -> list[Command]:
+        kind = event["type"]
+        if kind in ("session.update", "transcription_session.update"):
+            self._update(event.get("session"), old=kind != "session.update")
+            told = "session.updated" if kind == "session.update" else "transcription_session.updated"
+            return [Say(self._event(told, session=self._session()))]
+        if kind == "input_audio_buffer.append":
+            return [Audio(self._sound(event.get("audio")))]
+        if kind == "input_audio_buffer.commit":
+            if not self._uncommitted:
+                raise Refused("input_audio_buffer_commit_empty", "There is no sound since the last commit.")
+            self._uncommitted = 0
+            self._commits += 1
+            return [Finalize()]
+        if kind == "input_audio_buffer.clear":
+            cleared = Say(self._event("input_audio_buffer.cleared"))
+            if not self._uncommitted:
+                return [cleared]
+            self._uncommitted = 0
+            self._commits += 1
+            self._discarding = self._commits
+            return [Finalize(), cleared]
+        raise Refused("unknown_event", f"{kind[:60]!r} is no event of a transcription session.", "type")
+
+    def _sound(self, audio: Any) -> bytes:
+        if not isinstance(audio, str):
+            raise Refused("invalid_audio", "`audio` is base64 text.", "audio")
+        try:
+            data = base64.b64decode(audio, validate=True)
+        except (binascii.Error, ValueError):
+            raise Refused("invalid_audio", "`audio` is not base64.", "audio") from None
+        self.began = True
+        self._uncommitted += len(data)
+        return data
+
+    def _update(self, session: Any, old: bool) -> None:
+        if not isinstance(session, dict):
+            raise Refused("invalid_session", "`session` is an object.", "session")
+        if not old and session.get("type", "transcription") != "transcription":
+            raise Refused(
+                "invalid_session", "Only sessions of type `transcription` are served.", "session.type"
+            )
+        given = session if old else (session.get("audio") or {}).get("input", {})
+        if not isinstance(given, dict):
+            raise Refused("invalid_session", "`session.audio.input` is an object.", "session.audio.input")
+        wanted = self.settings
+        if given.get("input_audio_format" if old else "format") is not None:
+            wanted = replace(wanted, format=_format(given["input_audio_format" if old else "format"]))
+        transcription = given.get("input_audio_transcription" if old else "transcription")
+        if transcription is not None:
+            wanted = _transcription(wanted, transcription)
+        if "turn_detection" in given:
+            wanted = replace(wanted, silence_ms=_silence(given["turn_detection"]))
+        if self.began and wanted != self.settings:
+            raise Refused(
+                "session_fixed", "Sound has come: open a new session to change this one.", "session"
+            )
+        self.settings = wanted
+
+    # ---- to the client
+
+    def created(self) -> str:
+        """The first message."""
+        return self._event("session.created", session=self._session())
+
+    def write(self, event: Event) -> list[str]:
+        """What an event of the stream is on this wire."""
+        if isinstance(event, SpeechStarted):
+            if self.settings.silence_ms is None:
+                return []
+            return [
+                self._event(
+                    "input_audio_buffer.speech_started",
+                    audio_start_ms=round(event.time_s * 1000),
+                    item_id=self._item(),
+                )
+            ]
+        if isinstance(event, Partial):
+            return self._delta(event.words[: event.stable_words]) if not self._discarding else []
+        if isinstance(event, Final):
+            return self._final(event)
+        if isinstance(event, Failed):
+            return [
+                self.error(event.code, f"{event.message} {event.advice}".strip(), None, None, "server_error")
+            ]
+        return []
+
+    def _final(self, event: Final) -> list[str]:
+        words = event.alternatives[0].words
+        if self._discarding:
+            if event.from_finalize:
+                self._discarding = 0
+                self._open_item, self._told, self._said = False, "", []
+            return []
+        told = self._delta(words)
+        if words:
+            self._said.append(event.text)
+            self._told = ""
+        if not (event.from_finalize or (event.speech_final and self._said)):
+            return told
+        item = self._item()
+        if event.speech_final and not event.from_finalize:
+            told.append(
+                self._event(
+                    "input_audio_buffer.speech_stopped", audio_end_ms=round(event.end_s * 1000), item_id=item
+                )
+            )
+            self._uncommitted = 0
+        previous = f"item_{self.session_id[:8]}_{self._items - 1}" if self._items > 1 else None
+        told.append(self._event("input_audio_buffer.committed", item_id=item, previous_item_id=previous))
+        told.append(
+            self._event(
+                "conversation.item.input_audio_transcription.completed",
+                item_id=item,
+                content_index=0,
+                transcript=" ".join(self._said),
+                usage={"type": "duration", "seconds": round(event.end_s - event.start_s, 3)},
+            )
+        )
+        self._open_item, self._told, self._said = False, "", []
+        return told
+
+    def _delta(self, words: tuple[Word, ...]) -> list[str]:
+        """The words that no delta has told yet. Stable words are a prefix of every later reading."""
+        text = " ".join(word.text for word in words)
+        if len(text) <= len(self._told):
+            return []
+        added, self._told = text[len(self._told) :], text
+        if self._said and len(added) == len(text):
+            added = " " + added
+        return [
+            self._event(
+                "conversation.item.input_audio_transcription.delta",
+                item_id=self._item(),
+                content_index=0,
+                delta=added,
+            )
+        ]
+
+    def error(
+        self,
+        code: str,
+        message: str,
+        param: str | None,
+        event_id: str | None,
+        kind: str = "invalid_request_error",
+    ) -> str:
+        """An `error` event; the session goes on unless the socket closes after it."""
+        told = {"type": kind, "code": code, "message": message, "param": param, "event_id": event_id}
+        return self._event("error", error=told)
+
+    def _item(self) -> str:
+        if not self._open_item:
+            self._open_item = True
+            self._items += 1
+        return f"item_{self.session_id[:8]}_{self._items}"
+
+    def _event(self, kind: str, **fields: Any) -> str:
+        self._events += 1
+        return json.dumps({"type": kind, "event_id": f"event_{self._events}", **fields})
+
+    def _session(self) -> dict[str, Any]:
+        rate = {"rate": 24000} if self.settings.format == "audio/pcm" else {}
+        silence_ms = self.settings.silence_ms
+        turns = None if silence_ms is None else {"type": "server_vad", "silence_duration_ms": silence_ms}
+        return {
+            "id": self.session_id,
+            "object": "realtime.transcription_session",
+            "type": "transcription",
+            "audio": {
+                "input": {
+                    "format": {"type": self.settings.format, **rate},
+                    "transcription": {"model": self.settings.model, "language": "en"},
+                    "turn_detection": turns,
+                }
+            },
+        }
+
+
+def _format(given: Any) -> str:
+    names = {"pcm16": "audio/pcm", "g711_ulaw": "audio/pcmu", "g711_alaw": "audio/pcma"}
+    name = (
+        given.get("type") if isinstance(given, dict) else names.get(given if isinstance(given, str) else "")
+    )
+    if name not in FORMATS:
+        raise Refused(
+            "invalid_format",
+            f"The format is one of {', '.join(FORMATS)}.",
+            "session.audio.input.format",
+        )
+    if isinstance(given, dict) and given.get("rate") not in (None, FORMATS[name][1]):
+        raise Refused(
+            "invalid_format", f"{name} is {FORMATS[name][1]} Hz here.", "session.audio.input.format.rate"
+        )
+    return str(name)
+
+
+def _transcription(settings: RealtimeSettings, given: Any) -> RealtimeSettings:
+    param = "session.audio.input.transcription"
+    if not isinstance(given, dict):
+        raise Refused("invalid_session", "`transcription` is an object.", param)
+    language, prompt, model = given.get("language") or "en", given.get("prompt") or "", given.get("model")
+    if not isinstance(language, str) or not (
+        language.lower() in LANGUAGES or language.lower().startswith("en-")
+    ):
+        raise Refused("invalid_language", "The models here hear English.", f"{param}.language")
+    if not isinstance(prompt, str):
+        raise Refused("invalid_prompt", "`prompt` is text.", f"{param}.prompt")
+    if isinstance(model, str) and model:
+        settings = replace(settings, model=model[:200])
+    return replace(settings, hotwords=hotwords_of(prompt))
+
+
+def _silence(given: Any) -> int | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict) or given.get("type", "server_vad") not in ("server_vad", "semantic_vad"):
+        raise Refused(
+            "invalid_turn_detection", "`turn_detection` is null or server_vad.", "session.audio.input"
+        )
+    silence_ms = given.get("silence_duration_ms", SILENCE_MS)
+    if (
+        not isinstance(silence_ms, int)
+        or isinstance(silence_ms, bool)
+        or not 10 <= silence_ms <= LONGEST_SILENCE_MS
+    ):
+        raise Refused(
+            "invalid_turn_detection", f"Silence is 10 to {LONGEST_SILENCE_MS} ms.", "silence_duration_ms"
+        )
+    return silence_ms
