@@ -15,6 +15,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -35,6 +36,7 @@ FRAME_S = 0.02
 WIDTHS = (16, 64, 128)
 TEMPERATURES = {"peaky": 1.0, "soft": 2.0, "very soft": 3.0}
 HOTWORDS = (0, 10, 100, 200)
+HOTWORD_WEIGHTS = (0.0, 2.0, 5.0, 10.0)
 ROUNDS = 2
 Frames = NDArray[np.float32]
 Decode = Callable[[Frames, SearchSettings], str]
@@ -87,6 +89,17 @@ def load(arguments: argparse.Namespace) -> list[tuple[Frames, str]]:
             np.save(stored, np.asarray(backend.whole(samples), np.float32))
         clips.append((np.load(stored), row["text"]))
     return clips
+
+
+def load_all(arguments: argparse.Namespace) -> list[tuple[Frames, str]]:
+    """Every clip whose log-probabilities are stored."""
+    rows = [json.loads(line) for line in arguments.manifest.read_text().splitlines()]
+    stored = [
+        (arguments.log_probs / (Path(row["audio"]).stem + ".npy"), row["text"])
+        for row in rows
+        if row.get("text")
+    ]
+    return [(np.load(path), text) for path, text in stored if path.exists()]
 
 
 def compare(clips: list[tuple[Frames, str]], ngram: NGram, seconds: float) -> list[dict[str, Any]]:
@@ -191,6 +204,37 @@ def hotwords(clips: list[tuple[Frames, str]], ngram: NGram) -> list[dict[str, An
     return table
 
 
+def hotword_recall(clips: list[tuple[Frames, str]], ngram: NGram) -> list[dict[str, Any]]:
+    """Words that are said but that the language model never saw, asked for all at once with ever more weight."""
+    said = Counter(word for _, text in clips for word in text.split())
+    unknown = [word for word in said if word not in ngram]
+    decoder = BeamDecoder(ALPHABET, ngram)
+    table = []
+    for weight in HOTWORD_WEIGHTS:
+        settings = SearchSettings(hotwords=tuple(Hotword(word, weight) for word in unknown) if weight else ())
+        found = invented = 0
+        errors = ErrorCounts()
+        for frames, text in clips:
+            utterance = decoder.start(settings)
+            utterance.push(frames)
+            heard = utterance.finish()[0].text
+            errors += word_errors(text, heard)
+            wanted, written = Counter(text.split()), Counter(heard.split())
+            found += sum(min(wanted[word], written[word]) for word in unknown)
+            invented += sum(max(0, written[word] - wanted[word]) for word in unknown)
+        table.append(
+            {
+                "weight": weight,
+                "hotwords": len(unknown),
+                "said": sum(said[word] for word in unknown),
+                "found": found,
+                "invented": invented,
+                "wer_percent": round(100 * errors.rate, 2),
+            }
+        )
+    return table
+
+
 def one_push(clips: list[tuple[Frames, str]], ngram: NGram) -> dict[str, float]:
     """What one hop (0.64 s) costs on very soft frames, all of it without the interpreter's lock but the last figure."""
     frames = softened(np.concatenate([frames for frames, _ in clips])[:3000], 3.0)
@@ -233,7 +277,7 @@ def markdown(results: dict[str, Any]) -> str:
             f"| {row['frames']} | {row['bits_per_frame']} | {row['width']} | {' | '.join(cells)} "
             f"| {row['faster_than_pyctcdecode']} × | {row['faster_than_flashlight-text']} × |"
         )
-    aged, push = results["age"], results["one_push"]
+    aged, push, recall = results["age"], results["one_push"], results["hotword_recall"]
     lines += [
         "",
         "Speed is times real time, in brackets the word error rate on the same clips.",
@@ -245,6 +289,14 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         "Hotwords, peaky frames, width 64: "
         + ", ".join(f"{row['hotwords']}: {row['times_real_time']:,} ×" for row in results["hotwords"])
+        + ".",
+        "",
+        f"Of {recall[0]['said']} words that were said and that the language model never saw ({recall[0]['hotwords']} "
+        "different ones), found when all are hotwords: "
+        + ", ".join(
+            f"weight {row['weight']:.0f}: {row['found']} ({row['invented']} invented, WER {row['wer_percent']:.2f} %)"
+            for row in recall
+        )
         + ".",
         "",
         f"One push of 0.64 s, very soft frames, width 128: {push['push_ms_median']} ms (largest "
@@ -299,6 +351,7 @@ def main() -> None:
         "comparison": compare(clips, ngram, arguments.soft_seconds),
         "age": age(clips, ngram),
         "hotwords": hotwords(clips, ngram),
+        "hotword_recall": hotword_recall(load_all(arguments), ngram),
         "one_push": one_push(clips, ngram),
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
