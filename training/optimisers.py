@@ -98,7 +98,7 @@ def build_optimiser(
     ]
     groups = [group for group in groups if group["params"]]
     if name == "adamw":
-        return torch.optim.AdamW(groups, lr=rate, betas=betas or (0.9, 0.98), eps=1e-8)
+        return torch.optim.AdamW(groups, lr=rate, betas=betas or (0.9, 0.98), eps=1e-8, fused=True)
     if name == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=momentum)
     raise TrainingError(f"Unknown optimiser {name!r}: expected one of {', '.join(NAMES)}.")

@@ -4,6 +4,8 @@ import json
 import logging
 from pathlib import Path
 
+import torch
+
 from training.assemble import assemble
 from training.parallel import joined_world
 from training.recipe import Recipe
@@ -24,6 +26,8 @@ def train_recipe(
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.captureWarnings(True)
+    # Numbers too small to matter take a CPU a hundred times as long.
+    torch.set_flush_denormal(True)
     with joined_world(device) as world:
         loop = assemble(recipe, folder, data=data, world=world, stop_after_s=stop_after_s)
         if world.leads:

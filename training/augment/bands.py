@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from training.augment.codecs import a_law, mu_law
-from training.augment.draw import SAMPLE_RATE
+from training.augment.draw import SAMPLE_RATE, quick_length
 
 EDGE_SHARE = 0.08
 """Width of a band's soft edge as a share of its frequency."""
@@ -15,7 +15,7 @@ def band_limit(sound: Tensor, low_hz: Tensor, high_hz: Tensor) -> Tensor:
     an edge off.
     """
     samples = sound.shape[1]
-    padded = _round_length(samples)
+    padded = quick_length(samples + 256)
     spectrum = torch.fft.rfft(sound, n=padded)
     hertz = torch.linspace(0.0, SAMPLE_RATE / 2, spectrum.shape[1], device=sound.device, dtype=sound.dtype)[
         None, :
@@ -37,14 +37,9 @@ def telephone(sound: Tensor, law: str = "mu") -> Tensor:
     limits = torch.ones(rows)
     narrow = band_limit(sound, 300.0 * limits, 3400.0 * limits)[:, ::2]
     coded = mu_law(narrow) if law == "mu" else a_law(narrow)
-    padded = _round_length(coded.shape[1])
+    padded = quick_length(coded.shape[1] + 256)
     spectrum = torch.fft.rfft(coded, n=padded)
     wide: Tensor = (
         torch.fft.irfft(torch.nn.functional.pad(spectrum, (0, padded - padded // 2)), n=2 * padded) * 2.0
     )
     return wide[:, :samples]
-
-
-def _round_length(samples: int) -> int:
-    """A length somewhat above `samples` that the Fourier transform likes: a multiple of 512."""
-    return -(-(samples + 256) // 512) * 512

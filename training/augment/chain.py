@@ -10,7 +10,7 @@ from torch import Tensor
 
 from training.augment.bands import band_limit, telephone
 from training.augment.codecs import quantise
-from training.augment.draw import chosen_rows, integers, normal, uniform
+from training.augment.draw import chosen_rows, integers, normal, quick_length, uniform
 from training.augment.level import change_level, mix, random_segments
 from training.augment.rooms import reverberate, simulate_rooms
 from training.augment.splice import cut_and_join
@@ -202,7 +202,7 @@ def _transmit(sound: Tensor, plan: Alteration, generator: torch.Generator, pick:
 
 def coloured_noise(rows: int, samples: int, generator: torch.Generator) -> Tensor:
     """Noise between white and red, each row of its own colour."""
-    padded = -(-samples // 512) * 512
+    padded = quick_length(samples)
     spectrum = torch.fft.rfft(normal((rows, padded), generator))
     steepness = uniform(rows, 0.0, 1.0, generator)[:, None]
     frequency = torch.arange(1, spectrum.shape[1] + 1, device=spectrum.device)[None, :] / spectrum.shape[1]

@@ -1,6 +1,7 @@
-"""Random numbers for the alterations: drawn where the generator lives, used where the sound lives."""
+"""What the alterations share: random numbers (drawn where the generator lives), valid samples, quick lengths."""
 
 import torch
+from scipy.fft import next_fast_len
 from torch import Tensor
 
 SAMPLE_RATE = 16000
@@ -29,3 +30,8 @@ def chosen_rows(count: int, probability: float, generator: torch.Generator) -> T
 def valid(lengths: Tensor, samples: int) -> Tensor:
     """True where a row has sound, `[rows, samples]`: beyond its length a row is padding and stays zero."""
     return torch.arange(samples, device=lengths.device)[None, :] < lengths[:, None]
+
+
+def quick_length(samples: int) -> int:
+    """An even length of at least `samples` that the Fourier transform is quick at (2, 3 and 5 its only factors)."""
+    return 2 * int(next_fast_len(-(-samples // 2), real=True))

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from training.augment.draw import SAMPLE_RATE, normal, uniform, valid
+from training.augment.draw import SAMPLE_RATE, normal, quick_length, uniform, valid
 
 SOUND_M_PER_S = 343.0
 IMAGES = 3
@@ -91,7 +91,7 @@ def reverberate(sound: Tensor, lengths: Tensor, responses: Tensor) -> Tensor:
     loud as it.
     """
     samples = sound.shape[1]
-    padded = -(-(samples + responses.shape[1]) // 512) * 512
+    padded = quick_length(samples + responses.shape[1])
     wet = torch.fft.irfft(
         torch.fft.rfft(sound, n=padded) * torch.fft.rfft(responses.to(sound.device, sound.dtype), n=padded),
         n=padded,

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from training.augment.draw import quick_length
+
 STEPS = 100
 """Speeds are rounded to STEPS / a whole number (about a hundredth), so that both lengths of the transform
 are round.
@@ -18,7 +20,7 @@ def change_speed(sound: Tensor, lengths: Tensor, factors: Tensor) -> tuple[Tenso
     folded. The result is as long as its longest row.
     """
     rows, samples = sound.shape
-    blocks = -(-(samples + GUARD_SAMPLES) // STEPS)
+    blocks = quick_length(-(-(samples + GUARD_SAMPLES) // STEPS))
     steps = torch.round(STEPS / factors.double()).long().clamp(min=STEPS // 4).tolist()
     length_list = lengths.tolist()
     new_lengths = [-(-length * step // STEPS) for length, step in zip(length_list, steps, strict=True)]
