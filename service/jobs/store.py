@@ -208,7 +208,8 @@ class JobStore:
         """This runner lets go of its jobs in order: they wait, and that was no attempt."""
         with self._transaction() as database:
             database.execute(
-                "UPDATE jobs SET status = 'queued', lease_by = NULL, attempts = attempts - 1 WHERE lease_by = ? AND status = 'running'",
+                "UPDATE jobs SET status = 'queued', lease_by = NULL, attempts = attempts - 1 "
+                "WHERE lease_by = ? AND status = 'running'",
                 (runner,),
             )
 

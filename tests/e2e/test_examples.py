@@ -1,0 +1,77 @@
+"""Every example of docs/clients.md runs, and they all hear the same words."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.jobs.webhook import signature
+from tests.e2e.house import Served, speech, write_wav
+
+PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
+BLOCK = re.compile(r"^```(\w+)\n(?:#|//) example: ([\w-]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXAMPLES = {
+    name: (language, text) for language, name, text in BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+}
+RUNNERS = {"bash": ["bash", "-euo", "pipefail"], "python": [sys.executable], "javascript": ["node"]}
+SUFFIX = {"bash": "sh", "python": "py", "javascript": "mjs"}
+SPEAKING = sorted(set(EXAMPLES) - {"webhook-check"})
+
+
+@pytest.fixture(scope="module")
+def wav(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sound = np.concatenate([speech("all-circuits-busy-now", 16000), np.zeros(16000, np.float32)])
+    return write_wav(tmp_path_factory.mktemp("sound") / "talk.wav", sound, 16000)
+
+
+def test_every_block_of_code_on_the_page_is_run_here() -> None:
+    assert PAGE.read_text(encoding="utf-8").count("\n```") == 2 * len(EXAMPLES)
+    assert len(SPEAKING) >= 7
+
+
+@pytest.mark.parametrize("name", SPEAKING)
+def test_example(name: str, served: Served, wav: Path, tmp_path: Path) -> None:
+    language, text = EXAMPLES[name]
+    runner = RUNNERS[language]
+    for program in (runner[0], "curl") if "curl" in text else (runner[0],):
+        if shutil.which(program) is None:
+            pytest.skip(f"needs {program}")
+    script = tmp_path / f"example.{SUFFIX[language]}"
+    script.write_text(text, encoding="utf-8")
+    repository = str(PAGE.parents[1])
+    environment = {**os.environ, "SILICA_SERVER": served.address, "PYTHONPATH": repository}
+    done = subprocess.run([*runner, script, wav], env=environment, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == expected(served, wav) != []
+
+
+def expected(served: Served, wav: Path) -> list[str]:
+    import json
+    import urllib.request
+
+    request = urllib.request.Request(f"{served.address}/v1/listen", wav.read_bytes(), method="POST")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return str(json.load(answer)["results"]["channels"][0]["alternatives"][0]["transcript"]).split()
+
+
+def test_the_webhook_check_knows_our_signature(tmp_path: Path) -> None:
+    path = tmp_path / "check.py"
+    path.write_text(EXAMPLES["webhook-check"][1], encoding="utf-8")
+    specification = importlib.util.spec_from_file_location("check", path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    now = int(time.time())
+    assert module.genuine("secret", signature("secret", now, b"body"), b"body")
+    assert not module.genuine("secret", signature("secret", now, b"body"), b"other")
+    assert not module.genuine("other", signature("secret", now, b"body"), b"body")
+    assert not module.genuine("secret", signature("secret", now - 3600, b"body"), b"body")
