@@ -3,6 +3,7 @@
 Knows no wire. What a stream is lies in streams.py.
 """
 
+import asyncio
 import logging
 from typing import Literal
 
@@ -28,6 +29,10 @@ def recogniser_options(settings: Settings) -> RecogniserOptions:
     )
 
 
+RETIRE_S = 600.0
+"""How long the streams of a replaced model may go on."""
+
+
 class ServedModels:
     """Every recogniser of this process. The first name is the one that streams get who name none we have."""
 
@@ -36,7 +41,7 @@ class ServedModels:
         self.metrics = metrics
         self.names = tuple(dict.fromkeys((settings.model, *settings.more_models)))
         self._serving: dict[str, Recogniser] = {}
-        self._retiring: set[Recogniser] = set()
+        self._retiring: dict[Recogniser, asyncio.Task[None]] = {}
         self._reloading = False
 
     @property
@@ -96,9 +101,11 @@ class ServedModels:
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Take no more streams; let the open ones finish for so long."""
-        import asyncio
-
+        for task in self._retiring.values():
+            task.cancel()
+        await asyncio.gather(*self._retiring.values(), return_exceptions=True)
         ending = [*self._serving.values(), *self._retiring]
+        self._retiring.clear()
         await asyncio.gather(*(one.stop(drain_s) for one in ending))
 
     async def _started(self, name: str) -> Recogniser:
@@ -111,16 +118,10 @@ class ServedModels:
 
     async def _retire(self, old: Recogniser) -> None:
         """Let the streams of a replaced model finish, then free it; does not wait for that."""
-        import asyncio
-
-        self._retiring.add(old)
-
-        async def wind_down() -> None:
-            try:
-                # A long time: these streams are in the middle of a talk and have done nothing wrong.
-                await old.stop(drain_s=max(self.settings.drain_s, 600.0))
-            finally:
-                self._retiring.discard(old)
-
-        task = asyncio.get_running_loop().create_task(wind_down())
-        self._winding = task
+        # A long time: these streams are in the middle of a talk and have done nothing wrong.
+        ending = asyncio.create_task(old.stop(drain_s=max(self.settings.drain_s, RETIRE_S)))
+        self._retiring[old] = ending
+        ending.add_done_callback(lambda task: None if task.cancelled() else self._retiring.pop(old, None))
+        await asyncio.sleep(0)
+        # One recogniser drains, the server does not.
+        self.metrics.draining.set(0)

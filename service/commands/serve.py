@@ -28,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
 
     import asyncio
+    import signal
 
     from service.http.server import Server
     from service.logs import start_logging
@@ -36,6 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
     start_logging(settings.log_format, settings.log_level)
 
     async def serve() -> None:
+        # Until the server takes them over: SIGTERM stops the start, SIGHUP means nothing yet.
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)
         async with Server(settings) as server:
             await server.run_until_stopped(lambda: show(server, as_json=arguments.json))
 
@@ -48,5 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         except ImportError:
             pass
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(serve())
+        try:
+            runner.run(serve())
+        except asyncio.CancelledError:
+            return 143
     return 0

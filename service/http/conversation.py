@@ -53,6 +53,8 @@ class Conversation:
         self.resumed = resumed
         self._failure: tuple[int, str, str] | None = None
         self._handed_over = False
+        self._code = 0
+        """With which code this side closed, if it was the first."""
         self._over = asyncio.Event()
         self.busy = False
         """At work on what the client said: its silence is ours."""
@@ -122,9 +124,9 @@ class Conversation:
                 if how != "told":
                     session.stream.cancel("left" if how == "left" else "lost")
                 self.state.listening.forget(session)
-            if not self.socket.closed:
+            if not self.socket.closed and how != "left":
                 await self._close(*(self._failure or (1011, "INTERNAL", "the connection failed here")))
-            code = str(self.socket.close_code or 1006)
+            code = str(self._code or self.socket.close_code or 1006)
             self.state.metrics.sockets_closed.labels(session.dialect.name, code).inc()
             say(logging.INFO, "connection ended", session=session.id, how=how, code=code)
         finally:
@@ -309,6 +311,7 @@ class Conversation:
         self._messages_out.inc()
 
     async def _close(self, code: int, name: str, reason: str) -> None:
+        self._code = self._code or code
         told = f"{name}: {reason}" if name else ""
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CLOSE_S):

@@ -20,7 +20,17 @@ from service.core.events import (
     UtteranceEnded,
     Word,
 )
-from service.dialects.commands import Audio, Finalize, Finish, KeepAlive, ListenRequest, Mark, Refuse, Say, Warn
+from service.dialects.commands import (
+    Audio,
+    Finalize,
+    Finish,
+    KeepAlive,
+    ListenRequest,
+    Mark,
+    Refuse,
+    Say,
+    Warn,
+)
 from service.dialects.deepgram import DeepgramDialect, Received, StreamFacts
 from service.dialects.query import read_query
 from service.errors import ServiceError

@@ -37,7 +37,9 @@ def test_every_setting_can_be_given_everywhere():
 
 
 def test_what_is_printed_gives_the_same_again(tmp_path):
-    changed = load_settings(environment={}, line=parsed("--port", "5", "--precision", "int8", "--hops-s", "1,2"))
+    changed = load_settings(
+        environment={}, line=parsed("--port", "5", "--precision", "int8", "--hops-s", "1,2")
+    )
     (tmp_path / "printed.toml").write_text(as_toml(changed))
     assert load_settings(tmp_path / "printed.toml", {}) == changed
 
@@ -45,7 +47,10 @@ def test_what_is_printed_gives_the_same_again(tmp_path):
 @pytest.mark.parametrize(
     ("environment", "told"),
     [
-        ({"SILICA_PORT": "70000"}, "SILICA_PORT: '70000' will not do; expected a whole number from 0 to 65535"),
+        (
+            {"SILICA_PORT": "70000"},
+            "SILICA_PORT: '70000' will not do; expected a whole number from 0 to 65535",
+        ),
         ({"SILICA_PORT": "eighty"}, "a whole number"),
         ({"SILICA_IDLE_S": "nan"}, "from 1 to 3600"),
         ({"SILICA_DEVICE": "tpu"}, "one of cpu, cuda"),
