@@ -12,7 +12,7 @@ ROUNDING = 1e-2
 def checked(log_probs: NDArray[np.float32], classes: int) -> NDArray[np.float32]:
     """The frames as contiguous float32 `[frames, classes]`; NaN, logits and wrong shapes are refused."""
     # Always a view and always read-only: to a compiled kernel anything else is another type, to be compiled anew.
-    frames = np.ascontiguousarray(log_probs, dtype=np.float32).view()
+    frames = np.ascontiguousarray(log_probs, dtype=np.float32)[:]
     frames.flags.writeable = False
     if frames.ndim != 2 or frames.shape[1] != classes:
         raise LanguageError(
@@ -21,7 +21,7 @@ def checked(log_probs: NDArray[np.float32], classes: int) -> NDArray[np.float32]
         )
     if frames.shape[0] == 0:
         return frames
-    if not float(frames.max()) <= ROUNDING:  # also true for NaN: a maximum carries it along
+    if not np.maximum.reduce(frames, axis=None) <= ROUNDING:  # also true for NaN: a maximum carries it along
         row = int(np.flatnonzero(~(frames.max(axis=1) <= ROUNDING))[0])
         raise LanguageError(
             f"Frame {row} of this push holds {float(frames[row].max())}: expected natural log-probabilities, "

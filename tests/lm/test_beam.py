@@ -1,6 +1,7 @@
 """The streaming search against every alignment counted by hand, and the promises it makes to streams."""
 
 import math
+import pickle
 from collections import defaultdict
 from itertools import pairwise
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lm import search_state
 from lm.beam import BeamDecoder, BeamUtterance
 from lm.decoders import Hotword, SearchSettings, open_decoder
 from lm.errors import LanguageError
@@ -195,6 +197,34 @@ def test_thirty_unbroken_minutes_need_the_memory_of_two(tiny: NGram) -> None:
     assert held[-1] == held[0]
     assert utterance.frames_heard >= 30 * 3000
     assert len(utterance.finish()[0].words) > 30 * 60
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 3.0, 6.0])
+def test_throwing_dead_prefixes_away_changes_nothing(
+    tiny: NGram, sharpness: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(13)
+    frames = np.concatenate(
+        [spoken("a band and a dam on ", ALPHABET, generator, sharpness) for _ in range(30)]
+    )
+    decoder = BeamDecoder(ALPHABET, tiny)
+    search = SearchSettings(width=24, n_best=24, hotwords=(Hotword("a dam", 2.0),))
+    readings, sizes = [], []
+    for places in (96, 50_000):  # as small as the width allows; so large that nothing is ever thrown away
+        monkeypatch.setattr(search_state, "SMALLEST_TREE", places)
+        utterance = decoder.start(search)
+        utterance.push(frames)
+        sizes.append(utterance.state_bytes)
+        readings.append((utterance.best(), utterance.finish()))
+    assert readings[0] == readings[1]
+    assert sizes[0] < sizes[1] / 10
+
+
+def test_readings_travel_between_processes(tiny: NGram) -> None:
+    reading = decode(
+        spoken("a band", ALPHABET, np.random.default_rng(1)), BeamDecoder(ALPHABET, tiny), SearchSettings()
+    )
+    assert pickle.loads(pickle.dumps(reading)) == reading
 
 
 def test_two_readings_that_stay_even_are_settled_in_the_end() -> None:
