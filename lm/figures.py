@@ -68,7 +68,9 @@ _AMOUNT = rf"(?:{_NUMBER}(?:\.\d+)?|\.\d+)"
 
 def _amount(text: str) -> str:
     whole, _, rest = text.replace(",", "").partition(".")
-    return numbers.decimal(whole, rest) if rest else numbers.integer(whole)
+    if rest:
+        return numbers.decimal(whole, rest)
+    return numbers.cardinal(int(whole)) if "," in text else numbers.integer(whole)
 
 
 def _money(match: re.Match[str]) -> str:

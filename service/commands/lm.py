@@ -25,7 +25,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     marks.add_argument("--out", type=Path, required=True, metavar="FILE", help="writes a .safetensors file")
     marks.add_argument("--passes", type=int, default=1, help="times through the text (default 1)")
-    for verb in (measured, info, marks):
+    adapt = verbs.add_parser("adapt", help="lean a model towards your own text; new words enter")
+    adapt.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="your text")
+    adapt.add_argument("--base", type=Path, default=Path("shipped"), help="default: the model in the box")
+    adapt.add_argument("--out", type=Path, required=True, metavar="NAME", help="writes NAME.binary")
+    adapt.add_argument("--share", type=float, help="the most a context takes from the text (default 0.5)")
+    adapt.add_argument("--half-after", type=float, help="occurrences for half of that share (default 5)")
+    adapt.add_argument("--measure", type=Path, help="a text to measure before and after")
+    tune = verbs.add_parser("tune", help="choose weight, word bonus and pruning by word errors")
+    tune.add_argument("manifest", type=Path, help="manifest.jsonl with audio and text")
+    tune.add_argument(
+        "--log-probs", type=Path, required=True, help="folder of AUDIO-STEM.npy, [frames, classes]"
+    )
+    tune.add_argument(
+        "--model", type=Path, action="append", help="repeat for other prunings; default: shipped"
+    )
+    tune.add_argument("--weights", type=float, nargs="+", default=[0.3, 0.4, 0.5, 0.6, 0.7])
+    tune.add_argument("--bonuses", type=float, nargs="+", default=[0.5, 1.0, 1.5])
+    tune.add_argument("--every", type=int, default=1, help="take one clip in this many (default 1)")
+    tune.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="writes tuned.json and tuned.png"
+    )
+    readable = verbs.add_parser("readable", help="how well figures come back in a written text")
+    readable.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="written text")
+    for verb in (measured, info, marks, adapt, tune, readable):
         verb.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 
@@ -52,6 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
         "perplexity": _perplexity,
         "info": _info,
         "train-punctuation": _train_punctuation,
+        "adapt": _adapt,
+        "tune": _tune,
+        "readable": _readable,
     }
     return tasks[arguments.lm_verb](arguments)
 
@@ -143,3 +169,61 @@ def _train_punctuation(arguments: argparse.Namespace) -> int:
     settings = PunctuationSettings(passes=arguments.passes)
     figures = train(arguments.texts, arguments.out, settings, _progress)
     return _show(dict(figures), arguments.json)
+
+
+def _adapt(arguments: argparse.Namespace) -> int:
+    from lm.adapting import AdaptSettings, adapt
+    from lm.building import perplexity
+    from lm.corpus import normal_lines
+
+    base, out = _model(arguments.base), arguments.out
+    out = out if out.suffix == ".binary" else out.with_name(out.name + ".binary")
+    given = {"share": arguments.share, "half_after": arguments.half_after}
+    settings = AdaptSettings(**{name: value for name, value in given.items() if value is not None})
+    report = adapt(base, normal_lines(arguments.texts), out, settings, _progress)
+    figures: dict[str, object] = {
+        "model": str(out),
+        "lines": report.lines,
+        "words": report.words,
+        "new_words": len(report.new_words),
+        "ngrams": " ".join(f"{count:,}" for count in report.ngrams),
+        "size_bytes": out.stat().st_size,
+    }
+    if arguments.measure:
+        for name, model in (("before", base), ("after", out)):
+            measured = perplexity(model, normal_lines([arguments.measure]))
+            figures[f"perplexity_{name}"] = measured.perplexity
+            figures[f"unknown_{name}"] = measured.unknown
+    return _show(figures, arguments.json)
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    from lm.tuning import read_clips, tune, write
+
+    models = [_model(path) for path in arguments.model or [Path("shipped")]]
+    clips = read_clips(arguments.manifest, arguments.log_probs, arguments.every)
+    tuned = tune(clips, models, arguments.weights, arguments.bonuses, _progress)
+    values, picture = write(tuned, arguments.out)
+    figures: dict[str, object] = {
+        "clips": len(clips),
+        "model": tuned.best.model,
+        "lm_weight": tuned.best.lm_weight,
+        "word_bonus": tuned.best.word_bonus,
+        "wer_percent": 100 * tuned.best.rate,
+        "values": str(values),
+        "picture": str(picture),
+    }
+    return _show(figures, arguments.json)
+
+
+def _readable(arguments: argparse.Namespace) -> int:
+    from lm.readable import figure_accuracy
+
+    found = figure_accuracy(arguments.texts)
+    figures: dict[str, object] = {
+        "figures_in_the_text": found.figures,
+        "figures_written": found.written,
+        "precision_percent": 100 * found.precision,
+        "recall_percent": 100 * found.recall,
+    }
+    return _show(figures, arguments.json)

@@ -1,0 +1,162 @@
+"""The search's weights chosen by word errors on stored log-probabilities: model weight, word bonus, model size.
+
+A clip of the manifest has its log-probabilities in FOLDER/STEM.npy, [frames, classes], natural logarithm, blank last.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.decoders import open_decoder
+from lm.errors import LanguageError
+from lm.ngram import NGram
+from lm.score import ErrorCounts, word_errors
+from lm.search_settings import SearchSettings
+from lm.text import normalise
+
+ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
+
+
+@dataclass(frozen=True)
+class Clip:
+    """What was said, normal, and what the network made of it."""
+
+    text: str
+    log_probs: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting and its word error rate."""
+
+    model: str
+    size_bytes: int
+    lm_weight: float
+    word_bonus: float
+    errors: int
+    words: int
+
+    @property
+    def rate(self) -> float:
+        """Word error rate."""
+        return self.errors / max(self.words, 1)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The chosen setting, and every one tried."""
+
+    best: Point
+    tried: tuple[Point, ...]
+
+
+def read_clips(manifest: Path, folder: Path, every: int = 1) -> list[Clip]:
+    """The manifest's clips that have a transcript and stored log-probabilities; of those, one in `every`."""
+    if not manifest.is_file():
+        raise LanguageError(f"there is no manifest {manifest}; expected a manifest.jsonl")
+    clips: list[Clip] = []
+    for number, line in enumerate(manifest.read_text().splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            stored = folder / (Path(entry["audio"]).stem + ".npy")
+            text = entry["text"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            expected = "expected an object with audio and text"
+            raise LanguageError(f"{manifest}, line {number}: {expected} ({error})") from None
+        if text is not None and stored.is_file():
+            clips.append(Clip(normalise(text), np.load(stored).astype(np.float32)))
+    if not clips:
+        raise LanguageError(f"no clip of {manifest} has log-probabilities in {folder} (AUDIO-STEM.npy each)")
+    return clips[::every]
+
+
+def measure(
+    clips: Sequence[Clip], ngram: NGram, settings: SearchSettings, alphabet: str = ALPHABET
+) -> ErrorCounts:
+    """Word errors of the streaming search over all clips."""
+    decoder = open_decoder("beam", alphabet, ngram)
+    total = ErrorCounts()
+    for clip in clips:
+        utterance = decoder.start(settings)
+        utterance.push(clip.log_probs)
+        total += word_errors(clip.text, utterance.finish()[0].text)
+    return total
+
+
+def tune(
+    clips: Sequence[Clip],
+    models: Sequence[Path],
+    weights: Sequence[float],
+    bonuses: Sequence[float],
+    progress: Callable[[str], None],
+    settings: SearchSettings | None = None,
+) -> Tuned:
+    """Every weight with every bonus on the first model; the others (other prunings) at the best of these."""
+    if not (models and weights and bonuses):
+        raise LanguageError("tuning needs at least one model, one weight and one word bonus")
+    settings = settings or SearchSettings()
+    tried: list[Point] = []
+
+    def point(path: Path, ngram: NGram, weight: float, bonus: float) -> Point:
+        found = measure(clips, ngram, replace(settings, lm_weight=weight, word_bonus=bonus))
+        size = path.stat().st_size
+        tried.append(Point(path.name, size, weight, bonus, found.errors, found.words))
+        progress(f"{path.name}: weight {weight:g}, bonus {bonus:g}: WER {100 * found.rate:.2f} %")
+        return tried[-1]
+
+    ngram = NGram.load(models[0])
+    best = min(
+        (point(models[0], ngram, weight, bonus) for weight in weights for bonus in bonuses), key=_order
+    )
+    for path in models[1:]:
+        other = point(path, NGram.load(path), best.lm_weight, best.word_bonus)
+        best = min(best, other, key=_order)
+    return Tuned(best, tuple(tried))
+
+
+def _order(point: Point) -> tuple[int, int, float, float]:
+    """Fewest errors; of equals the smaller model, then the gentler weights."""
+    return point.errors, point.size_bytes, point.lm_weight, point.word_bonus
+
+
+def write(tuned: Tuned, folder: Path) -> tuple[Path, Path]:
+    """The chosen values with every point as JSON, and the curves as a picture."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values, picture = folder / "tuned.json", folder / "tuned.png"
+    best = asdict(tuned.best) | {"wer": tuned.best.rate}
+    tried = [asdict(point) | {"wer": point.rate} for point in tuned.tried]
+    values.write_text(json.dumps({"best": best, "tried": tried}, indent=1) + "\n")
+    _draw(tuned, picture)
+    return values, picture
+
+
+def _draw(tuned: Tuned, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    first = tuned.tried[0].model
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    by_weight, by_size = figure.subplots(1, 2)
+    for bonus in sorted({point.word_bonus for point in tuned.tried}):
+        points = [point for point in tuned.tried if point.model == first and point.word_bonus == bonus]
+        points.sort(key=lambda point: point.lm_weight)
+        by_weight.plot(
+            [p.lm_weight for p in points], [100 * p.rate for p in points], "o-", label=f"bonus {bonus:g}"
+        )
+    by_weight.set(xlabel="language-model weight", ylabel="word error rate, %", title=first)
+    by_weight.legend()
+    models: dict[str, Point] = {}
+    for point in sorted(tuned.tried, key=_order, reverse=True):
+        models[point.model] = point
+    for name, point in models.items():
+        by_size.plot(point.size_bytes / 1e6, 100 * point.rate, "o")
+        by_size.annotate(f" {name}", (point.size_bytes / 1e6, 100 * point.rate))
+    by_size.set(
+        xlabel="size of the model, MB", ylabel="word error rate, %", title="models (prunings) at their best"
+    )
+    figure.savefig(path, dpi=120)

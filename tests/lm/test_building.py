@@ -1,0 +1,164 @@
+"""Text to model: corpus, recipe, the built trie and its figures, adaptation. lmplz runs where it has been compiled."""
+
+import hashlib
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+
+from lm.adapting import AdaptSettings, adapt
+from lm.building import BuildSettings, build, describe, perplexity, shipped_model
+from lm.corpus import HELD_OUT_ONE_IN, is_held_out, normal_lines, sentences
+from lm.errors import LanguageError
+from lm.ngram import NGram
+from lm.recipe import read_recipe, settings_from
+from lm.toolchain import KENLM_VERSION, PROGRAMS, cache_folder
+from lm.trie_listing import list_ngrams
+from service.commands import main
+from tests.lm.conftest import DATA
+
+COMPILED = all((cache_folder() / f"kenlm-{KENLM_VERSION}" / program).is_file() for program in PROGRAMS)
+needs_lmplz = pytest.mark.skipif(
+    not COMPILED, reason="KenLM's builder is not compiled here; the first `silica lm build` does that"
+)
+TEXT = [f"the {colour} {animal} saw {count} birds." for colour in ("red", "old", "big") for animal in ("cat", "dog")
+        for count in range(2, 40)]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "birds.txt.xz"
+    path.write_bytes(lzma.compress("\n".join(TEXT).encode()))
+    return path
+
+
+def test_paragraphs_are_cut_at_sentence_ends_but_not_after_titles() -> None:
+    line = 'Mr. Smith of the U.S. left. "Did he?" Nobody knew! See J. Doe.'
+    assert list(sentences(line)) == ["Mr. Smith of the U.S. left.", '"Did he?', "Nobody knew!", "See J. Doe."]
+
+
+def test_packed_text_is_read_as_normal_lines(written: Path) -> None:
+    lines = list(normal_lines([written]))
+    assert lines[0] == "the red cat saw two birds"
+    assert len(lines) == len(TEXT)
+
+
+def test_about_one_line_in_a_hundred_is_held_out() -> None:
+    held_out = sum(is_held_out(f"line number {number}") for number in range(20000))
+    assert 0.8 < held_out * HELD_OUT_ONE_IN / 20000 < 1.2
+
+
+def test_unreadable_text_says_what_was_expected(tmp_path: Path) -> None:
+    path = tmp_path / "noise.txt.xz"
+    path.write_bytes(b"this is not xz")
+    with pytest.raises(LanguageError, match=r"cannot be read as text.*\.txt\.xz"):
+        list(normal_lines([path]))
+    with pytest.raises(LanguageError, match="no text file"):
+        list(normal_lines([tmp_path / "nothing.txt"]))
+
+
+@pytest.mark.parametrize(
+    ("order", "prune"), [(1, (0,)), (9, (0,)), (3, (1, 1)), (3, (0, 2, 1)), (2, (0, 0, 1))]
+)
+def test_impossible_settings_are_refused(order: int, prune: tuple[int, ...]) -> None:
+    with pytest.raises(LanguageError):
+        BuildSettings(order=order, prune=prune)
+
+
+def test_a_shorter_order_cuts_the_default_pruning() -> None:
+    assert settings_from(None, order=3).prune == (0, 0, 1)
+    assert settings_from(BuildSettings(minimum_count=2), prune=[0, 1]).minimum_count == 2
+
+
+@needs_lmplz
+def test_a_recipe_builds_the_same_bytes_twice(written: Path, tmp_path: Path) -> None:
+    checksum = hashlib.sha256(written.read_bytes()).hexdigest()
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f'[settings]\norder = 3\nprune = [0, 0, 1]\n[[text]]\nfile = "{written.name}"\nsha256 = "{checksum}"\n'
+    )
+    read = read_recipe(recipe, written.parent)
+    first = build(read.texts, tmp_path / "first", read.settings, lambda _: None)
+    second = build(read.texts, tmp_path / "second", read.settings, lambda _: None)
+    assert Path(first.path).read_bytes() == Path(second.path).read_bytes()
+    assert first.ngrams[0] == first.vocabulary + 3
+    assert first.held_out is not None
+    assert 1 < first.held_out.perplexity < 20
+    recipe.write_text(recipe.read_text().replace(checksum, "0" * 64))
+    with pytest.raises(LanguageError, match="not the file of the recipe"):
+        read_recipe(recipe, written.parent)
+
+
+@needs_lmplz
+def test_the_command_builds_measures_and_describes(
+    written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "birds"
+    assert main(["lm", "build", str(written), "--order", "3", "--out", str(out), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["size_bytes"] == Path(report["path"]).stat().st_size
+    assert main(["lm", "perplexity", report["path"], str(written), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unknown"] == 0
+    assert main(["lm", "info", report["path"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["order"] == 3
+
+
+def test_a_mistake_on_the_line_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lm", "info", str(tmp_path / "none.binary")]) == 2
+    assert capsys.readouterr().err.startswith("silica: there is no language model")
+
+
+@pytest.mark.parametrize("name", ["tiny-plain", "tiny-both"])
+def test_the_listed_trie_is_the_trie(name: str) -> None:
+    ngram = NGram.load(DATA / f"{name}.binary")
+    words = [word.decode() for word in ngram.vocabulary().tolist()]
+    scorer = ngram.kenlm()
+    levels = list_ngrams(ngram)
+    assert [len(level.words) for level in levels] == list(ngram.counts)
+    for level in levels[1:]:
+        for row, numbers in enumerate(level.words.tolist()):
+            spoken = [words[number] for number in reversed(numbers)]
+            begins, ends = spoken[0] == "<s>", spoken[-1] == "</s>"
+            text = " ".join(spoken[begins : len(spoken) - ends])
+            assert list(scorer.full_scores(text, bos=begins, eos=ends))[-1][0] == pytest.approx(
+                level.probs[row]
+            )
+        above = levels[level.words.shape[1] - 2].words
+        assert (above[level.parents] == level.words[:, :-1]).all()
+
+
+@needs_lmplz
+def test_adaptation_knows_the_text_and_stays_a_distribution(tmp_path: Path) -> None:
+    base = DATA / "tiny-both.binary"
+    lines = ["please call the zyzzyva desk", "the zyzzyva desk is closed"] * 5
+    out = tmp_path / "adapted.binary"
+    report = adapt(base, lines, out, AdaptSettings(), lambda _: None)
+    assert "zyzzyva" in report.new_words
+    assert perplexity(out, lines).unknown == 0
+    assert perplexity(out, lines).perplexity < perplexity(base, lines).perplexity / 2
+    ngram = NGram.load(out)
+    scorer = ngram.kenlm()
+    words = [word.decode() for word in ngram.vocabulary().tolist()]
+    for context in ("the", "zyzzyva", "call the"):
+        following = (
+            scorer.score(f"{context} {word}", bos=False, eos=False) for word in words if word[0] != "<"
+        )
+        ending = scorer.score(context, bos=False, eos=True)
+        total = sum(
+            10 ** (score - scorer.score(context, bos=False, eos=False)) for score in (*following, ending)
+        )
+        assert total == pytest.approx(1.0, abs=0.2)  # <unk> and quantisation take or add the rest
+
+
+def test_the_model_in_the_box_is_small_and_complete() -> None:
+    try:
+        path = shipped_model()
+    except LanguageError:
+        pytest.skip("no language model in the box yet")
+    figures = describe(path)
+    assert path.stat().st_size <= 25_000_000
+    assert figures["order"] == 4
+    recipe = path.with_name("recipe.toml").read_text()
+    assert "CC BY-SA" not in recipe
+    assert all(part in recipe for part in ("sha256", "licence", "source"))
