@@ -4,6 +4,7 @@ The session decides; this is its driver on the event loop. Opening and resuming 
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,8 @@ from service.scheduling.decode_worker import Answer
 
 if TYPE_CHECKING:
     from service.streams import Recogniser
+
+log = logging.getLogger("silica.stream")
 
 PIECE_SAMPLES = 5120
 """However large a message is, the session takes it in pieces of 0.32 s and may say stop between two."""
@@ -196,12 +199,9 @@ class Stream:
         begin_s = self._house.now_s()
         self._metrics.decode_s.observe(answer.decode_s)
         if answer.error is not None:
+            log.error("stream %s cannot be decoded: %s", self.id, answer.error)
             self._take(
-                Broken(
-                    "decoder",
-                    f"The words of this stream could not be searched: {answer.error}.",
-                    "Try again.",
-                )
+                Broken("decoder", "The words of this stream could not be searched.", "Open a new stream.")
             )
             return
         self._take(Decoded(answer.serial, answer.hypotheses))

@@ -14,6 +14,7 @@ from typing import Literal
 from acoustic.windows import Heard, with_hop
 from lm.errors import LanguageError
 from lm.hotwords import spelled
+from service.core.clock import SAMPLE_RATE
 from service.core.messages import WindowKey
 from service.core.session import Session
 from service.core.stream_settings import StreamSettings
@@ -251,10 +252,11 @@ class Recogniser:
 
     def _answered(self, stream: str, answer: Answer) -> None:
         if stream in self._streams:
-            before = self._streams[stream].session.processed_samples
+            session = self._streams[stream].session
+            before = session.processed_samples
             self._streams[stream].answered(answer)
-            processed = self._streams[stream].session.processed_samples if stream in self._streams else before
-            self._capacity.observe_decode(answer.decode_s, (processed - before) / 16000)
+            sound_s = session.settings.channels * (session.processed_samples - before) / SAMPLE_RATE
+            self._capacity.observe_decode(answer.decode_s, sound_s)
 
     def _given_up(self, stream: str) -> None:
         if stream in self._streams:
@@ -352,6 +354,7 @@ class Recogniser:
                 del self._parked[stream_id]
                 stream.cancel("lost")
         self.metrics.sessions_parked.set(len(self._parked))
+        self._capacity.observe_wait(self.engine.take_live_wait_s())
         self._choose_hop()
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 

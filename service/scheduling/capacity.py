@@ -17,6 +17,9 @@ NARROW_LOAD = 0.5
 """A narrower hop is taken again only when it would load the machine less than this."""
 CORRECTION = 0.02
 """Weight of one batch in the live correction."""
+LATE = 0.5
+"""Windows that wait for longer than this share of the hop are late: something the curve does not know takes time."""
+MOST_PRESSURE = 8.0
 LEAST_STREAMS = 2
 
 
@@ -72,6 +75,8 @@ class CapacityModel:
     """Event loop and transport, a second of sound."""
     batch: int = 8
     hop_s: float = field(default=0.0)
+    pressure: float = 1.0
+    """How much more everything costs than measured, as far as lateness shows it."""
 
     def __post_init__(self) -> None:
         self.hop_s = self.hop_s or self.hops_s[0]
@@ -86,7 +91,7 @@ class CapacityModel:
         engine = streams * self.engine_s_per_s(hop_s)
         decode = streams * self.decode_s_per_s
         overhead = streams * self.overhead_s_per_s
-        return max(
+        return self.pressure * max(
             engine / self.lanes,
             decode / self.decode_lanes,
             overhead,
@@ -106,6 +111,13 @@ class CapacityModel:
                 return hop_s
         self.hop_s = self.hops_s[-1]
         return self.hop_s
+
+    def observe_wait(self, wait_s: float | None) -> None:
+        """Windows waited so long lately (None: there were none): pressure rises quickly and falls slowly."""
+        if wait_s is not None and wait_s > LATE * self.hop_s:
+            self.pressure = min(MOST_PRESSURE, self.pressure * 1.3)
+        else:
+            self.pressure = max(1.0, self.pressure * 0.95)
 
     def observe_decode(self, seconds: float, sound_s: float) -> None:
         """The decoder took so long over so much sound."""

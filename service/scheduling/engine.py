@@ -70,6 +70,7 @@ class Engine:
         self.curve = Curve()
         self.live_streams = 0
         """Set by whoever opens streams: the planner keeps a lane free for them."""
+        self._live_waits_s: list[float] = []
         self._arguments = (model, device, precision)
         self._kind = ThreadLane if device == "cuda" else ProcessLane
         self._wanted = lanes
@@ -146,6 +147,11 @@ class Engine:
         self.planner.add(waiting)
         self.pump_soon()
 
+    def take_live_wait_s(self) -> float | None:
+        """Mean wait of the live windows that began since this was last asked; None: there were none."""
+        waits_s, self._live_waits_s = self._live_waits_s, []
+        return sum(waits_s) / len(waits_s) if waits_s else None
+
     def forget(self, stream: str, keys: Sequence[WindowKey]) -> None:
         """The stream is gone: what waits is dropped, what runs is not told."""
         self.planner.forget(stream)
@@ -194,7 +200,10 @@ class Engine:
         self._running[lane] = Running(self._number, tasks, now_s, now_s + patience_s)
         self._metrics.batch_size.observe(len(batch))
         for item in batch:
-            self._metrics.queue_wait_s.observe(max(0.0, now_s - item.ready_s))
+            wait_s = max(0.0, now_s - item.ready_s)
+            self._metrics.queue_wait_s.observe(wait_s)
+            if item.live:
+                self._live_waits_s.append(wait_s)
         lane.run(self._number, [task.window for task in tasks])
 
     async def _probe(self, lane: Lane, windows: list[Window]) -> float:

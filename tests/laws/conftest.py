@@ -10,7 +10,11 @@ import pytest
 import pytest_asyncio
 
 from acoustic.runtime.backend import open_backend
+from service.http.server import Server
+from service.metrics import Metrics
+from service.models import ServedModels
 from service.scheduling.decode_worker import Desk
+from service.settings import Settings
 from service.streams import Recogniser, RecogniserOptions
 from tests.laws.babbler import PROMPTS, make_babbler, speech
 
@@ -66,3 +70,24 @@ async def recogniser(babbler: Path, tmp_path_factory: pytest.TempPathFactory) ->
     await recogniser.start()
     yield recogniser
     await recogniser.stop()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def server(babbler: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    """The same behind a real port."""
+    settings = Settings(
+        port=0,
+        model=str(babbler),
+        language_model="none",
+        engine_workers=1,
+        decode_workers=1,
+        max_streams=100,
+        cache_folder=tmp_path_factory.mktemp("capacity"),
+        keys_file=tmp_path_factory.mktemp("keys") / "none.json",
+    )
+    metrics = Metrics()
+    models = ServedModels(settings, metrics)
+    await models.start()
+    async with Server(settings, metrics, models) as serving:
+        yield serving
+    await models.stop()

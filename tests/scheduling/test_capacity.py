@@ -79,6 +79,18 @@ def test_slow_decoding_limits_the_streams_too() -> None:
     assert capacity.decode_s_per_s == pytest.approx(0.5, rel=0.01)
 
 
+def test_lateness_widens_the_hop_and_takes_fewer_streams_until_it_passes() -> None:
+    capacity = model()
+    most, hop_s = capacity.streams_most(), capacity.choose_hop(1)
+    for _ in range(10):
+        capacity.observe_wait(hop_s)
+    assert capacity.streams_most() < most
+    assert capacity.choose_hop(4) > hop_s
+    for _ in range(100):
+        capacity.observe_wait(None)
+    assert (capacity.streams_most(), capacity.choose_hop(1)) == (most, hop_s)
+
+
 def test_a_device_of_its_own_does_not_share_the_processors() -> None:
     assert model(processors=float("inf"), lanes=2).streams_most() >= model().streams_most()
 

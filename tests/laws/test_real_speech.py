@@ -1,0 +1,64 @@
+"""Real speech through the real teacher, served: its words are the plain loop's, and mostly the reference's."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from acoustic.checkpoint import save
+from acoustic.runtime.backend import open_backend
+from acoustic.windows import with_hop
+from lm.score import word_errors
+from service.audio.files import read_file
+from service.scheduling.decode_worker import Desk
+from service.streams import Recogniser, RecogniserOptions, StreamSettings
+from tests.core.plain_loop import transcribe
+from tests.laws.streaming import heard, listen, texts
+
+SHARED = Path(__file__).parents[3] / "shared"
+TEACHER = SHARED / "models" / "quartznet15x5-en"
+DEV = SHARED / "speech" / "dev"
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(
+    not TEACHER.is_dir() or not DEV.is_dir(), reason="needs ../shared: the teacher and real speech"
+)
+@pytest.mark.timeout(300)
+async def test_the_teacher_in_company_hears_what_it_hears_alone(tmp_path: Path) -> None:
+    """Running normalisation: each window waits for the one before it, and the hop is held."""
+    from acoustic.importers import folded
+
+    checkpoint = folded.read(TEACHER)
+    model = save(tmp_path / "teacher.safetensors", checkpoint.config, checkpoint.state, checkpoint.card)
+    lines = [json.loads(line) for line in (DEV / "manifest.jsonl").read_text().splitlines()]
+    clips = [line for line in lines if 4 < line["duration"] < 7][:3]
+    sounds = [read_file(DEV / clip["audio"]).astype(np.float32) for clip in clips]
+    options = RecogniserOptions(
+        engine_workers=1,
+        decode_workers=1,
+        language_model=None,
+        max_streams=9,
+        hops_s=(0.64,),
+        cache_folder=tmp_path,
+    )
+    recogniser = Recogniser(str(model), options=options)
+    await recogniser.start()
+    settings = StreamSettings()
+    told = await asyncio.gather(
+        *(listen(recogniser, sound, settings, range(4000, 60_000, 4000)) for sound in sounds)
+    )
+    await recogniser.stop()
+    backend = open_backend(model)
+    desk = Desk(backend.config.alphabet, None)
+    plan = with_hop(backend.config, backend.plan, 0.64)
+    errors = words = 0
+    for clip, sound, events in zip(clips, sounds, told, strict=True):
+        alone = transcribe(lambda w: backend.forward([w])[0], sound, settings, backend.config, plan, desk)
+        assert heard(events) == heard(alone)
+        counts = word_errors(clip["text"], " ".join(texts(events)))
+        words += counts.words
+        errors += counts.substitutions + counts.insertions + counts.deletions
+    assert errors <= 0.2 * words
