@@ -48,8 +48,11 @@ def batch_features(
     """Normalised features `[rows, mels, frames]` and each row's frames."""
     config = front_end.config
     if dither and generator is not None:
-        noise = torch.randn(sound.shape, generator=generator, device=generator.device)
-        sound = sound + dither * noise.to(sound.device)
+        if generator.device != sound.device:
+            # As much noise as sound: drawn where the sound is, from a seed that the generator gives.
+            seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+            generator = torch.Generator(sound.device).manual_seed(seed)
+        sound = sound + dither * torch.randn(sound.shape, generator=generator, device=sound.device)
     lengths = lengths.to(sound.device)
     frames = -(-lengths // config.hop_samples)
     features = front_end.log_mels(lined_up(config, sound.float(), lengths))

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -40,11 +39,7 @@ class Precision:
         """TF32 on for `tf32`, `bf16` and `fp16`, off for `fp32`: a comparison of the two is then one."""
         if self.device.type != "cuda":
             return
-        setting = "ieee" if self.name == "fp32" else "tf32"
-        backends: Any = torch.backends
-        if hasattr(backends.cuda.matmul, "fp32_precision"):
-            backends.cuda.matmul.fp32_precision = setting
-            backends.cudnn.conv.fp32_precision = setting
-        else:
-            backends.cuda.matmul.allow_tf32 = setting == "tf32"
-            backends.cudnn.allow_tf32 = setting == "tf32"
+        tf32 = self.name != "fp32"
+        # The older of two ways to say it: both torch 2.6 and 2.13 know it, and mixing them is an error.
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
