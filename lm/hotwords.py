@@ -15,7 +15,7 @@ from lm.compiled import Array
 from lm.errors import LanguageError
 
 LARGEST_WEIGHT = 100.0
-MOST_LABELS = 20_000
+MOST_LABELS = 6_000
 """All phrases together: a stream's automaton takes about 120 bytes a label."""
 
 BOUNDARY, NO_MATCH = 0, 1
