@@ -79,7 +79,8 @@ class ListenRequest:
     speech_events: bool = False
     hotwords: tuple[Hotword, ...] = ()
     alternatives: int = 1
-    readable: bool = False
+    punctuate: bool = False
+    figures: bool = False
     extensions: bool = False
     source_is_file: bool = False
     resume: str | None = None

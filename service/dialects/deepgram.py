@@ -7,6 +7,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -39,8 +40,21 @@ from service.dialects.commands import (
 MOST_NAME = 200
 
 encode = msgspec.json.Encoder().encode
-Readable = Callable[[Sequence[str]], Sequence[str]]
-"""Words of a final, capitalised and punctuated, one for one."""
+
+
+class Piece(Protocol):
+    """A written piece and the spoken words [first, end) it stands for."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+Readable = Callable[[Sequence[str]], Sequence[Piece]]
+"""The words of a final as written pieces, in order."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +87,7 @@ class DeepgramDialect:
     def __init__(self, request: ListenRequest, facts: StreamFacts, readable: Readable | None = None) -> None:
         self.request = request
         self.facts = facts
-        self.readable = readable if request.readable else None
+        self.readable = readable
         self._metadata = {
             "request_id": facts.request_id,
             "model_uuid": facts.model_uuid,
@@ -214,16 +228,24 @@ class DeepgramDialect:
             told["stable_words"] = event.stable_words
             if event.probably_over:
                 told["probably_over"] = True
-            alternatives = [_alternative(event.text, Alternative(event.words), None)]
+            alternatives = [_alternative(Alternative(event.words))]
         told["channel"] = {"alternatives": alternatives}
         told["metadata"] = self._metadata
         return told
 
     def _final_alternative(self, one: Alternative) -> dict[str, object]:
         if self.readable is None or not one.words:
-            return _alternative(one.text, one, None)
-        shown = self.readable([word.text for word in one.words])
-        return _alternative(" ".join(shown), one, shown)
+            return _alternative(one)
+        pieces = self.readable([word.text for word in one.words])
+        words = []
+        for piece in pieces:
+            spoken = one.words[piece.first : piece.end]
+            confidence = sum(word.confidence for word in spoken) / len(spoken)
+            text = " ".join(word.text for word in spoken)
+            joined = Word(text, spoken[0].start_s, spoken[-1].end_s, confidence)
+            words.append({**_word(joined), "punctuated_word": piece.text})
+        told = _alternative(one)
+        return {**told, "transcript": " ".join(piece.text for piece in pieces), "words": words}
 
     def _channel(self, channel: int) -> list[int]:
         return [channel, self.request.heard_channels]
@@ -259,12 +281,9 @@ def _acknowledged(received: Received) -> dict[str, object]:
     return told
 
 
-def _alternative(transcript: str, one: Alternative, shown: Sequence[str] | None) -> dict[str, object]:
+def _alternative(one: Alternative) -> dict[str, object]:
     words = [_word(word) for word in one.words]
-    if shown is not None:
-        for told, text in zip(words, shown, strict=True):
-            told["punctuated_word"] = text
-    return {"transcript": transcript, "confidence": round(one.confidence, 4), "words": words}
+    return {"transcript": one.text, "confidence": round(one.confidence, 4), "words": words}
 
 
 def _word(word: Word) -> dict[str, object]:

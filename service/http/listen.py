@@ -31,6 +31,7 @@ from service.http.state import STATE, State
 from service.keys import Key
 from service.logs import say
 from service.metrics import build_version
+from service.readable import readable
 from service.streams import Recogniser, Stream, StreamSettings
 
 UUID_SPACE = uuid.UUID("6f1c9a52-5b43-4d0e-9f64-5c2f4c7a11d3")
@@ -153,7 +154,7 @@ def open_deepgram(request: web.Request, state: State, asked: ListenRequest, key:
         resume_s=settings.resume_s,
         max_message_bytes=settings.max_message_bytes,
     )
-    dialect = DeepgramDialect(asked, facts)
+    dialect = DeepgramDialect(asked, facts, readable(asked.figures, asked.punctuate))
     for told in warn_later:
         dialect.warn(told)
     session.dialect = dialect

@@ -34,6 +34,7 @@ from service.dialects.commands import (
 from service.dialects.deepgram import DeepgramDialect, Received, StreamFacts
 from service.dialects.query import read_query
 from service.errors import ServiceError
+from service.readable import readable
 
 FACTS = StreamFacts("id-1", "tiny", "uuid-1", "1.0", "2026-01-01T00:00:00.000Z", 30.0, 1000)
 NOTHING = Received(0, 0, 0)
@@ -156,12 +157,19 @@ def test_channels_are_named_among_all():
     }
 
 
-def test_readable_words_are_shown_beside_the_heard_ones():
-    shown = DeepgramDialect(ListenRequest(readable=True), FACTS, lambda words: ["Hello", "world."])
-    (message,) = told(shown, FINAL)
+def test_written_pieces_are_shown_with_the_words_they_stand_for():
+    words = tuple(Word(text, at, at + 0.5, 0.5) for at, text in enumerate(["it", "cost", "five", "dollars"]))
+    shown = DeepgramDialect(ListenRequest(figures=True), FACTS, readable(True, False))
+    (message,) = told(shown, Final(0, 0.0, 4.0, (Alternative(words),), True))
     best = message["channel"]["alternatives"][0]
-    assert best["transcript"] == "Hello world." and best["words"][0]["word"] == "hello"
-    assert best["words"][1]["punctuated_word"] == "world."
+    assert best["transcript"] == "it cost $5"
+    assert best["words"][2] == {
+        "word": "five dollars",
+        "start": 2.0,
+        "end": 3.5,
+        "confidence": 0.5,
+        "punctuated_word": "$5",
+    }
 
 
 def test_warnings_ride_on_messages_once_each():
@@ -203,7 +211,8 @@ def test_the_sdks_query_is_understood():
         speech_events=True,
         hotwords=(Hotword("quartz", 2.5), Hotword("Silica", 5.0)),
         alternatives=3,
-        readable=True,
+        punctuate=True,
+        figures=True,
     )
     assert request.heard_channels == 2
 
