@@ -46,7 +46,6 @@ class Settings:
     origins: tuple[str, ...] = setting(
         (), "network", "further origins whose pages may connect (https://host[:port], or *)"
     )
-    workers: int = setting(1, "network", "front processes sharing the port (SO_REUSEPORT)", low=1, high=64)
     uvloop: bool = setting(True, "network", "use uvloop where it is installed")
 
     keys_file: Path | None = setting(None, "security", "file of hashed API keys, made by `silica keys add`")

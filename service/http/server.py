@@ -81,7 +81,6 @@ class Server:
                 self.settings.host,
                 self.settings.port,
                 ssl_context=tls,
-                reuse_port=True if self.settings.workers > 1 else None,
                 backlog=1024,
             )
             await site.start()
