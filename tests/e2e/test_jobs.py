@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import hmac
 import json
@@ -150,10 +151,10 @@ def hook() -> Iterator[tuple[int, list[tuple[dict[str, str], bytes]]]]:
 
 
 def test_a_job_survives_kill_9_goes_on_where_it_was_and_calls_back(
-    tmp_path: Path, hook: tuple[int, list[tuple[dict[str, str], bytes]]], short: bytes
+    tmp_path: Path, hook: tuple[int, list[tuple[dict[str, str], bytes]]]
 ) -> None:
     port, calls = hook
-    sound = write_wav(tmp_path / "long.wav", talk(40), 16000).read_bytes()
+    sound = write_wav(tmp_path / "long.wav", talk(25), 16000).read_bytes()
     options = ("--jobs-lease-s", "0.5", "--webhook-hosts", f"127.0.0.1:{port}")
     model = str(make_babbler(tmp_path))
     first = serve(tmp_path, *options, model=model)
@@ -177,10 +178,12 @@ def test_a_job_survives_kill_9_goes_on_where_it_was_and_calls_back(
         done = until(second, job["id"])
         assert done["attempts"] == 2 and done["duration"] == pytest.approx(len(sound) / 32000, abs=0.05)
         told = transcript(second, job["id"])
-        once = whole(second, short)
-        # The same four prompts forty times: each time the same words, though hearing broke off in the middle.
         heard = [word["word"] for word in told["words"]]
-        assert len(heard) == pytest.approx(40 * len(once), rel=0.1)
+        # As in one piece, but for words beside the pause where hearing began anew.
+        unbroken = whole(second, sound)
+        matching = difflib.SequenceMatcher(None, heard, unbroken, autojunk=False).get_matching_blocks()
+        assert len(unbroken) > 100
+        assert sum(block.size for block in matching) >= max(len(heard), len(unbroken)) - 4
         starts = [word["start"] for word in told["words"]]
         assert starts == sorted(starts) and starts[-1] > 0.9 * done["duration"]
         deadline = time.monotonic() + WAIT_S
