@@ -125,6 +125,7 @@ class Recogniser:
             await self.decoders.start()
             await self._measure(workers)
         except BaseException:
+            await self.decoders.stop()
             await self.engine.stop()
             raise
         self._started = True

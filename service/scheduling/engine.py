@@ -6,7 +6,7 @@ Everything here is on the event loop and returns at once. Sessions, decoders and
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -300,8 +300,9 @@ class Engine:
 
 
 def noise_window(config: ModelConfig, plan: WindowPlan) -> Window:
-    """A window with its whole left context, of faint noise."""
+    """A window with its whole left context, of faint noise; numbered 0, since it has no stream to remember."""
     stream = StreamWindows(config, plan)
     seconds = (plan.frames + plan.left_frames + 2 * plan.hop_frames) / config.frames_per_second + 0.1
     noise = np.random.default_rng(0).normal(0, 0.05, round(seconds * config.features.sample_rate))
-    return stream.push(noise.astype(np.float32))[-1]
+    window = stream.push(noise.astype(np.float32))[-1]
+    return replace(window, span=replace(window.span, index=0))

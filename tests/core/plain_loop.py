@@ -1,6 +1,7 @@
 """Drives a session in a plain loop, without engine, workers or clock: the reference that services must equal."""
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -48,19 +49,20 @@ class PlainLoop:
         self.take(Configured("s", config.name))
 
     def take(self, what: Input) -> None:
-        """Let it happen, with everything that follows."""
-        self.carry_out(self.session.take(what))
+        """Let it happen, with everything that follows, in the order in which it follows."""
+        following = deque(self.session.take(what))
+        while following:
+            following.extend(self.carried_out(following.popleft()))
 
-    def carry_out(self, effects: Iterable[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Hear):
-                self.take(Logits(effect.key, self.network(effect.window)))
-            elif isinstance(effect, Push | Conclude | Replay):
-                for answer in self.desk.handle([("s", effect)]):
-                    assert answer.error is None, answer.error
-                    self.take(Decoded(answer.serial, answer.hypotheses))
-            elif isinstance(effect, Tell):
-                self.events.append(effect.event)
+    def carried_out(self, effect: Effect) -> Iterator[Effect]:
+        if isinstance(effect, Hear):
+            yield from self.session.take(Logits(effect.key, self.network(effect.window)))
+        elif isinstance(effect, Push | Conclude | Replay):
+            for answer in self.desk.handle([("s", effect)]):
+                assert answer.error is None, answer.error
+                yield from self.session.take(Decoded(answer.serial, answer.hypotheses))
+        elif isinstance(effect, Tell):
+            self.events.append(effect.event)
 
     @property
     def finals(self) -> list[Final]:
