@@ -202,6 +202,20 @@ async def test_live_sound_far_ahead_is_read_slowly_and_files_are_not(front, talk
         assert client.told[-1]["duration"] == pytest.approx(4.0, abs=0.001), "slowed, never dropped"
 
 
+async def test_a_wrong_declared_rate_is_noticed_and_said(server, talk, speech, pieces):
+    """Sound of 48 kHz, sent in real time and declared as 16 kHz: the clock tells."""
+    async with talk(server, f"{RAW}&interim_results=true&extensions=true") as client:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        for number, piece in enumerate(pieces(speech * 8, 9600)[:55]):
+            await client.send(piece)
+            await asyncio.sleep(max(0.0, began + (number + 1) * 0.1 - clock()))
+        await client.send({"type": "CloseStream"})
+        await client.to_the_end()
+    warnings = [message["warning"] for message in client.told if "warning" in message]
+    assert [one["code"] for one in warnings] == ["rate"] and "48000 Hz" in warnings[0]["message"]
+
+
 async def test_abrupt_disconnects_leave_nothing_behind(server, talk, speech):
     listening = server.app[STATE].listening
     for _ in range(5):
@@ -217,7 +231,7 @@ async def test_abrupt_disconnects_leave_nothing_behind(server, talk, speech):
 
 async def test_a_client_that_never_reads_is_closed_and_harms_nobody(front, talk, speech, pieces):
     async with front(send_s=1.0) as server:
-        async with talk(server, f"{RAW}&interim_results=true&extensions=true") as client:
+        async with talk(server, f"{RAW}&interim_results=true&extensions=true", close_timeout=0.1) as client:
             # What the server's own loop cannot get rid of: fill both socket buffers for it.
             state = server.app[STATE]
             session = next(iter(state.listening._sessions.values()))
@@ -232,6 +246,7 @@ async def test_a_client_that_never_reads_is_closed_and_harms_nobody(front, talk,
                 await state.listening._idle.wait()
             assert state.listening.count == 0
             await asyncio.gather(stuck, return_exceptions=True)
+            client.socket.transport.abort()
         async with talk(server) as other:
             await other.send(speech, {"type": "CloseStream"})
             assert await other.to_the_end() == (1000, "")
