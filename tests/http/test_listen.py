@@ -241,7 +241,7 @@ async def test_a_client_that_never_reads_is_closed_and_harms_nobody(front, talk,
             while stuck is None or stuck in (await asyncio.wait({stuck}, timeout=0.3))[0]:
                 stuck = asyncio.create_task(socket.send_str("x" * 65536))
             marks = [{"type": "Marker", "name": f"{number:0200d}"} for number in range(40)]
-            await client.send(speech, *marks)
+            await client.send(speech, {"type": "Finalize"}, *marks)
             async with asyncio.timeout(20):
                 await state.listening._idle.wait()
             assert state.listening.count == 0
