@@ -4,7 +4,7 @@ compared.
 What is written is read again through the runtime that serves it and must hear what the trained network hears.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from acoustic.checkpoint import Checkpoint
 from acoustic.export import export_onnx
 from acoustic.features import FrontEnd
 from acoustic.folding import fold
-from acoustic.runtime.backend import open_backend
+from acoustic.runtime.backend import in_pieces, joined, open_backend, whole_features
+from acoustic.runtime.cpu import open_session
 from acoustic.shape import ModelConfig
+from acoustic.windows import LogProbs
 from lm.decoders import open_decoder
 from lm.score import ErrorCounts, word_errors
 from training.data.manifests import Clip
@@ -76,14 +78,16 @@ def release(source: Path, out: Path, clips: Sequence[Clip], *, int8: bool = True
                 f"{seconds:.0f} s of speech are too little to find the ranges of INT8: give {ENOUGH_S:.0f} s or more, "
                 "or leave INT8 out."
             )
-        served = with_ranges(served, calibrate(served, sounds, keep=False))
+        ranges = calibrate(served, sounds, keep=False)
+        served = with_ranges(served, ranges)
     out.mkdir(parents=True, exist_ok=True)
     file = checkpoint.save(out, served.config, served.state, served.card, "fp16")
     reference = [_hear(trained, sound) for sound in sounds]
-    results = [_compare("fp16", file, file, "fp32", trained, clips, sounds, reference)]
+    whole = open_backend(file, "cpu", "fp32").whole
+    results = [_compare("fp16", file, whole, trained, clips, sounds, reference)]
     if int8:
-        graph = export_onnx(served, out / "model.int8.onnx", calibrate(served, sounds, keep=False))
-        results.append(_compare("int8", graph, file, "int8", trained, clips, sounds, reference))
+        graph = export_onnx(served, out / "model.int8.onnx", ranges)
+        results.append(_compare("int8", graph, _onnx(graph, served), trained, clips, sounds, reference))
     return results
 
 
@@ -100,17 +104,31 @@ def _hear(trained: Checkpoint, sound: Samples) -> torch.Tensor:
     return heard
 
 
+def _onnx(file: Path, served: Checkpoint) -> Callable[[Samples], LogProbs]:
+    """The very file that was written, in ONNX Runtime."""
+    session = open_session(file.read_bytes())
+    front_end = FrontEnd(served.config.features)
+
+    def run(features: torch.Tensor) -> LogProbs:
+        log_probs: LogProbs = session.run(None, {"features": features[None].numpy()})[0][0]
+        return log_probs
+
+    def whole(sound: Samples) -> LogProbs:
+        features = whole_features(front_end, served.config.features, sound)
+        return joined(served.config, in_pieces(served.config, features, run))
+
+    return whole
+
+
 def _compare(
     form: str,
     file: Path,
-    model: Path,
-    precision: Any,
+    whole: Callable[[Samples], LogProbs],
     trained: Checkpoint,
     clips: Sequence[Clip],
     sounds: Sequence[Samples],
     reference: Sequence[torch.Tensor],
 ) -> Comparison:
-    backend = open_backend(model, "cpu", precision)
     decoder = open_decoder("greedy", trained.config.alphabet)
 
     def words(log_probs: torch.Tensor) -> str:
@@ -121,7 +139,7 @@ def _compare(
     largest, same, frames, equal = 0.0, 0, 0, 0
     counts = trained_counts = ErrorCounts()
     for clip, sound, expected in zip(clips, sounds, reference, strict=True):
-        heard = torch.from_numpy(backend.whole(sound)).float()
+        heard = torch.from_numpy(whole(sound)).float()
         if heard.shape != expected.shape:
             raise TrainingError(
                 f"The {form} form gives {tuple(heard.shape)} for {clip.audio}, the trained network "
