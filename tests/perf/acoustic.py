@@ -204,9 +204,8 @@ def shown(table: Line) -> str:
             )
         return "\n".join(lines)
     lines.append(f"{table['model']}, one thread, best of {table['runs']} runs by processor time")
-    lines.append(
-        "| backend | whole 15 s, x real time | x eager | one window, x real time | x eager | WER |\n|---|--:|--:|--:|--:|--:|"
-    )
+    lines.append("| backend | whole 15 s, x real time | x eager | one window, x real time | x eager | WER |")
+    lines.append("|---|--:|--:|--:|--:|--:|")
     for name, row in table["backends"].items():
         wer = f"{row['wer']:.2%} of {row['words']}" if "wer" in row else "–"
         lines.append(
