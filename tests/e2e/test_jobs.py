@@ -6,6 +6,9 @@ import difflib
 import hashlib
 import hmac
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -19,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.e2e.house import Served, serve, speech, stop, write_wav
+from tests.e2e.house import MAIN, Served, serve, speech, stop, write_wav
 from tests.laws.babbler import make_babbler
 
 PROMPTS = ("all-circuits-busy-now", "call-forwarding", "vm-goodbye", "demo-thanks")
@@ -202,3 +205,26 @@ def test_a_job_survives_kill_9_goes_on_where_it_was_and_calls_back(
         assert not list((tmp_path / "jobs" / "files").iterdir())
     finally:
         stop(second)
+
+
+def test_the_command_sends_a_folder_waits_and_writes_beside(
+    served: Served, short: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "one.wav").write_bytes(short)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "bad.flac").write_bytes(b"fLaC" + bytes(900))
+    environment = {**os.environ, "SILICA_SERVER": served.address}
+
+    def jobs(*line: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-c", MAIN, "jobs", *line]
+        return subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
+
+    done = jobs("add", str(tmp_path), "--wait", "--json")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    states = {Path(job["file"]).name: job["status"] for job in json.loads(done.stdout)["jobs"]}
+    assert states == {"one.wav": "done", "bad.flac": "failed"}
+    assert (tmp_path / "one.txt").read_text().split() == whole(served, short)
+    listed = json.loads(jobs("list", "--json").stdout)["jobs"]
+    assert [job["name"] for job in listed if job["name"] == "one.wav"] == ["one.wav"]
+    missing = jobs("show", "job_" + 24 * "0")
+    assert missing.returncode == 2 and missing.stderr.startswith("silica: There is no such job")

@@ -1,0 +1,43 @@
+"""A recorded voice in the microphone, its words on the page: with the teacher, where the developers' material is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.e2e.house import Served, serve, speech, stop, write_wav
+
+TEACHER = Path(__file__).parents[3] / "shared" / "models" / "quartznet15x5-en"
+
+pytestmark = [pytest.mark.browser, pytest.mark.shared]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    if not TEACHER.is_dir():
+        pytest.skip(
+            "needs the teacher in ../shared/models: the model in the box is not sure enough of its words"
+        )
+    running = serve(tmp_path_factory.mktemp("home"), model=str(TEACHER))
+    yield running
+    stop(running)
+
+
+def test_the_words_that_were_spoken_appear(
+    teacher: Served, browse: Callable[..., Browser], tmp_path: Path
+) -> None:
+    sound = np.concatenate([np.zeros(24_000, np.float32), speech("all-circuits-busy-now"), np.zeros(96_000)])
+    browser = browse(write_wav(tmp_path / "talk.wav", sound, 48000))
+    page = browser.new_page()
+    page.goto(teacher.address)
+    page.click("#speak")
+    line = page.locator(".session .line").first
+    expect(line.locator(".word").nth(4)).to_be_attached(timeout=60_000)
+    page.click("#speak")
+    expect(page.locator("body[data-state=idle]")).to_be_attached(timeout=60_000)
+    assert " ".join(page.locator(".word").all_text_contents()) == "all circuits are busy now"
+    page.close()
