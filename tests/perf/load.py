@@ -22,6 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import websockets
 
+# Run as a script: the repository's packages, not the measurements of the same names beside this file.
+if sys.path[0] == str(Path(__file__).parent):
+    sys.path[0] = str(Path(__file__).parents[2])
+
 RATE = 16_000
 STAGGER_S = 2.0
 SUFFIXES = {".wav", ".flac", ".mp3", ".ogg", ".opus", ".g722"}
