@@ -32,6 +32,11 @@ def train_recipe(
         loop = assemble(recipe, folder, data=data, world=world, stop_after_s=stop_after_s)
         if world.leads:
             loop.watch.say(f"{recipe.title}: {loop.config.name} in {folder}")
+            if world.size != recipe.run.processes:
+                loop.watch.say(
+                    f"the recipe is meant for {recipe.run.processes} processes, here are {world.size}: for its "
+                    f"batch, set run.accumulation to {recipe.run.accumulation * recipe.run.processes // world.size or 1}"
+                )
             if loop.progress.step:
                 loop.watch.say(f"continuing at step {loop.progress.step:,} of {loop.schedule.total_steps:,}")
         if hear_first and loop.progress.step == 0 and loop.evaluate:
