@@ -23,8 +23,8 @@ __all__ = ["FigureAccuracy", "Written", "figure_accuracy", "smart_format", "writ
 # What two writers of the same number may do differently.
 _STYLES = (
     (r"\b([ap])\.m\b\.?", r"\1m"),
-    (r"(?<=\d) ([ap]m)\b", r"\1"),
     (r"(?<=\d)[:.]00\b", ""),
+    (r"(?<=\d) ([ap]m)\b", r"\1"),
     (r"(?<=\d) percent", "%"),
     (rf"\b({'|'.join(MONTHS)}) (\d\d?)(?:st|nd|rd|th)\b", r"\1 \2"),
     (r"[-\u2013\u2014]", " "),

@@ -1,0 +1,143 @@
+"""Rescoring and tuning: orders change as the arithmetic says, memory of what was said counts, choices are the best."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lm.errors import LanguageError
+from lm.hypothesis import Hypothesis, Word
+from lm.ngram import NGram
+from lm.rescore import NGramRescorer, RescoreSettings, TransformerRescorer, rescore
+from lm.transformer_xl.model import TransformerConfig, TransformerXL
+from lm.transformer_xl.storage import save
+from lm.transformer_xl.vocabulary import Vocabulary
+from lm.tuning import ALPHABET, read_clips, tune, write
+from tests.lm.conftest import DATA
+
+
+def heard(text: str, score: float, language_score: float = -1.0) -> Hypothesis:
+    words = tuple(Word(word, 0, 1, 1.0) for word in text.split())
+    return Hypothesis(words, 0, score, score, language_score)
+
+
+class Fixed:
+    """Says what it was told to say."""
+
+    def __init__(self, scores: dict[str, float]) -> None:
+        self.scores = scores
+
+    def log_probs(self, texts: Sequence[str], before: Sequence[str] = ()) -> list[float]:
+        return [self.scores[text] for text in texts]
+
+
+def test_without_rescorers_the_order_stays() -> None:
+    n_best = (heard("a", -1.0), heard("b", -2.0))
+    assert rescore(n_best, [], RescoreSettings(()), lm_weight=0.5) == n_best
+
+
+def test_scores_add_up() -> None:
+    n_best = (heard("a", -1.0, -3.0), heard("b b", -2.0, -1.0))
+    found = rescore(
+        n_best, [Fixed({"a": -4.0, "b b": -1.0})], RescoreSettings((0.5,), word_bonus=0.25), lm_weight=0.5
+    )
+    assert [hypothesis.text for hypothesis in found] == ["b b", "a"]
+    assert [hypothesis.score for hypothesis in found] == pytest.approx([-2.0 - 0.5 + 0.5, -1.0 - 2.0 + 0.25])
+
+
+def test_the_searchs_model_can_be_taken_out() -> None:
+    settings = RescoreSettings((), keep_search_lm=0.0)
+    (found,) = rescore([heard("a", -1.0, -3.0)], [], settings, lm_weight=0.5)
+    assert found.score == pytest.approx(-1.0 + 0.5 * 3.0 * math.log(10))
+
+
+def test_one_weight_a_rescorer() -> None:
+    with pytest.raises(LanguageError, match="one each"):
+        rescore([heard("a", 0.0)], [Fixed({"a": 0.0})], RescoreSettings(()), lm_weight=0.5)
+    with pytest.raises(LanguageError, match="finite"):
+        RescoreSettings((math.nan,))
+
+
+def test_an_n_gram_rescorer_says_what_kenlm_says() -> None:
+    rescorer = NGramRescorer(DATA / "tiny-plain.binary", unknown_penalty=3.0)
+    ngram = NGram.load(DATA / "tiny-plain.binary")
+    known, strange = rescorer.log_probs(["a ban and a band", "a ban zzz"])
+    assert known == pytest.approx(ngram.score("a ban and a band") * math.log(10), abs=1e-4)
+    assert strange == pytest.approx(ngram.score("a ban zzz") * math.log(10) - 3.0, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def transformer(tmp_path_factory: pytest.TempPathFactory) -> TransformerRescorer:
+    torch.manual_seed(3)
+    vocabulary = Vocabulary(["</s>", "<unk>", "the", "cat", "dog", "sleeps"], unknown_kinds=20)
+    config = TransformerConfig(vocabulary=6, width=16, layers=2, heads=2, segment=4, memory=4, cutoffs=())
+    path = tmp_path_factory.mktemp("xl") / "x.safetensors"
+    save(path, TransformerXL(config), vocabulary)
+    return TransformerRescorer(path)
+
+
+def test_a_text_scores_alike_alone_and_in_a_list(transformer: TransformerRescorer) -> None:
+    texts = ["the cat sleeps", "the", "", "the dog and the cat"]
+    together = transformer.log_probs(texts, ["the dog sleeps"])
+    for text, score in zip(texts, together, strict=True):
+        assert transformer.log_probs([text], ["the dog sleeps"])[0] == pytest.approx(score, abs=1e-4)
+
+
+def test_what_was_said_before_counts_and_unknown_words_cost_their_share(
+    transformer: TransformerRescorer,
+) -> None:
+    (alone,), (after,) = (transformer.log_probs(["the cat"], before) for before in ((), ("the dog sleeps",)))
+    assert alone != pytest.approx(after, abs=1e-4)
+    known, unknown = transformer.log_probs(["cat", "zebra"])
+    assert unknown < -math.log(20)
+    assert known > unknown
+    assert transformer.log_probs([]) == []
+
+
+def spelled(text: str, sureness: float = 6.0) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Log-probabilities that spell a text, one frame a letter and a blank after each."""
+    scores = np.zeros((2 * len(text) + 1, len(ALPHABET) + 1), dtype=np.float32)
+    scores[::2, -1] = sureness
+    for place, letter in enumerate(text):
+        scores[2 * place + 1, ALPHABET.index(letter)] = sureness
+    return np.asarray(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)), dtype=np.float32)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    texts = ["a ban and a band", "dad bad and mad", "a man and a dam"]
+    lines = []
+    for number, text in enumerate(texts):
+        np.save(tmp_path / f"clip{number}.npy", spelled(text, sureness=3.0))
+        lines.append(json.dumps({"audio": f"clip{number}.ogg", "text": text}))
+    lines.append(json.dumps({"audio": "unheard.ogg", "text": "not stored"}))
+    (tmp_path / "manifest.jsonl").write_text("\n".join(lines))
+    return tmp_path / "manifest.jsonl"
+
+
+def test_tuning_finds_the_best_and_draws_it(manifest: Path, tmp_path: Path) -> None:
+    clips = read_clips(manifest, tmp_path)
+    assert len(clips) == 3
+    models = [DATA / "tiny-plain.binary", DATA / "tiny-bigram.binary"]
+    tuned = tune(clips, models, [0.0, 40.0], [0.0, 1.0], lambda _: None)
+    assert len(tuned.tried) == 5
+    assert tuned.best.errors == min(point.errors for point in tuned.tried) == 0
+    assert tuned.best.lm_weight == 0.0
+    assert max(point.errors for point in tuned.tried) > 0
+    values, picture = write(tuned, tmp_path / "out")
+    assert json.loads(values.read_text())["best"]["wer"] == 0.0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_manifest_without_log_probabilities_is_refused(manifest: Path, tmp_path: Path) -> None:
+    with pytest.raises(LanguageError, match="no clip of"):
+        read_clips(manifest, tmp_path / "elsewhere")
+    manifest.write_text("[]")
+    with pytest.raises(LanguageError, match="line 1: expected an object"):
+        read_clips(manifest, tmp_path)
+    with pytest.raises(LanguageError, match="no manifest"):
+        read_clips(tmp_path / "none.jsonl", tmp_path)

@@ -1,0 +1,171 @@
+"""Transformer-XL: recurrence, causality, the adaptive softmax, learning, resuming, and the command that trains it."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lm.errors import LanguageError
+from lm.transformer_xl.model import TransformerConfig, TransformerXL, relative_shift
+from lm.transformer_xl.storage import load, save
+from lm.transformer_xl.training import MEASURED, STATE, WEIGHTS, TrainingSettings, measure, prepare, train
+from lm.transformer_xl.vocabulary import Vocabulary
+from service.commands import main
+
+SMALL = TransformerConfig(
+    vocabulary=50, width=16, layers=2, heads=2, inner=32, segment=8, memory=64, cutoffs=(20,)
+)
+
+
+@pytest.fixture
+def network() -> TransformerXL:
+    torch.manual_seed(0)
+    return TransformerXL(SMALL).eval()
+
+
+@pytest.fixture
+def words() -> Tensor:
+    return torch.randint(0, 50, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+def test_relative_shift_puts_each_distance_at_its_key() -> None:
+    steps, keys = 3, 5
+    distances = torch.arange(keys - 1, -1, -1.0).expand(steps, keys)
+    shifted = relative_shift(distances)
+    for row in range(steps):
+        for key in range(keys - steps + row + 1):
+            assert shifted[row, key] == keys - steps + row - key
+
+
+def test_segment_by_segment_hears_what_the_whole_hears(network: TransformerXL, words: Tensor) -> None:
+    whole, _ = network(words, network.empty_memory(2))
+    memory = network.empty_memory(2)
+    parts = []
+    for start in range(0, 24, 8):
+        part, memory = network(words[:, start : start + 8], memory)
+        parts.append(part)
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_no_word_sees_the_ones_after_it(network: TransformerXL, words: Tensor) -> None:
+    before, _ = network(words, network.empty_memory(2))
+    changed = words.clone()
+    changed[:, 10:] = (changed[:, 10:] + 7) % 50
+    after, _ = network(changed, network.empty_memory(2))
+    torch.testing.assert_close(after[:, :10], before[:, :10])
+    assert not torch.allclose(after[:, 10:], before[:, 10:])
+
+
+def test_the_memory_keeps_its_bound_and_no_gradient() -> None:
+    network = TransformerXL(
+        TransformerConfig(vocabulary=50, width=16, layers=2, heads=2, segment=8, memory=8)
+    )
+    memory = network.empty_memory(1)
+    for _ in range(4):
+        _, memory = network(torch.randint(0, 50, (1, 8)), memory)
+    assert [layer.shape for layer in memory] == [(1, 8, 16)] * 2
+    assert not any(layer.requires_grad for layer in memory)
+
+
+@pytest.mark.parametrize("cutoffs", [(), (20,), (10, 30)])
+def test_the_softmax_is_a_distribution_over_all_words(cutoffs: tuple[int, ...]) -> None:
+    network = TransformerXL(TransformerConfig(vocabulary=50, width=16, layers=1, heads=2, cutoffs=cutoffs))
+    hidden = torch.randn(1, 16).expand(50, -1)
+    found = network.words.log_probs(hidden, torch.arange(50))
+    assert found.exp().sum().item() == pytest.approx(1.0, abs=1e-4)
+
+
+def test_stored_and_loaded_it_is_the_same(network: TransformerXL, words: Tensor, tmp_path: Path) -> None:
+    vocabulary = Vocabulary(["</s>", "<unk>", *(f"word{number}" for number in range(48))], unknown_kinds=7)
+    save(tmp_path / "x.safetensors", network, vocabulary)
+    again, found = load(tmp_path / "x.safetensors")
+    assert found.words == vocabulary.words
+    assert found.unknown_kinds == 7
+    torch.testing.assert_close(
+        again(words, again.empty_memory(2))[0], network(words, network.empty_memory(2))[0]
+    )
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(1)}, tmp_path / "x.safetensors")
+    with pytest.raises(LanguageError, match="no Transformer-XL of ours"):
+        load(tmp_path / "x.safetensors")
+    with pytest.raises(LanguageError, match="silica train-lm"):
+        load(tmp_path / "none.safetensors")
+
+
+def test_the_vocabulary_keeps_the_frequent_words() -> None:
+    vocabulary = Vocabulary.from_counts(Counter(["b", "b", "a", "a", "c"]), size=4)
+    assert vocabulary.words == ("</s>", "<unk>", "a", "b")
+    assert vocabulary.encode_lines(["a c", "b"]).tolist() == [2, 1, 0, 3, 0]
+    assert vocabulary.unknown_kinds == 1
+
+
+LINES = [f"the {animal} sees {count} birds and the {animal} sleeps" for animal in ("cat", "dog", "cow")
+         for count in ("two", "ten", "six")]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "birds.txt"
+    path.write_text("\n".join(LINES * 1200))
+    return path
+
+
+SHAPE = {"width": 16, "layers": 1, "heads": 2, "inner": 32, "segment": 16, "memory": 16, "cutoffs": ()}
+
+
+def test_it_learns_and_a_resumed_run_ends_like_an_unbroken_one(text: Path, tmp_path: Path) -> None:
+    vocabulary = prepare([text], tmp_path / "whole", 100, lambda _: None)
+    config = TransformerConfig(vocabulary=len(vocabulary), **SHAPE)  # type: ignore[arg-type]
+    settings = TrainingSettings(steps=60, streams=4, warm_up_steps=5, save_every=30, report_every=30)
+    whole = train(tmp_path / "whole", vocabulary, config, settings, lambda _: None)
+
+    def interrupt(said: str) -> None:
+        if said.startswith("step 60"):
+            raise KeyboardInterrupt
+
+    prepare([text], tmp_path / "broken", 100, lambda _: None)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "broken", vocabulary, config, settings, interrupt)
+    said: list[str] = []
+    resumed = train(tmp_path / "broken", vocabulary, config, settings, said.append, resume=True)
+    assert said[0] == "going on from step 30"
+    held_out = np.load(tmp_path / "whole" / MEASURED)
+    first, second = (measure(network, vocabulary, held_out).perplexity for network in (whole, resumed))
+    assert first < 8
+    assert second == pytest.approx(first, rel=0.1)  # the memory begins anew where the run goes on
+
+
+def test_the_command_trains_measures_and_guards_a_begun_run(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [
+        "train-lm",
+        str(text),
+        "--out",
+        str(tmp_path / "run"),
+        "--width",
+        "16",
+        "--layers",
+        "1",
+        "--heads",
+        "2",
+    ]
+    line += ["--segment", "16", "--streams", "4", "--vocabulary", "50", "--cutoffs", "--json"]
+    assert main([*line, "--steps", "20"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert math.isfinite(figures["perplexity"])
+    assert (tmp_path / "run" / STATE).is_file()
+    assert main([*line, "--steps", "30"]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main([*line, "--steps", "30", "--resume"]) == 0
+    assert json.loads(capsys.readouterr().out)["weights"].endswith(WEIGHTS)
+    assert main([*line[:4], "--width", "15"]) == 2
