@@ -33,9 +33,10 @@ def train_recipe(
         if world.leads:
             loop.watch.say(f"{recipe.title}: {loop.config.name} in {folder}")
             if world.size != recipe.run.processes:
+                pieces = recipe.run.accumulation * recipe.run.processes // world.size or 1
                 loop.watch.say(
                     f"the recipe is meant for {recipe.run.processes} processes, here are {world.size}: for its "
-                    f"batch, set run.accumulation to {recipe.run.accumulation * recipe.run.processes // world.size or 1}"
+                    f"batch, set run.accumulation to {pieces}"
                 )
             if loop.progress.step:
                 loop.watch.say(f"continuing at step {loop.progress.step:,} of {loop.schedule.total_steps:,}")
