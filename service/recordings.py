@@ -18,6 +18,7 @@ from lm.hotwords import Hotword
 from lm.text import normalise
 from service.audio.containers import SNIFF_BYTES, Nursery, recognised
 from service.audio.decoder import SoundDecoder
+from service.audio.faststart import index_first
 from service.audio.resample import RATE, Samples
 from service.core.events import Closed, Event, Failed
 from service.errors import ServiceError
@@ -88,7 +89,8 @@ async def decoded(
 ) -> AsyncIterator[Samples]:
     """The file as sound [channels, n] at 16 kHz, piece by piece."""
     read = read if read is not None else ReadSoFar()
-    form_of(path)
+    if form_of(path) == "mp4":
+        await asyncio.to_thread(index_first, path)
     async for samples in _decoded(path, sound, channels, nursery, read):
         read.samples += samples.shape[1]
         yield samples
