@@ -97,26 +97,17 @@ class Conversation:
         """Whatever happened: the stream is over or parked, and everybody knows."""
         session = self.session
         try:
-            told = writer.done() and not writer.cancelled() and writer.exception() is None
-            if told:
-                reader.cancel()
-            elif not reader.done():
-                # Only after a failure here (or when the server stops): the message in hand is not worth keeping.
-                reader.cancel()
-            for task in (reader, writer):
-                if task is writer and not told:
-                    task.cancel()
-                try:
-                    await task
-                except asyncio.CancelledError:
-                    pass
-                except Exception:
-                    logging.getLogger("silica").exception(
-                        "connection failed", extra={"facts": {"session": session.id}}
-                    )
-            how = "told" if told else "gone"
-            if not told and reader.done() and not reader.cancelled() and reader.exception() is None:
+            how = "gone"
+            if writer.done() and not writer.cancelled():
+                how = "told" if writer.exception() is None else "failed"
+            elif reader.done() and not reader.cancelled():
                 how = reader.result()
+            # What still runs is at work for nobody: the socket is over, or the server is.
+            reader.cancel()
+            writer.cancel()
+            for ended in await asyncio.gather(reader, writer, return_exceptions=True):
+                if isinstance(ended, Exception):
+                    self._log(ended)
             can_return = session.request.extensions and self.state.settings.resume_s > 0
             if how == "gone" and can_return and not self.state.draining:
                 self.state.listening.park(session)
@@ -170,7 +161,15 @@ class Conversation:
                 return "refused"  # the stream ended meanwhile; what it says last is being written
             session.stream.fail(error.code, error.message, error.advice)
             return "refused"
+        except Exception as error:
+            self._log(error)
+            session.stream.fail("internal", "Something went wrong here; it is logged.")
+            return "refused"
         return "gone"
+
+    def _log(self, error: Exception) -> None:
+        facts = {"session": self.session.id}
+        logging.getLogger("silica").error("connection failed", exc_info=error, extra={"facts": facts})
 
     def _count(self, message: WSMessage) -> None:
         """What a resuming client need not send again."""

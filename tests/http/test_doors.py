@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import shutil
+import ssl
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -105,18 +108,14 @@ async def test_a_revoked_key_ends_its_streams(front, talk, keys_file, speech):
 async def test_a_session_is_resumed_by_its_own_key_only(front, talk, keys_file, speech):
     _, mine = add_key(keys_file, "mine")
     _, other = add_key(keys_file, "other")
-    async with front(keys_file=keys_file) as server:
-        async with talk(
-            server, f"{RAW}&extensions=true", additional_headers={"Authorization": f"Token {mine}"}
-        ) as client:
-            session = (await client.until("Started"))["request_id"]
-            query = f"extensions=true&resume={session}"
-            status, _ = await refused(
-                talk, server, query, additional_headers={"Authorization": f"Token {other}"}
-            )
-            assert status == 410
-            await client.send({"type": "CloseStream"})
-            assert await client.to_the_end() == (1000, "")
+    held, wrong = ({"Authorization": f"Token {secret}"} for secret in (mine, other))
+    query = f"{RAW}&extensions=true"
+    async with front(keys_file=keys_file) as server, talk(server, query, additional_headers=held) as client:
+        session = (await client.until("Started"))["request_id"]
+        resume = f"extensions=true&resume={session}"
+        assert (await refused(talk, server, resume, additional_headers=wrong))[0] == 410
+        await client.send({"type": "CloseStream"})
+        assert await client.to_the_end() == (1000, "")
 
 
 async def test_beyond_loopback_needs_keys_or_insecure(settings, keys_file):
@@ -237,6 +236,22 @@ async def test_tls_files_that_do_not_fit_are_a_clear_error(settings, models, tmp
     with pytest.raises(ServiceError, match="cannot use the certificate"):
         async with Server(replace(settings, tls_certificate=junk, tls_key=junk), models=models):
             pass
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with the openssl command")
+async def test_tls_serves_the_same_over_wss(front, speech, tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    line = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    line += f" -addext subjectAltName=DNS:localhost -keyout {key} -out {certificate}"
+    await asyncio.to_thread(subprocess.run, line.split(), check=True, capture_output=True)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    async with front(tls_certificate=certificate, tls_key=key) as server:
+        address = f"wss://localhost:{server.port}/v1/listen?{RAW}"
+        async with connect(address, ssl=trusting, compression=None) as socket:
+            await socket.send(speech)
+            await socket.send('{"type":"CloseStream"}')
+            kinds = [json.loads(message)["type"] async for message in socket]
+    assert kinds[-1] == "Metadata" and "Results" in kinds
 
 
 # ---- vosk

@@ -1,8 +1,12 @@
 """/v1/listen over real sockets with the real engine: results, additions, warnings, limits, closes."""
 
 import asyncio
+import hashlib
+import io
 import json
 
+import av
+import numpy as np
 import pytest
 from websockets.exceptions import InvalidStatus
 
@@ -68,8 +72,6 @@ async def test_extensions_bring_started_marker_and_heartbeat(server, talk, speec
 
 
 async def test_channels_are_transcribed_apart(server, talk, speech):
-    import numpy as np
-
     mono = np.frombuffer(speech, "<i2")
     stereo = np.stack([mono, np.zeros_like(mono)], axis=1).tobytes()
     async with talk(server, f"{RAW}&channels=2&multichannel=true") as client:
@@ -214,6 +216,49 @@ async def test_a_wrong_declared_rate_is_noticed_and_said(server, talk, speech, p
         await client.to_the_end()
     warnings = [message["warning"] for message in client.told if "warning" in message]
     assert [one["code"] for one in warnings] == ["rate"] and "48000 Hz" in warnings[0]["message"]
+
+
+def webm(sound: bytes) -> bytes:
+    """Opus in WebM, as a browser's MediaRecorder sends it."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="webm") as target:
+        stream = target.add_stream("libopus", rate=48000, layout="mono")
+        resampler = av.AudioResampler(format=stream.codec_context.format, layout="mono", rate=48000)
+        frame = av.AudioFrame.from_ndarray(np.frombuffer(sound, "<i2")[None], format="s16", layout="mono")
+        frame.sample_rate, frame.pts = 16000, 0
+        fifo = av.AudioFifo()
+        for part in (*resampler.resample(frame), *resampler.resample(None)):
+            fifo.write(part)
+        while (part := fifo.read(960)) is not None:
+            target.mux(stream.encode(part))
+        target.mux(stream.encode(None))
+    return file.getvalue()
+
+
+async def test_what_a_media_recorder_sends_is_heard_in_order_with_its_commands(server, talk, speech, pieces):
+    data = webm(speech)
+    async with talk(server, "extensions=true") as client:
+        await client.send(*pieces(data, 1000), {"type": "Finalize"})
+        final = await client.until("Results", from_finalize=True)
+        await client.send({"type": "CloseStream"})
+        assert await client.to_the_end() == (1000, "")
+    assert final["start"] + final["duration"] == pytest.approx(2.0, abs=0.1)
+    assert final["channel"]["alternatives"][0]["transcript"]
+    assert client.told[-1]["sha256"] == hashlib.sha256(data).hexdigest()
+
+
+async def test_our_own_mistakes_end_one_stream_with_1011_and_are_logged(server, talk, speech, caplog):
+    async with talk(server, f"{RAW}&extensions=true") as client, talk(server) as other:
+        session = (await client.until("Started"))["request_id"]
+        state = server.app[STATE]
+        state.listening._sessions[session].decoder.push = lambda data: 1 / 0
+        await client.send(speech)
+        code, reason = await client.to_the_end()
+        await other.send(speech, {"type": "CloseStream"})
+        assert await other.to_the_end() == (1000, "")
+    assert (code, reason.partition(":")[0]) == (1011, "INTERNAL")
+    assert client.told[-1]["type"] == "Error" and "logged" in client.told[-1]["message"]
+    assert any("connection failed" in record.getMessage() for record in caplog.records)
 
 
 async def test_abrupt_disconnects_leave_nothing_behind(server, talk, speech):
