@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 import yaml
 
-from tests.e2e.house import Served, speech, write_wav
+from tests.e2e.house import Served, speech, write_m4a, write_wav
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -155,16 +154,8 @@ def test_compressed_files_are_read_whole(served: Served, wav: Path, tmp_path: Pa
 
 
 def test_a_phone_s_memo_with_its_index_at_the_end_is_read(served: Served, tmp_path: Path) -> None:
-    path = tmp_path / "memo.m4a"
     sound = speech("all-circuits-busy-now", 16000)
-    with av.open(str(path), "w", format="mp4") as target:
-        stream = target.add_stream("aac", rate=16000, layout="mono")
-        for start in range(0, len(sound) - 1024, 1024):
-            block = sound[None, start : start + 1024].astype(np.float32)
-            frame = av.AudioFrame.from_ndarray(block, format="fltp", layout="mono")
-            frame.sample_rate = 16000
-            target.mux(stream.encode(frame))
-        target.mux(stream.encode(None))
+    path = write_m4a(tmp_path / "memo.m4a", sound)
     answer = post(served, "/v1/listen", path.read_bytes())
     assert answer["metadata"]["duration"] == pytest.approx(len(sound) / 16000, abs=0.3)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Error, Page, WebSocketRoute, expect
 
-from tests.e2e.house import Served, speech, write_wav
+from tests.e2e.house import Served, speech, write_m4a, write_wav
 
 pytestmark = pytest.mark.browser
 LONG_MS = 30_000
@@ -135,6 +135,17 @@ def test_a_file_dropped_on_the_page_is_read(
     section = page.locator(".session")
     expect(section.get_by_role("button", name="Remove")).to_be_visible(timeout=LONG_MS)
     assert section.locator("h2").text_content() == path.name
+    request = urllib.request.Request(f"{served.address}/v1/listen", path.read_bytes(), method="POST")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        document = json.load(answer)
+    words = [word["word"] for word in document["results"]["channels"][0]["alternatives"][0]["words"]]
+    assert shown_words(page) == words != []
+
+
+def test_a_phone_s_memo_is_read(page: Page, served: Served, tmp_path: Path) -> None:
+    path = write_m4a(tmp_path / "memo.m4a", speech("all-circuits-busy-now", 16000))
+    page.set_input_files("#file-input", path)
+    expect(page.locator(".session").get_by_role("button", name="Remove")).to_be_visible(timeout=LONG_MS)
     request = urllib.request.Request(f"{served.address}/v1/listen", path.read_bytes(), method="POST")
     with urllib.request.urlopen(request, timeout=60) as answer:
         document = json.load(answer)

@@ -17,6 +17,7 @@ const WORDS = {
   unreachable: ["The server cannot be reached.", "Check the network, or whether the server runs, then try again."],
   "resume-lost": ["The connection came back too late to go on where it stopped.",
     "What was said until then is kept; words in between may be missing."],
+  "too-large": ["This file is larger than the server takes.", "Split it, or leave it as a job: silica jobs add."],
   "bad-audio": ["The server could not read this sound.", "Most audio and video formats work; is the file complete?"],
   server: ["The server reported a failure.", "What was said until then is kept. Press the button to go on."],
 };
@@ -41,6 +42,16 @@ const SERVER_CODES = {
 
 export function failureFromCode(code, detail = "") {
   return new Failure(SERVER_CODES[code] ?? "server", detail);
+}
+
+// A refused HTTP request as a Failure.
+export function failureFromStatus(status, detail = "") {
+  if (status === 401 || status === 403) return new Failure("key", detail);
+  if (status === 429 || status === 503) return new Failure("capacity", detail);
+  if (status === 413) return new Failure("too-large", detail);
+  if (status === 400) return new Failure("bad-audio", detail);
+  if (status === 0) return new Failure("unreachable", detail);
+  return new Failure("server", detail);
 }
 
 // A websocket close as a Failure, or null for a normal end.

@@ -1,8 +1,9 @@
-// One file through the server: sent in slices as fast as it is heard, words coming back meanwhile.
+// One file through the server: sent in slices as fast as it is heard, words coming back meanwhile. MP4 files may have
+// their index at the end and cannot be heard from a stream: they are sent whole.
 
-import { Failure } from "./failures.js";
+import { Failure, failureFromStatus } from "./failures.js";
 import { LiveSession } from "./listen.js";
-import { FILE_SOUND } from "./protocol.js";
+import { FILE_SOUND, fileAddress } from "./protocol.js";
 import { EMPTY, settled, withResults } from "./transcript.js";
 
 const AHEAD_BYTES = 1024 * 1024; // bytes waiting in the browser before the next slice is read
@@ -10,7 +11,12 @@ const KEPT_BYTES = 64 * 1024 * 1024; // sent and not yet confirmed
 const POLL_MS = 20;
 
 // on: {progress(share 0..1, words), transcript(t)}. Resolves at the end; rejects with a Failure.
-export async function transcribeFile(file, { base, key, options, signal, on }) {
+export async function transcribeFile(file, how) {
+  const kind = new TextDecoder("latin1").decode(await file.slice(4, 8).arrayBuffer());
+  return kind === "ftyp" ? sendWhole(file, how) : sendStreamed(file, how);
+}
+
+async function sendStreamed(file, { base, key, options, signal, on }) {
   let transcript = EMPTY;
   let heardS = 0;
   let settle;
@@ -63,4 +69,31 @@ async function send(file, session) {
     at += slice.size;
   }
   session.finish();
+}
+
+async function sendWhole(file, { base, key, options, signal, on }) {
+  const request = new XMLHttpRequest(); // fetch tells nothing of how far an upload is
+  request.open("POST", fileAddress(base, options));
+  request.setRequestHeader("Content-Type", "application/octet-stream");
+  if (key) request.setRequestHeader("Authorization", `Token ${key}`);
+  request.upload.onprogress = ({ loaded, total }) => {
+    const share = total ? loaded / total : 0;
+    on.progress(share / 2, loaded < total ? `sending, ${Math.floor(share * 100)} %` : "hearing");
+  };
+  signal.addEventListener("abort", () => request.abort());
+  await new Promise((resolve, reject) => {
+    request.onload = resolve;
+    request.onerror = () => reject(new Failure("unreachable"));
+    request.onabort = () => reject(new Failure("server", "cancelled"));
+    request.send(file);
+  });
+  const told = JSON.parse(request.responseText || "{}");
+  if (request.status !== 200) throw failureFromStatus(request.status, `${told.err_msg ?? ""} ${told.advice ?? ""}`.trim());
+  let transcript = EMPTY;
+  for (const { start, end, words } of told.results.utterances) {
+    const channel = { alternatives: [{ words }] };
+    transcript = withResults(transcript, { start, duration: end - start, is_final: true, speech_final: true, channel });
+  }
+  on.transcript(transcript);
+  on.progress(1, `${Math.round(told.metadata.duration)} s`);
 }

@@ -35,6 +35,15 @@ export function listenAddress(base, { sound = LIVE_SOUND, model = "", hotwords =
   return address.href;
 }
 
+// The address that a whole file is sent to in one request.
+export function fileAddress(base, { model = "", hotwords = [] } = {}) {
+  const address = new URL("/v1/listen", base);
+  address.searchParams.set("utterances", "true");
+  if (model) address.searchParams.set("model", model);
+  for (const phrase of hotwords) address.searchParams.append("keyterm", phrase);
+  return address.href;
+}
+
 // One text frame as an object, or null for what is no message of ours (unknown kinds are passed over, not errors).
 export function parsed(text) {
   try {
