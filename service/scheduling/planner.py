@@ -9,6 +9,7 @@ from typing import Protocol
 
 from service.core.messages import WindowKey
 
+LONGEST_LATE_S = 0.5
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -125,7 +126,7 @@ class Planner:
             elif (later := self._gather_until(shape, now_s, lanes_left == lanes, live_streams)) is not None:
                 wake_s = later
                 break
-            batches.append(self._batch(shape, lanes_left, curve))
+            batches.append(self._batch(shape, now_s, lanes_left, curve))
         return Plan(tuple(batches), wake_s)
 
     # ---- inside
@@ -194,11 +195,18 @@ class Planner:
             return None
         return None if queue.alive >= self.rules.largest_batch else until
 
-    def _batch(self, shape: tuple[bool, int], lanes_left: int, curve: CostCurve) -> tuple[Waiting, ...]:
+    def _batch(
+        self, shape: tuple[bool, int], now_s: float, lanes_left: int, curve: CostCurve
+    ) -> tuple[Waiting, ...]:
         live, samples = shape
         queue = self._queues[shape]
         share = -(-queue.alive // lanes_left)
         longest = self.rules.longest_live_s if live else self.rules.longest_batch_s
+        if live:
+            # Who has waited long gains more from fewer turns of the loop than from a short batch.
+            self._head(queue)
+            waited_s = now_s - self._items[queue.heap[0][1]].ready_s
+            longest = max(longest, min(LONGEST_LATE_S, waited_s / 2))
         size = 1
         largest = min(self.rules.largest_batch, self.rules.most_samples // max(1, samples))
         for bucket in BUCKETS:

@@ -95,6 +95,18 @@ def test_a_file_batch_is_short_enough_for_a_live_window_to_wait() -> None:
     assert len(planner.plan(10.0, 1, 1, 0, slow).batches[0]) == 1, "one window always may"
 
 
+def test_windows_that_wait_for_long_go_in_longer_batches() -> None:
+    slow = Curve(base_s=0.0, per_sample_s=0.02 / SHAPE)
+
+    def batch(now_s: float) -> int:
+        planner = Planner(Rules(longest_live_s=0.04))
+        for name in "abcdefghijklmnop":
+            planner.add(waiting(name))
+        return len(planner.plan(now_s, 1, 1, 16, slow).batches[0])
+
+    assert (batch(0.0), batch(0.5), batch(60.0)) == (2, 8, 16)
+
+
 def test_company_is_waited_for_only_when_it_is_likely() -> None:
     planner = Planner(Rules(gather_s=0.004))
     planner.add(waiting("a", ready_s=10.0))
