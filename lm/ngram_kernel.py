@@ -28,11 +28,10 @@ COLUMNS = 9
 @compiled
 def bits_at(file: Array, position: int, length: int) -> int:
     """`length` bits (at most 57) from bit `position` of the file."""
-    index = position >> 6
-    shift = np.uint64(position & 63)
-    value = file[index] >> shift
-    if shift != np.uint64(0):
-        value |= file[index + 1] << (np.uint64(64) - shift)
+    # Unsigned indices need no check for negative ones; two shifts spare a branch where nothing overlaps.
+    index = np.uint64(position) >> np.uint64(6)
+    shift = np.uint64(position) & np.uint64(63)
+    value = (file[index] >> shift) | ((file[index + np.uint64(1)] << np.uint64(1)) << (np.uint64(63) - shift))
     return whole(value & ((np.uint64(1) << np.uint64(length)) - np.uint64(1)))
 
 

@@ -169,8 +169,6 @@ def advance(
     new_label = np.empty(most, np.int32)
     new_mass = np.empty(most, np.float64)
     ranked = np.empty(width + most, np.float64)
-    spare_words = np.empty(context_words.shape[1], np.int32)
-    spare_backoffs = np.empty(context_words.shape[1], np.float32)
 
     for index in range(first, frames.shape[0]):
         row = frames[index]
@@ -263,7 +261,8 @@ def advance(
                     mass *= nodes[child].factor
                 elif label == space:
                     if nodes[place].end_factor < 0.0:
-                        _, nats, value, _ = word_step(
+                        # Asked once for each prefix; the answer waits in its own place, which no other word uses.
+                        match, nats, value, length = word_step(
                             nodes,
                             place,
                             shape,
@@ -273,11 +272,15 @@ def advance(
                             hotwords,
                             context_words,
                             context_backoffs,
-                            spare_words,
-                            spare_backoffs,
+                            context_words[place],
+                            context_backoffs[place],
                             False,
                         )
+                        nodes[place].end_nats = nats
                         nodes[place].end_factor = math.exp(nats)
+                        nodes[place].end_match = match
+                        nodes[place].word_language = value if shape[HAS_LM] == 1 else np.nan
+                        nodes[place].context_length = length
                     mass *= nodes[place].end_factor
                 else:
                     _, _, nats = letter_step(nodes[place], label, shape, weights, lexicon, hotwords)
@@ -357,25 +360,16 @@ def advance(
                 for below in range(labels):
                     children[place, below] = -1
                 if label == space:
-                    match, nats, value, length = word_step(
-                        nodes,
-                        parent,
-                        shape,
-                        weights,
-                        lexicon,
-                        ngram,
-                        hotwords,
-                        context_words,
-                        context_backoffs,
-                        context_words[place],
-                        context_backoffs[place],
-                        False,
-                    )
+                    match, nats = nodes[parent].end_match, nodes[parent].end_nats
+                    context_words[place] = context_words[parent]
+                    context_backoffs[place] = context_backoffs[parent]
+                    nodes[place].context_length = nodes[parent].context_length
                     nodes[place].lexicon = 0
                     nodes[place].word_start = place
-                    nodes[place].context_length = length
-                    nodes[place].language = nodes[parent].language + value
-                    nodes[place].word_language = value if shape[HAS_LM] == 1 else np.nan
+                    nodes[place].word_language = nodes[parent].word_language
+                    nodes[place].language = nodes[parent].language
+                    if shape[HAS_LM] == 1:
+                        nodes[place].language += nodes[parent].word_language
                 else:
                     state, match, nats = letter_step(nodes[parent], label, shape, weights, lexicon, hotwords)
                     nodes[place].lexicon = state

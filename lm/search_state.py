@@ -16,11 +16,12 @@ NODE = np.dtype(
         (
             "bias",
             np.float64,
-        ),  # nats added to the acoustic score by language model, bonuses, penalties, hotwords
+        ),  # nats added to the acoustic score: language model, bonuses, penalties, hotwords
         ("factor", np.float64),  # exp(this node's bias - its parent's)
-        ("end_factor", np.float64),  # the same for the space after this node; negative: not asked yet
+        ("end_nats", np.float64),  # what a space after this node adds; valid once end_factor is
+        ("end_factor", np.float64),  # its exponential; negative: not asked yet
         ("language", np.float64),  # KenLM's log10 total up to the last finished word
-        ("word_language", np.float32),  # on a space: KenLM's log10 of the word it closes
+        ("word_language", np.float64),  # KenLM's log10 of the word that ends here, or that this space closes
         ("peak", np.float32),  # the label's best log-probability while it was being emitted
         ("parent", np.int32),
         ("label", np.int32),
@@ -28,9 +29,13 @@ NODE = np.dtype(
         ("word_start", np.int32),  # the node where the word began: the space before it, or the root
         ("lexicon", np.int32),  # state in the word trie
         ("hotword", np.int32),  # state in the hotword automaton
+        ("end_match", np.int32),  # and after a space
         ("frame", np.int32),  # when the label was emitted
         ("beam", np.int32),  # place among the live beams, or -1
-        ("context_length", np.int32),  # on a word start: words of language model context
+        (
+            "context_length",
+            np.int32,
+        ),  # words of language model context: at a word start, or after the word's end
         ("mark", np.int32),
     ],
     align=True,
@@ -56,7 +61,7 @@ ROOT_NODE["label"], ROOT_NODE["end_factor"] = NO_LABEL, -1.0
 class SearchState:
     nodes: Array
     children: Array  # [nodes, labels]: child by label or -1
-    context_words: Array  # [nodes, order - 1], latest first; written on word starts
+    context_words: Array  # [nodes, order - 1], latest first: as context_length
     context_backoffs: Array
     beams: Array
     free: Array  # a stack of counters[FREE] places given back; places from counters[USED] on were never taken
