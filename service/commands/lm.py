@@ -48,7 +48,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     readable = verbs.add_parser("readable", help="how well figures come back in a written text")
     readable.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="written text")
-    for verb in (measured, info, marks, adapt, tune, readable):
+    rescore = verbs.add_parser(
+        "rescore", help="what rescoring is worth: word errors greedy, searched, rescored"
+    )
+    rescore.add_argument("manifest", type=Path, help="manifest.jsonl with audio and text")
+    rescore.add_argument(
+        "--log-probs", type=Path, required=True, help="folder of AUDIO-STEM.npy, [frames, classes]"
+    )
+    rescore.add_argument("--model", type=Path, default=Path("shipped"), help="n-gram of the search (shipped)")
+    rescorers = rescore.add_mutually_exclusive_group(required=True)
+    rescorers.add_argument("--transformer", type=Path, help="weights that `silica train-lm` wrote")
+    rescorers.add_argument("--ngram", type=Path, help="a bigger n-gram")
+    rescore.add_argument("--alone", action="store_true", help="forget what was said before each clip")
+    rescore.add_argument("--longest-list", type=int, default=12, help="readings a clip (default 12)")
+    for verb in (measured, info, marks, adapt, tune, readable, rescore):
         verb.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 
@@ -78,6 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         "adapt": _adapt,
         "tune": _tune,
         "readable": _readable,
+        "rescore": _rescore,
     }
     return tasks[arguments.lm_verb](arguments)
 
@@ -227,3 +241,36 @@ def _readable(arguments: argparse.Namespace) -> int:
         "recall_percent": 100 * found.recall,
     }
     return _show(figures, arguments.json)
+
+
+def _rescore(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    import torch
+
+    from lm.ngram import NGram
+    from lm.rescore import NGramRescorer, Rescorer, TransformerRescorer
+    from lm.rescore_figures import figures, recording_of
+    from lm.search_settings import SearchSettings
+    from lm.tuning import read_clips
+
+    torch.set_num_threads(1)
+    clips = read_clips(arguments.manifest, arguments.log_probs)
+    transformer = arguments.transformer
+    rescorer: Rescorer = TransformerRescorer(transformer) if transformer else NGramRescorer(arguments.ngram)
+    found = figures(
+        clips,
+        [recording_of(clip.audio) for clip in clips],
+        NGram.load(_model(arguments.model)),
+        rescorer,
+        SearchSettings(width=128, n_best=40),
+        arguments.longest_list,
+        _progress,
+        carry=not arguments.alone,
+    )
+    shown: dict[str, object] = {"clips": len(clips)}
+    for name, value in asdict(found).items():
+        shown[name if name == "best_weights" else f"{name}_percent"] = (
+            value if name == "best_weights" else 100 * value
+        )
+    return _show(shown, arguments.json)
