@@ -157,3 +157,11 @@ def test_a_wrong_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"12345678")
     with pytest.raises(LanguageError, match="safetensors"):
         Punctuator.load(path)
+
+
+def test_the_tagger_in_the_box_writes_a_readable_sentence() -> None:
+    punctuator = Punctuator.shipped()
+    if punctuator is None:
+        pytest.skip("no punctuation model in the box")
+    words = normalise("good morning everyone thank you for coming today").split()
+    assert " ".join(punctuator.restore(words)) == "Good morning everyone. Thank you for coming today."
