@@ -34,7 +34,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     stop(running)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open no other test can run an event loop of its own
 def playwright() -> Iterator[Playwright]:
     """One playwright driver."""
     if CHROMIUM is None:
