@@ -19,8 +19,8 @@ class SearchSettings:
     """Labels less probable than this (natural log) in a frame are not tried there; the best one always is."""
     beam_spread: float = 10.0
     """A reading this much worse than the best is dropped."""
-    lm_weight: float = 0.5
-    word_bonus: float = 1.0
+    lm_weight: float = 0.3
+    word_bonus: float = 1.5
     """Added once for each word: the language model alone prefers few words."""
     unknown_penalty: float = 10.0
     """Subtracted once for each word that the language model does not know."""
