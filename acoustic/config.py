@@ -212,7 +212,7 @@ def silica(name: str, width: int, kernels: tuple[int, ...]) -> ModelConfig:
     """The models in the box: 80 ms steps, four outputs each, at most 0.48 s of look-ahead.
 
     The stem sees exactly the eight frames of its own step and what came before. The first sub-block of every
-    block but the last looks one step (80 ms) ahead.
+    block but the last looks one step (80 ms) ahead. Nothing is mirrored at the edges: a stream has none.
     """
     # Multiples of 16: tensor cores take nothing else at full speed.
     thirds = (round(width * share / 3 / 16) * 16 for share in (1, 2, 3))
@@ -221,7 +221,7 @@ def silica(name: str, width: int, kernels: tuple[int, ...]) -> ModelConfig:
     for place, kernel in enumerate(kernels, start=1):
         ahead = (1, 0, 0) if place < len(kernels) else (0, 0, 0)
         bodies.append(BlockConfig(kernel, width, 3, separable=True, residual="identity", look_ahead=ahead))
-    return ModelConfig(name, FIXED, (*stem, *bodies), outputs_per_step=4)
+    return ModelConfig(name, replace(FIXED, edge="zero"), (*stem, *bodies), outputs_per_step=4)
 
 
 def tiny(name: str) -> ModelConfig:
