@@ -114,7 +114,8 @@ async def test_a_hung_worker_is_replaced_too(
 async def test_a_window_that_kills_every_worker_takes_only_its_own_stream_along(
     recogniser: Recogniser, sound: Samples
 ) -> None:
-    """The deadly window is played by a lane that kills its own process when it is given that sound."""
+    """The deadly window is played by a lane that kills its own process when it is given that sound (stopped
+    first: a fast worker would have answered before the kill)."""
     await until_ready(recogniser)
     alone = heard(await listen(recogniser, sound, SETTINGS))
     deadly = sound.copy()
@@ -122,8 +123,11 @@ async def test_a_window_that_kills_every_worker_takes_only_its_own_stream_along(
     original = ProcessLane.run
 
     def run(lane: ProcessLane, number: int, windows: list[object]) -> None:
+        kills = any((window.samples == np.float32(0.987654)).any() for window in windows)  # type: ignore[attr-defined]
+        if kills and lane.process.pid is not None:
+            os.kill(lane.process.pid, signal.SIGSTOP)
         original(lane, number, windows)  # type: ignore[arg-type]
-        if any((window.samples == np.float32(0.987654)).any() for window in windows):  # type: ignore[attr-defined]
+        if kills:
             lane.kill()
 
     with pytest.MonkeyPatch.context() as patch:
