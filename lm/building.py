@@ -81,6 +81,9 @@ def build(
 ) -> BuildReport:
     """Build `out` (a .binary trie) from text files, holding one line in a hundred out to measure on."""
     started = time.perf_counter()
+    for path in texts:
+        if not path.is_file():  # said before the builder is compiled, which takes minutes the first time
+            raise LanguageError(f"there is no text file {path}")
     programs = tools(progress)
     if out.suffix != ".binary":
         out = out.with_name(out.name + ".binary")
@@ -115,7 +118,7 @@ def build(
             "--limit_vocab_file",
             str(work / "words.txt"),
         ]
-        _program([*command, "--text", str(corpus), "--arpa", str(arpa)], work)
+        _program([*command, "--text", str(corpus), "--arpa", str(arpa)])
         progress("packing the trie")
         convert(arpa, out, settings, progress)
         ngrams = arpa_counts(arpa)
@@ -140,7 +143,7 @@ def convert(arpa: Path, out: Path, settings: BuildSettings, progress: Progress) 
     with tempfile.TemporaryDirectory(prefix="silica-trie-", dir=out.parent) as scratch:
         command = [str(programs.build_binary), "-q", bits, "-b", bits, "-a", str(settings.pointer_bits)]
         fresh = Path(scratch) / "model.binary"
-        _program([*command, "-T", f"{scratch}/sort", "trie", str(arpa), str(fresh)], out.parent)
+        _program([*command, "-T", f"{scratch}/sort", "trie", str(arpa), str(fresh)])
         fresh.replace(out)
 
 
@@ -219,8 +222,8 @@ def _read(path: Path) -> Iterable[str]:
             yield line.rstrip("\n")
 
 
-def _program(command: list[str], folder: Path) -> None:
-    result = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def _program(command: list[str]) -> None:
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if result.returncode:
         words = "\n".join(result.stdout.strip().splitlines()[-8:])
         raise LanguageError(f"{Path(command[0]).name} failed ({result.returncode}):\n{words}")
@@ -246,5 +249,5 @@ def describe(model: Path) -> dict[str, object]:
         "size_bytes": model.stat().st_size,
         "order": ngram.order,
         "words": ngram.counts[0],
-        "ngrams": " ".join(f"{count:,}" for count in ngram.counts),
+        "ngrams": list(ngram.counts),
     }

@@ -111,15 +111,17 @@ def _show(figures: dict[str, object], as_json: bool) -> int:
         return 0
     width = max(map(len, figures))
     for name, value in figures.items():
-        shown = (
-            f"{value:,}"
-            if isinstance(value, int)
-            else f"{value:,.2f}"
-            if isinstance(value, float)
-            else str(value)
-        )
-        print(f"{name.replace('_', ' '):<{width}}  {shown}")
+        print(f"{name.replace('_', ' '):<{width}}  {_shown(value)}")
     return 0
+
+
+def _shown(value: object) -> str:
+    """One figure, or several of them, for people."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(_shown, value))
+    if isinstance(value, int | float):
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+    return str(value)
 
 
 def _build(arguments: argparse.Namespace) -> int:
@@ -141,7 +143,7 @@ def _build(arguments: argparse.Namespace) -> int:
         "model": report.path,
         "text": f"{report.words:,} words in {report.lines:,} lines",
         "words known": report.vocabulary,
-        "n-grams": " ".join(f"{count:,}" for count in report.ngrams),
+        "n-grams": report.ngrams,
         "size": f"{report.size_bytes / 1e6:.1f} MB",
         "built in": f"{report.seconds:.0f} s",
     }
@@ -200,7 +202,7 @@ def _adapt(arguments: argparse.Namespace) -> int:
         "lines": report.lines,
         "words": report.words,
         "new_words": len(report.new_words),
-        "ngrams": " ".join(f"{count:,}" for count in report.ngrams),
+        "ngrams": report.ngrams,
         "size_bytes": out.stat().st_size,
     }
     if arguments.measure:

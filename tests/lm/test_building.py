@@ -91,17 +91,29 @@ def test_a_recipe_builds_the_same_bytes_twice(written: Path, tmp_path: Path) -> 
 
 
 @needs_lmplz
-def test_the_command_builds_measures_and_describes(
-    written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_builds_measures_adapts_and_describes(
+    written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "birds"
-    assert main(["lm", "build", str(written), "--order", "3", "--out", str(out), "--json"]) == 0
+    monkeypatch.chdir(tmp_path)  # a plain name means: here
+    assert main(["lm", "build", str(written), "--order", "3", "--out", "birds", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["size_bytes"] == Path(report["path"]).stat().st_size
     assert main(["lm", "perplexity", report["path"], str(written), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["unknown"] == 0
     assert main(["lm", "info", report["path"], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["order"] == 3
+    assert json.loads(capsys.readouterr().out)["ngrams"] == report["ngrams"]
+    assert main(["lm", "adapt", str(written), "--base", "birds.binary", "--out", "mine", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "mine.binary"
+    assert NGram.load(tmp_path / "mine.binary").order == 3
+
+
+def test_a_missing_text_is_named_before_anything_is_compiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SILICA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "")  # nothing could be compiled
+    assert main(["lm", "build", str(tmp_path / "none.txt"), "--out", str(tmp_path / "birds")]) == 2
+    assert "there is no text file" in capsys.readouterr().err
 
 
 def test_a_mistake_on_the_line_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
