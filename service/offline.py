@@ -3,7 +3,7 @@
 For `silica transcribe` and `silica evaluate`. Live sound and many streams at once are `service.streams`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,19 @@ def words_of(
     rules: CutRules = CutRules(),
 ) -> Iterator[TimedWord]:
     """The words of a recording, given out as its utterances end."""
+    for utterance in utterances_of(pieces, decoder, settings, alphabet, rules):
+        yield from utterance
+
+
+def utterances_of(
+    pieces: Iterable[LogProbs],
+    decoder: Decoder,
+    settings: SearchSettings,
+    alphabet: str,
+    rules: CutRules = CutRules(),
+    reading: Callable[[Hypothesis], None] | None = None,
+) -> Iterator[tuple[TimedWord, ...]]:
+    """The words of each utterance as it ends; `reading` is told the best reading of the open one meanwhile."""
     cutter = _Cutter(alphabet, rules)
     utterance: Utterance | None = None
     begun = heard = 0
@@ -58,20 +71,24 @@ def words_of(
             utterance.push(part)
             heard += len(part)
             if ends:
-                yield from _timed(utterance.finish()[0], begun)
+                yield _timed(utterance.finish()[0], begun)
                 utterance = None
+            elif reading is not None:
+                reading(utterance.best())
     if utterance is not None:
-        yield from _timed(utterance.finish()[0], begun)
+        yield _timed(utterance.finish()[0], begun)
 
 
-def _timed(hypothesis: Hypothesis, begun: int) -> Iterator[TimedWord]:
-    for word in hypothesis.words:
-        yield TimedWord(
+def _timed(hypothesis: Hypothesis, begun: int) -> tuple[TimedWord, ...]:
+    return tuple(
+        TimedWord(
             word.text,
             round((begun + word.first_frame) * OUTPUT_S, 3),
             round((begun + word.end_frame) * OUTPUT_S, 3),
             word.confidence,
         )
+        for word in hypothesis.words
+    )
 
 
 class _Cutter:

@@ -5,35 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import aiohttp
 
-from service.errors import ServiceError
+from service.clients.http import HttpClient
 
 
-class JobsClient:
+class JobsClient(HttpClient):
     """`async with JobsClient(server, key) as client: job = await client.add(path, {})`."""
-
-    def __init__(self, server: str, key: str | None = None) -> None:
-        self.server = (
-            server.rstrip("/").replace("ws", "http", 1) if server.startswith("ws") else server.rstrip("/")
-        )
-        self._headers = {"Authorization": f"Token {key}"} if key else {}
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> JobsClient:
-        self._session = aiohttp.ClientSession(
-            headers=self._headers, timeout=aiohttp.ClientTimeout(total=None)
-        )
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._session is not None:
-            await self._session.close()
 
     async def add(self, path: Path, fields: Mapping[str, str]) -> dict[str, Any]:
         """A new job; the same file with the same fields again is the same job."""
@@ -58,29 +38,11 @@ class JobsClient:
         query = {"status": status} if status else {}
         return list((await self._ask("GET", "/v1/jobs", params=query))["data"])
 
-    async def transcript(self, id: str, form: str) -> str:
-        """What was heard, in one of the formats."""
-        return str(
-            await self._ask("GET", f"/v1/jobs/{id}/transcript", text=True, params={"response_format": form})
-        )
+    async def transcript(self, id: str, form: str, **more: str) -> str:
+        """What was heard, in one of the formats; `more` as in OpenAI's form."""
+        query = {"response_format": form, **more}
+        return str(await self._ask("GET", f"/v1/jobs/{id}/transcript", text=True, params=query))
 
     async def delete(self, id: str) -> None:
         """Cancel it, or forget it when it is over."""
         await self._ask("DELETE", f"/v1/jobs/{id}", text=True)
-
-    async def _ask(self, method: str, address: str, *, text: bool = False, **more: Any) -> Any:
-        assert self._session is not None, "use it with `async with`"
-        try:
-            async with self._session.request(method, self.server + address, **more) as answer:
-                if answer.status < 400:
-                    return await answer.text() if text else await answer.json()
-                told = await answer.json(content_type=None)
-        except aiohttp.ClientError as error:
-            raise ServiceError(
-                "network", f"No answer from {self.server}: {error}.", "Is it running?"
-            ) from None
-        except ValueError:
-            raise ServiceError("network", f"{self.server} did not answer as a Silica server does.") from None
-        raise ServiceError(
-            str(told.get("err_code", "request")).lower(), str(told.get("err_msg")), told.get("advice", "")
-        )

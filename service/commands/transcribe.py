@@ -1,7 +1,11 @@
-"""Turn sound files into text: any format PyAV reads, folders, wildcards, standard input; text, JSON or subtitles."""
+"""Turn sound files into text: any format PyAV reads, folders, wildcards, standard input; text, JSON or subtitles.
+
+Here in this process, or with --server through a server; --jobs leaves them in its background, --realtime streams.
+"""
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +16,7 @@ if TYPE_CHECKING:
     from acoustic.runtime import Backend
     from service.audio.resample import Samples
     from service.listening import Listener
-    from service.offline import TimedWord
+    from service.transcripts import HeardWord
 
 HELP = "turn sound files into text, JSON or subtitles"
 
@@ -22,6 +26,16 @@ SOUND_SUFFIXES = (
     ".mkv", ".mov", ".g722", ".amr", ".aiff", ".aif", ".wma", ".au", ".caf", ".3gp",
 )  # fmt: skip
 LONGEST_S = 6 * 3600.0
+HERE_ONLY = (
+    "device",
+    "precision",
+    "decoder",
+    "language_model",
+    "width",
+    "lm_weight",
+    "word_bonus",
+    "streamed",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,47 +47,107 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_listening_arguments(parser)
     parser.add_argument("--streamed", action="store_true", help="hear it as a live stream would be heard")
+    parser.add_argument(
+        "--realtime", action="store_true", help="stream it at the pace of speech, and watch the words come"
+    )
+    parser.add_argument(
+        "--jobs",
+        action="store_true",
+        help="leave the files with a server as jobs; stopping does not stop them",
+    )
+    parser.add_argument("--server", metavar="URL", help="hear it there (with --jobs also SILICA_SERVER)")
+    parser.add_argument("--key", default=os.environ.get("SILICA_KEY"), help="the server's key (SILICA_KEY)")
     parser.add_argument("--format", choices=FORMATS, default="text", help="what to write (default: text)")
     parser.add_argument("--json", action="store_true", help="one JSON object for all files on stdout")
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="write a file beside each name here, not to stdout"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(here_only={name: parser.get_default(name) for name in HERE_ONLY})
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0: all files heard; 1: some could not be; 2: nothing to do."""
+    from service.transcripts import Transcript, Writer
+
+    form = "json" if arguments.json else arguments.format
+    files = expand(arguments.files)
+    writer = Writer(form, arguments.out, len(files) > 1)
+    taken: list[Transcript] = []
+    with _progress(quiet=arguments.quiet or arguments.realtime) as bar:
+
+        def take(transcript: Transcript) -> None:
+            taken.append(transcript)
+            if transcript.error is not None:
+                bar.console.print(
+                    f"silica: {transcript.error}", style="red", markup=False, highlight=False, soft_wrap=True
+                )
+            elif not (arguments.realtime and form == "text" and arguments.out is None):
+                writer.write(transcript)
+
+        if arguments.jobs and arguments.server is None:
+            arguments.server = os.environ.get("SILICA_SERVER", "http://127.0.0.1:8765")
+        model: str | None
+        if arguments.server is None:
+            model = _here(files, arguments, bar, take)
+        else:
+            model = _there(files, arguments, bar, take)
+    if form == "json" and not arguments.out:
+        taken.sort(key=lambda transcript: files.index(transcript.file))
+        print(json.dumps({"model": model, "files": [transcript.described() for transcript in taken]}))
+    return 1 if any(transcript.error for transcript in taken) else 0
+
+
+def _there(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) -> str | None:
+    import asyncio
+
+    from service.clients import transcribing
+    from service.errors import ServiceError
+
+    for name, default in arguments.here_only.items():
+        if getattr(arguments, name) != default:
+            raise ServiceError(
+                "line",
+                f"--{name.replace('_', '-')} is the server's own business.",
+                "Leave it out with --server.",
+            )
+    if arguments.jobs and arguments.realtime:
+        raise ServiceError(
+            "line", "A job is heard in the background and cannot be watched.", "One of the two."
+        )
+    if arguments.realtime:
+        asyncio.run(transcribing.streamed(files, arguments, take))
+    else:
+        way = transcribing.as_jobs if arguments.jobs else transcribing.at_once
+        asyncio.run(way(files, arguments, bar, take))
+    return str(arguments.model) if arguments.model else None
+
+
+def _here(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) -> str:
     from acoustic.errors import AcousticError
     from lm.errors import LanguageError
     from service.errors import ServiceError
     from service.listening import Listener
+    from service.transcripts import Transcript
 
-    form = "json" if arguments.json else arguments.format
-    files = expand(arguments.files)
     listener = Listener.from_arguments(arguments)
-    results: list[dict[str, Any]] = []
-    with _progress(quiet=arguments.quiet) as bar:
-        for file in files:
-            began = time.perf_counter()
-            result: dict[str, Any] = {"file": file, "error": None}
-            try:
-                samples = _sound(file)
-                task = bar.add_task(Path(file).name, total=len(samples) / 16_000)
+    for file in files:
+        began = time.perf_counter()
+        try:
+            samples = _sound(file)
+            duration_s = len(samples) / 16_000
+            if arguments.realtime:
+                words = _watched(listener, samples, file, arguments, several=len(files) > 1)
+            else:
+                task = bar.add_task(Path(file).name, total=duration_s)
                 words = list(
                     _heard(listener, samples, arguments.streamed, lambda s, t=task: bar.advance(t, s))
                 )
-                result |= _described(words, samples, time.perf_counter() - began)
-                if form != "json" or arguments.out:
-                    _write(form, file, words, result, arguments.out, several=len(files) > 1)
-            except (ServiceError, AcousticError, LanguageError) as error:
-                result["error"] = str(error)
-                bar.console.print(
-                    f"silica: {error}", style="red", markup=False, highlight=False, soft_wrap=True
-                )
-            results.append(result)
-    if form == "json" and not arguments.out:
-        print(json.dumps({"model": listener.backend.config.name, "files": results}))
-    return 1 if any(result["error"] for result in results) else 0
+        except (ServiceError, AcousticError, LanguageError) as error:
+            take(Transcript(file, error=str(error)))
+        else:
+            take(Transcript(file, words, duration_s, time.perf_counter() - began))
+    return listener.backend.config.name
 
 
 def expand(names: list[str]) -> list[str]:
@@ -111,57 +185,68 @@ def _sound(file: str) -> "Samples":
     return read_mono(file, LONGEST_S)
 
 
-def _heard(listener: "Listener", samples: "Samples", streamed: bool, advance: Any) -> Iterator["TimedWord"]:
+def _heard(listener: "Listener", samples: "Samples", streamed: bool, advance: Any) -> Iterator["HeardWord"]:
+    from service.transcripts import HeardWord
+
     def counted() -> Iterator[Any]:
         for piece in _pieces(listener.backend, samples, streamed):
             yield piece
             advance(len(piece) * 0.02)
 
-    yield from listener.words(counted())
+    for word in listener.words(counted()):
+        yield HeardWord(word.text, word.start_s, word.end_s, round(word.confidence, 4))
+
+
+def _watched(
+    listener: "Listener", samples: "Samples", file: str, arguments: argparse.Namespace, *, several: bool
+) -> list["HeardWord"]:
+    """Windows heard when their sound would have been spoken; finished lines stay, the open one lives."""
+    from service.clients.dictation import Dictation, Line
+    from service.clients.live_screen import Screen
+    from service.clients.mic import level_db
+    from service.core.events import Word
+    from service.offline import CutRules, utterances_of
+    from service.transcripts import HeardWord
+
+    prints = arguments.format == "text" and not arguments.json and arguments.out is None
+    if prints and several:
+        print(f"== {file}", flush=True)
+    dictation = Dictation()
+    screen = Screen(dictation, quiet=arguments.quiet, prints=prints)
+    began, told = time.monotonic(), 0
+
+    def paced() -> Iterator[Any]:
+        nonlocal told
+        for piece in _pieces(listener.backend, samples, True):
+            spoken = samples[told : told + len(piece) * 320]
+            told += len(piece) * 320
+            time.sleep(max(0.0, began + told / 16_000 - time.monotonic()))
+            if len(spoken):
+                screen.level(*level_db((spoken * 32767).astype("<i2")), told / 16_000, 0.0)
+            yield piece
+
+    def reading(hypothesis: Any) -> None:
+        dictation.partial = hypothesis.text
+
+    # A pause ends a line, as it would in a live stream.
+    rules = CutRules(long_s=0.5, pause_s=0.6, longest_s=30.0)
+    found: list[HeardWord] = []
+    settings, alphabet = listener.settings, listener.backend.config.alphabet
+    with screen:
+        screen.state("listening")
+        for words in utterances_of(paced(), listener.decoder, settings, alphabet, rules, reading):
+            dictation.partial = ""
+            if words:
+                line = Line([Word(word.text, word.start_s, word.end_s, word.confidence) for word in words])
+                screen.finished([line])
+            found += [HeardWord(w.text, w.start_s, w.end_s, round(w.confidence, 4)) for w in words]
+    return found
 
 
 def _pieces(backend: "Backend", samples: "Samples", streamed: bool) -> Iterator[Any]:
     from acoustic.runtime import stream_pieces
 
     return stream_pieces(backend, samples) if streamed else backend.pieces(samples)
-
-
-def _described(words: list["TimedWord"], samples: "Samples", took_s: float) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {
-        "duration_s": round(len(samples) / 16_000, 3),
-        "took_s": round(took_s, 3),
-        "text": " ".join(word.text for word in words),
-        "words": [asdict(word) | {"confidence": round(word.confidence, 4)} for word in words],
-    }
-
-
-def _write(
-    form: str,
-    file: str,
-    words: list["TimedWord"],
-    result: dict[str, Any],
-    out: Path | None,
-    *,
-    several: bool,
-) -> None:
-    from service.subtitles import to_srt, to_vtt
-
-    if form == "json":
-        content = json.dumps(result, indent=1) + "\n"
-    elif form == "text":
-        content = result["text"] + "\n"
-    else:
-        content = to_srt(words) if form == "srt" else to_vtt(words)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        name = "stdin" if file == "-" else Path(file).name
-        (out / f"{name}.{'txt' if form == 'text' else form}").write_text(content, encoding="utf-8")
-        return
-    if several:
-        print(f"== {file}" if form == "text" else f"NOTE {file}\n")
-    print(content, end="", flush=True)
 
 
 def _progress(*, quiet: bool) -> Any:

@@ -1,0 +1,208 @@
+"""`silica transcribe` through a server: one file after another, as jobs in its background, or streamed."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from service.errors import ServiceError
+from service.transcripts import HeardWord, Transcript
+
+if TYPE_CHECKING:
+    from service.clients.jobs import JobsClient
+
+WATCH_S = 0.5
+WATCHED_AT_ONCE = 8
+"""Jobs are heard in the order they came, so those behind the first few have nothing to tell yet."""
+
+Take = Callable[[Transcript], None]
+
+
+async def at_once(files: list[str], arguments: argparse.Namespace, bar: Any, take: Take) -> None:
+    """Each file sent whole, its words taken back."""
+    from service.clients.recordings import RecordingsClient
+
+    async with RecordingsClient(arguments.server, arguments.key) as client:
+        for file in files:
+            began = time.perf_counter()
+            task = bar.add_task(f"sending {_name(file)}", total=1.0)
+
+            def sent(share: float, task: Any = task, file: str = file) -> None:
+                told = f"hearing {_name(file)}" if share == 1.0 else None
+                bar.update(task, completed=share, **({"description": told} if told else {}))
+
+            try:
+                with on_disk(file) as path:
+                    answer = await client.hear(
+                        path, model=arguments.model, hotwords=arguments.hotword, sent=sent
+                    )
+            except ServiceError as error:
+                _end_if_pointless(error)
+                take(Transcript(file, error=_told(file, error)))
+            else:
+                best = answer["results"]["channels"][0]["alternatives"][0]
+                took_s = time.perf_counter() - began
+                take(Transcript(file, _words(best["words"]), answer["metadata"]["duration"], took_s))
+            bar.remove_task(task)
+
+
+async def as_jobs(files: list[str], arguments: argparse.Namespace, bar: Any, take: Take) -> None:
+    """All files left with the server, watched, and written as they are done; stopping leaves the jobs there."""
+    from service.clients.jobs import JobsClient
+
+    fields = {"model": arguments.model} if arguments.model else {}
+    if arguments.hotword:
+        fields["prompt"] = ", ".join(phrase.rpartition(":")[0] or phrase for phrase in arguments.hotword)
+    waiting, watched = list(files), dict[str, list[str]]()
+    tasks: dict[str, Any] = {}
+    began = time.perf_counter()
+    total = bar.add_task(f"{len(files)} jobs", total=float(len(files)))
+    async with JobsClient(arguments.server, arguments.key) as client:
+        try:
+            while waiting or watched:
+                full = bool(waiting) and not await _sent(client, waiting, watched, fields, take)
+                if full or not waiting:
+                    await asyncio.sleep(WATCH_S)
+                done = 0.0
+                for id in list(watched)[:WATCHED_AT_ONCE]:
+                    job = await client.show(id)
+                    if job["status"] in ("queued", "running"):
+                        done += job["progress"]["share"]
+                        if job["status"] == "running":
+                            tasks.setdefault(id, bar.add_task(f"  {_name(watched[id][0])}", total=1.0))
+                            bar.update(tasks[id], completed=job["progress"]["share"])
+                        continue
+                    if id in tasks:
+                        bar.remove_task(tasks.pop(id))
+                    for file in watched.pop(id):
+                        take(await _finished(client, file, job, began))
+                missing = len(waiting) + sum(map(len, watched.values()))
+                bar.update(total, completed=len(files) - missing + done)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            if watched:
+                sys.stderr.write(
+                    f"silica: {len(watched)} jobs go on at {client.server}; the same line takes them up again\n"
+                )
+            raise
+
+
+async def streamed(files: list[str], arguments: argparse.Namespace, take: Take) -> None:
+    """Each file spoken to the server at the pace of real time, the words on the terminal as they come."""
+    from service.clients.dictation import Dictation
+    from service.clients.files import FileMicrophone
+    from service.clients.live_screen import Screen, converse
+    from service.clients.stream import StreamClient
+
+    prints = arguments.format == "text" and not arguments.json and arguments.out is None
+    options: dict[str, Any] = {"keyterm": arguments.hotword} if arguments.hotword else {}
+    if arguments.model:
+        options["model"] = arguments.model
+    for file in files:
+        began = time.perf_counter()
+        dictation = Dictation()
+        screen = Screen(dictation, quiet=arguments.quiet, prints=prints)
+        if prints and len(files) > 1:
+            sys.stdout.write(f"== {file}\n")
+        try:
+            with on_disk(file) as path:
+                async with FileMicrophone(path) as source:
+                    client = StreamClient(
+                        arguments.server,
+                        key=arguments.key,
+                        options=options,
+                        on_state=screen.state,
+                        encoding="linear16",
+                        sample_rate=source.rate,
+                    )
+                    await converse(source, client, screen)
+        except ServiceError as error:
+            _end_if_pointless(error)
+            take(Transcript(file, error=_told(file, error)))
+            continue
+        words = [
+            HeardWord(w.text, w.start_s, w.end_s, w.confidence)
+            for line in dictation.lines
+            for w in line.words
+        ]
+        take(Transcript(file, words, screen.sent_s, time.perf_counter() - began))
+
+
+@contextlib.contextmanager
+def on_disk(file: str) -> Iterator[Path]:
+    """The file, or what comes over the standard input as one."""
+    if file != "-":
+        if not Path(file).is_file():
+            raise ServiceError("audio_file", f"There is no file {file}.", "Check the name.")
+        yield Path(file)
+        return
+    with tempfile.NamedTemporaryFile(prefix="silica-") as kept:
+        shutil.copyfileobj(sys.stdin.buffer, kept)
+        kept.flush()
+        yield Path(kept.name)
+
+
+async def _sent(
+    client: "JobsClient",
+    waiting: list[str],
+    watched: dict[str, list[str]],
+    fields: dict[str, str],
+    take: Take,
+) -> bool:
+    """One more file to the server; False when its disk is full of jobs that are watched here."""
+    file = waiting[0]
+    try:
+        with on_disk(file) as path:
+            job = await client.add(path, fields)
+            if job["id"] not in watched and job["status"] in ("failed", "cancelled"):
+                # An earlier run's: begin anew.
+                await client.delete(job["id"])
+                job = await client.add(path, fields)
+    except ServiceError as error:
+        if error.code == "storage" and watched:
+            return False
+        _end_if_pointless(error)
+        take(Transcript(waiting.pop(0), error=_told(file, error)))
+        return True
+    # Two files with the same sound are one job.
+    watched.setdefault(job["id"], []).append(waiting.pop(0))
+    return True
+
+
+async def _finished(client: "JobsClient", file: str, job: dict[str, Any], began: float) -> Transcript:
+    if job["status"] != "done":
+        told = (job["error"] or {}).get("message") or "The job was cancelled."
+        return Transcript(file, error=f"{file}: {told}")
+    answer = json.loads(
+        await client.transcript(job["id"], "verbose_json", **{"timestamp_granularities[]": "word"})
+    )
+    return Transcript(file, _words(answer["words"]), answer["duration"], time.perf_counter() - began)
+
+
+def _words(told: list[dict[str, Any]]) -> list[HeardWord]:
+    return [
+        HeardWord(
+            word.get("punctuated_word") or word["word"], word["start"], word["end"], word.get("confidence")
+        )
+        for word in told
+    ]
+
+
+def _end_if_pointless(error: ServiceError) -> None:
+    """No server, or none that lets us in: the next file would fare no better."""
+    if error.code in ("network", "key", "forbidden"):
+        raise error
+
+
+def _told(file: str, error: ServiceError) -> str:
+    return str(error) if file in str(error) else f"{file}: {error}"
+
+
+def _name(file: str) -> str:
+    return "standard input" if file == "-" else Path(file).name

@@ -1,0 +1,78 @@
+"""What `silica transcribe` makes of each recording, wherever it was heard, and how it is written."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from service.subtitles import to_srt, to_vtt
+
+
+@dataclass(frozen=True)
+class HeardWord:
+    """A word with its place in the recording; no confidence where the server does not tell it."""
+
+    text: str
+    start_s: float
+    end_s: float
+    confidence: float | None = None
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """One recording: its words, or why there are none."""
+
+    file: str
+    words: Sequence[HeardWord] = ()
+    duration_s: float = 0.0
+    took_s: float = 0.0
+    error: str | None = None
+
+    def described(self) -> dict[str, Any]:
+        """As JSON tells it."""
+        if self.error is not None:
+            return {"file": self.file, "error": self.error}
+        return {
+            "file": self.file,
+            "error": None,
+            "duration_s": round(self.duration_s, 3),
+            "took_s": round(self.took_s, 3),
+            "text": " ".join(word.text for word in self.words),
+            "words": [
+                {name: value for name, value in asdict(word).items() if value is not None}
+                for word in self.words
+            ],
+        }
+
+    def content(self, form: str) -> str:
+        """As a file of one of the formats."""
+        if form == "json":
+            return json.dumps(self.described(), indent=1) + "\n"
+        if form == "text":
+            return " ".join(word.text for word in self.words) + "\n"
+        return to_srt(self.words) if form == "srt" else to_vtt(self.words)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Where transcripts go, one by one as they are ready."""
+
+    form: str
+    out: Path | None
+    several: bool
+
+    def write(self, transcript: Transcript) -> None:
+        """To the folder or to the standard output; a JSON object on stdout is for the end."""
+        if transcript.error is not None:
+            return
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+            name = "stdin" if transcript.file == "-" else Path(transcript.file).name
+            suffix = "txt" if self.form == "text" else self.form
+            (self.out / f"{name}.{suffix}").write_text(transcript.content(self.form), encoding="utf-8")
+        elif self.form != "json":
+            name = f"== {transcript.file}\n" if self.form == "text" else f"NOTE {transcript.file}\n\n"
+            sys.stdout.write((name if self.several else "") + transcript.content(self.form))
+            sys.stdout.flush()
