@@ -5,9 +5,7 @@ Pure: no I/O, no clock, no session. The query is read in query.py.
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
@@ -22,7 +20,6 @@ from service.core.events import (
     SpeechStarted,
     Started,
     UtteranceEnded,
-    Word,
 )
 from service.dialects.commands import (
     Audio,
@@ -36,25 +33,11 @@ from service.dialects.commands import (
     Say,
     Warn,
 )
+from service.dialects.written import Readable, alternative
 
 MOST_NAME = 200
 
 encode = msgspec.json.Encoder().encode
-
-
-class Piece(Protocol):
-    """A written piece and the spoken words [first, end) it stands for."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def first(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-
-
-Readable = Callable[[Sequence[str]], Sequence[Piece]]
-"""The words of a final as written pieces, in order."""
 
 
 @dataclass(frozen=True)
@@ -221,31 +204,17 @@ class DeepgramDialect:
         if isinstance(event, Final):
             told["speech_final"] = event.speech_final
             told["from_finalize"] = event.from_finalize
-            alternatives = [self._final_alternative(one) for one in event.alternatives]
+            alternatives = [alternative(one, self.readable) for one in event.alternatives]
         else:
             told["speech_final"] = False
             told["from_finalize"] = False
             told["stable_words"] = event.stable_words
             if event.probably_over:
                 told["probably_over"] = True
-            alternatives = [_alternative(Alternative(event.words))]
+            alternatives = [alternative(Alternative(event.words))]
         told["channel"] = {"alternatives": alternatives}
         told["metadata"] = self._metadata
         return told
-
-    def _final_alternative(self, one: Alternative) -> dict[str, object]:
-        if self.readable is None or not one.words:
-            return _alternative(one)
-        pieces = self.readable([word.text for word in one.words])
-        words = []
-        for piece in pieces:
-            spoken = one.words[piece.first : piece.end]
-            confidence = sum(word.confidence for word in spoken) / len(spoken)
-            text = " ".join(word.text for word in spoken)
-            joined = Word(text, spoken[0].start_s, spoken[-1].end_s, confidence)
-            words.append({**_word(joined), "punctuated_word": piece.text})
-        told = _alternative(one)
-        return {**told, "transcript": " ".join(piece.text for piece in pieces), "words": words}
 
     def _channel(self, channel: int) -> list[int]:
         return [channel, self.request.heard_channels]
@@ -279,17 +248,3 @@ def _acknowledged(received: Received) -> dict[str, object]:
     if received.samples is not None:
         told["received_samples"] = received.samples
     return told
-
-
-def _alternative(one: Alternative) -> dict[str, object]:
-    words = [_word(word) for word in one.words]
-    return {"transcript": one.text, "confidence": round(one.confidence, 4), "words": words}
-
-
-def _word(word: Word) -> dict[str, object]:
-    return {
-        "word": word.text,
-        "start": round(word.start_s, 3),
-        "end": round(word.end_s, 3),
-        "confidence": round(word.confidence, 4),
-    }

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from service.core.events import Final, Word
+from service.core.events import Final
 from service.dialects.commands import ListenRequest
 from service.dialects.query import read_query
+from service.dialects.written import Readable, alternative
 from service.errors import ServiceError
 
 OWN_OPTIONS = ("utterances", "utt_split", "paragraphs", "filler_words", "measurements")
@@ -68,19 +69,24 @@ def refuse_url(content_type: str) -> None:
 
 
 def document(
-    finals: Sequence[Final], channels: int, request: FileRequest, facts: FileFacts
+    finals: Sequence[Final],
+    channels: int,
+    request: FileRequest,
+    facts: FileFacts,
+    readable: Readable | None = None,
 ) -> dict[str, Any]:
-    """The whole answer."""
+    """The whole answer; with `readable` in written form."""
     model_uuid = facts.model
     results: dict[str, Any] = {
         "channels": [
-            {"alternatives": [_alternative([f for f in finals if f.channel == channel], request)]}
+            {"alternatives": [_joined([f for f in finals if f.channel == channel], request, readable)]}
             for channel in range(channels)
         ]
     }
     if request.utterances:
         results["utterances"] = [
-            _utterance(facts.request_id, number, final) for number, final in enumerate(_spoken(finals))
+            _utterance(f"{facts.request_id}-{number}", final, readable)
+            for number, final in enumerate(_spoken(finals))
         ]
     metadata: dict[str, Any] = {
         "transaction_key": "deprecated",
@@ -108,25 +114,27 @@ def _spoken(finals: Sequence[Final]) -> list[Final]:
     )
 
 
-def _alternative(finals: Sequence[Final], request: FileRequest) -> dict[str, Any]:
+def _joined(finals: Sequence[Final], request: FileRequest, readable: Readable | None) -> dict[str, Any]:
+    """The best readings of one channel's finals as one."""
     spoken = _spoken(finals)
+    best = [alternative(final.alternatives[0], readable) for final in spoken]
     words = [word for final in spoken for word in final.alternatives[0].words]
     confidence = sum(word.confidence for word in words) / len(words) if words else 0.0
     told: dict[str, Any] = {
-        "transcript": " ".join(final.text for final in spoken),
+        "transcript": " ".join(one["transcript"] for one in best),
         "confidence": round(confidence, 4),
-        "words": [_word(word) for word in words],
+        "words": [word for one in best for word in one["words"]],
     }
     if request.paragraphs:
         told["paragraphs"] = {
-            "transcript": "\n\n".join(final.text for final in spoken),
+            "transcript": "\n\n".join(one["transcript"] for one in best),
             "paragraphs": [
                 {
-                    "sentences": [{"text": final.text, **_span(final)}],
+                    "sentences": [{"text": one["transcript"], **_span(final)}],
                     "num_words": len(final.alternatives[0].words),
                     **_span(final),
                 }
-                for final in spoken
+                for one, final in zip(best, spoken, strict=True)
             ],
         }
     return told
@@ -137,21 +145,6 @@ def _span(final: Final) -> dict[str, float]:
     return {"start": round(words[0].start_s, 3), "end": round(words[-1].end_s, 3)}
 
 
-def _utterance(request_id: str, number: int, final: Final) -> dict[str, Any]:
-    return {
-        **_span(final),
-        "confidence": round(final.alternatives[0].confidence, 4),
-        "channel": final.channel,
-        "transcript": final.text,
-        "words": [_word(word) for word in final.alternatives[0].words],
-        "id": f"{request_id}-{number}",
-    }
-
-
-def _word(word: Word) -> dict[str, Any]:
-    return {
-        "word": word.text,
-        "start": round(word.start_s, 3),
-        "end": round(word.end_s, 3),
-        "confidence": round(word.confidence, 4),
-    }
+def _utterance(identity: str, final: Final, readable: Readable | None) -> dict[str, Any]:
+    told = alternative(final.alternatives[0], readable)
+    return {**_span(final), "channel": final.channel, **told, "id": identity}

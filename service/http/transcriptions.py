@@ -23,6 +23,7 @@ from service.http.state import STATE, State
 from service.http.uploads import receive_body, receive_form, scratch
 from service.keys import Key
 from service.metrics import build_version
+from service.readable import readable
 from service.recordings import Sound, channels_of, decoded, heard
 from service.streams import StreamSettings
 
@@ -73,7 +74,8 @@ async def listen(request: web.Request) -> web.Response:
     facts = deepgram_file.FileFacts(
         request[REQUEST_ID], upload.sha256, created, duration_s, recogniser.model_name, build_version()
     )
-    return web.json_response(deepgram_file.document(finals, channels, wanted, facts))
+    written = readable(wanted.listen.figures, wanted.listen.punctuate)
+    return web.json_response(deepgram_file.document(finals, channels, wanted, facts, written))
 
 
 async def transcriptions(request: web.Request) -> web.StreamResponse:

@@ -32,6 +32,7 @@ from service.dialects.commands import (
     Warn,
 )
 from service.dialects.deepgram import DeepgramDialect, Received, StreamFacts
+from service.dialects.deepgram_file import FileFacts, document, read_file_query
 from service.dialects.query import read_query
 from service.errors import ServiceError
 from service.readable import readable
@@ -170,6 +171,20 @@ def test_written_pieces_are_shown_with_the_words_they_stand_for():
         "confidence": 0.5,
         "punctuated_word": "$5",
     }
+
+
+def test_a_whole_file_is_written_the_same_way():
+    words = tuple(Word(text, at, at + 0.5, 0.5) for at, text in enumerate(["it", "cost", "five", "dollars"]))
+    finals = [Final(0, 0.0, 4.0, (Alternative(words),), True)]
+    facts = FileFacts("id", "0" * 64, "now", 4.0, "tiny", "1")
+    asked = read_file_query([("smart_format", "true"), ("utterances", "true"), ("paragraphs", "true")])
+    results = document(finals, 1, asked, facts, readable(True, False))["results"]
+    best = results["channels"][0]["alternatives"][0]
+    assert best["transcript"] == "it cost $5" == best["paragraphs"]["transcript"]
+    assert [word.get("punctuated_word") for word in best["words"]] == ["it", "cost", "$5"]
+    assert results["utterances"][0]["transcript"] == "it cost $5"
+    heard = document(finals, 1, asked, facts)["results"]["channels"][0]["alternatives"][0]
+    assert heard["transcript"] == "it cost five dollars" and "punctuated_word" not in heard["words"][0]
 
 
 def test_warnings_ride_on_messages_once_each():

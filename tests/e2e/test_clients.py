@@ -110,8 +110,10 @@ def test_deepgram_prerecorded(deepgram: DeepgramClient, client: openai.OpenAI, w
         request=wav.read_bytes(), model="nova-3", utterances=True, paragraphs=True, smart_format=True
     )
     best = answer.results.channels[0].alternatives[0]
-    assert best.transcript == client.audio.transcriptions.create(model="m", file=wav).text
-    assert [word.word for word in best.words] == best.transcript.split()
+    spoken = " ".join(word.word for word in best.words)
+    assert spoken == client.audio.transcriptions.create(model="m", file=wav).text
+    assert " ".join(word.punctuated_word for word in best.words) == best.transcript
+    assert best.transcript[0].isupper()
     assert len(answer.results.utterances) == len(best.paragraphs.paragraphs) >= 2
     assert answer.metadata.channels == 1 and len(answer.metadata.sha256) == 64
 

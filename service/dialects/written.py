@@ -1,0 +1,52 @@
+"""Finals as both of Deepgram's dialects write them: words with times, and where asked for, the written form beside.
+
+What is written (figures, marks, capitals) comes in as a function; see service/readable.py.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from service.core.events import Alternative, Word
+
+
+class Piece(Protocol):
+    """A written piece and the spoken words [first, end) it stands for."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+Readable = Callable[[Sequence[str]], Sequence[Piece]]
+"""The words of a final as written pieces, in order."""
+
+
+def alternative(one: Alternative, readable: Readable | None = None) -> dict[str, Any]:
+    """One reading; with `readable` its transcript is the written one."""
+    if readable is None or not one.words:
+        words, text = [_word(word) for word in one.words], one.text
+    else:
+        pieces = readable([word.text for word in one.words])
+        words = [_written_word(piece, one.words) for piece in pieces]
+        text = " ".join(piece.text for piece in pieces)
+    return {"transcript": text, "confidence": round(one.confidence, 4), "words": words}
+
+
+def _written_word(piece: Piece, words: Sequence[Word]) -> dict[str, Any]:
+    spoken = words[piece.first : piece.end]
+    confidence = sum(word.confidence for word in spoken) / len(spoken)
+    text = " ".join(word.text for word in spoken)
+    joined = Word(text, spoken[0].start_s, spoken[-1].end_s, confidence)
+    return {**_word(joined), "punctuated_word": piece.text}
+
+
+def _word(word: Word) -> dict[str, Any]:
+    return {
+        "word": word.text,
+        "start": round(word.start_s, 3),
+        "end": round(word.end_s, 3),
+        "confidence": round(word.confidence, 4),
+    }
