@@ -112,8 +112,6 @@ class ServedModels:
         device: Literal["cpu", "cuda"] = self.settings.device
         fresh = Recogniser(name, device, recogniser_options(self.settings), self.metrics)
         await fresh.start()
-        precision = self.settings.precision or "default"
-        self.metrics.model.labels(name, "ctc", device, precision).set(1)
         return fresh
 
     async def _retire(self, old: Recogniser) -> None:
@@ -122,6 +120,3 @@ class ServedModels:
         ending = asyncio.create_task(old.stop(drain_s=max(self.settings.drain_s, RETIRE_S)))
         self._retiring[old] = ending
         ending.add_done_callback(lambda task: None if task.cancelled() else self._retiring.pop(old, None))
-        await asyncio.sleep(0)
-        # One recogniser drains, the server does not.
-        self.metrics.draining.set(0)

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from acoustic import catalogue
+from acoustic.checkpoint import describe
+from acoustic.errors import AcousticError
 from acoustic.windows import Heard, with_hop
 from lm.errors import LanguageError
 from lm.hotwords import spelled
@@ -30,6 +33,7 @@ from service.scheduling.capacity import (
 from service.scheduling.decode_worker import Answer, Open
 from service.scheduling.decoding import DecodePool
 from service.scheduling.engine import Engine
+from service.scheduling.process import together
 from service.stream import Stream
 
 __all__ = ["Capacity", "Recogniser", "RecogniserOptions", "Stream", "StreamSettings"]
@@ -89,7 +93,16 @@ class Recogniser:
         )
         lanes = 1 if device == "cuda" else options.engine_workers or self._processors
         self.engine = Engine(model, device, options.precision, lanes, self.metrics, self._heard)
-        self.decoders: DecodePool
+        words = options.language_model
+        self._decode_workers = options.decode_workers or max(1, self._processors // 2)
+        self.decoders = DecodePool(
+            None if words in (None, "none") else str(words),
+            self._decode_workers,
+            self.metrics,
+            lambda stream, answer: self._answered(stream, answer),
+            lambda stream: self._streams[stream].worker_lost() if stream in self._streams else None,
+            self._given_up,
+        )
         self._capacity: CapacityModel
         self._hops: dict[float, int] = {}
         self._streams: dict[str, Stream] = {}
@@ -106,24 +119,13 @@ class Recogniser:
 
     async def start(self) -> None:
         """Start the workers, warm and measure them. Returns when streams may come."""
-        await self.engine.start()
-        config, plan = self.engine.config, self.engine.plan
-        hops = {hop_s: with_hop(config, plan, hop_s).hop_frames for hop_s in sorted(self.options.hops_s)}
-        self._hops = hops
-        model = self.options.language_model
-        workers = self.options.decode_workers or max(1, self._processors // 2)
-        self.decoders = DecodePool(
-            config.alphabet,
-            None if model in (None, "none") else str(model),
-            workers,
-            self.metrics,
-            lambda stream, answer: self._answered(stream, answer),
-            lambda stream: self._streams[stream].worker_lost() if stream in self._streams else None,
-            self._given_up,
-        )
         try:
-            await self.decoders.start()
-            await self._measure(workers)
+            # At once: each spends seconds on imports, loading and compiling that the other need not wait for.
+            await together(self.engine.start(), self._start_decoders())
+            config, plan = self.engine.config, self.engine.plan
+            hops = {hop_s: with_hop(config, plan, hop_s).hop_frames for hop_s in sorted(self.options.hops_s)}
+            self._hops = hops
+            await self._measure()
         except BaseException:
             await self.decoders.stop()
             await self.engine.stop()
@@ -136,7 +138,6 @@ class Recogniser:
     async def stop(self, drain_s: float = 0.0) -> None:
         """Take no more streams, let the open ones finish for so long, then finish what is open and stop."""
         self._draining = True
-        self.metrics.draining.set(1)
         if self._started:
             await self._wait_empty(drain_s)
             for stream in list(self._streams.values()):
@@ -268,7 +269,20 @@ class Recogniser:
 
     # ---- inside
 
-    async def _measure(self, decode_workers: int) -> None:
+    async def _start_decoders(self) -> None:
+        """As soon as the model's alphabet is known, which takes a look at its file and no engine."""
+
+        def look() -> str:
+            try:
+                path = catalogue.locate(self.model_name)
+                config = describe(path)[0] if path else catalogue.find(self.model_name).config
+            except (AcousticError, OSError) as error:
+                raise ServiceError("model", str(error)) from None
+            return config.alphabet
+
+        await self.decoders.start(await asyncio.get_running_loop().run_in_executor(None, look))
+
+    async def _measure(self) -> None:
         config, plan, options = self.engine.config, self.engine.plan, self.options
         folder = options.cache_folder or default_cache_folder()
         lanes = len(self.engine.lanes)
@@ -285,7 +299,7 @@ class Recogniser:
             self._processors if self.device == "cpu" else float("inf"),
             context,
             tuple(self._hops),
-            decode_workers,
+            self._decode_workers,
             batch=1 if self.device == "cpu" else 16,
         )
 

@@ -30,6 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
     import asyncio
     import signal
 
+    from service.scheduling.process import begin_fork_server
+
+    # Before our own imports, which take as long as those of the workers: side by side.
+    begin_fork_server()
     from service.http.server import Server
     from service.logs import start_logging
     from service.screen import show

@@ -8,7 +8,7 @@ from typing import Any
 
 from lm.hypothesis import Hypothesis
 from service.core.messages import Conclude, Push, Replay
-from service.scheduling.process import framed, one_thread, serve
+from service.scheduling.process import one_thread, serve, tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def main(channel: socket.socket, alphabet: str, language_model: str | None) -> N
         desk = Desk(alphabet, language_model)
         desk.warm()
     except (LanguageError, OSError) as error:
-        channel.sendall(framed(Unable(str(error))))
+        tell(channel, Unable(str(error)))
         return
-    channel.sendall(framed(Ready(language_model or "none")))
+    tell(channel, Ready(language_model or "none"))
     serve(channel, desk.handle)

@@ -14,7 +14,7 @@ from service.core.messages import Conclude, Push, Replay
 from service.errors import ServiceError
 from service.scheduling import decode_worker
 from service.scheduling.decode_worker import Answer, Command, Forget, Open, Ready, Unable
-from service.scheduling.process import WorkerProcess
+from service.scheduling.process import WorkerProcess, together
 
 if TYPE_CHECKING:
     from service.metrics import Metrics
@@ -50,7 +50,6 @@ class DecodePool:
 
     def __init__(
         self,
-        alphabet: str,
         language_model: str | None,
         workers: int,
         metrics: "Metrics",
@@ -58,7 +57,8 @@ class DecodePool:
         on_lost: Callable[[str], None],
         on_given_up: Callable[[str], None],
     ) -> None:
-        self._arguments = (alphabet, language_model)
+        self._language_model = language_model
+        self._alphabet = ""
         self._metrics = metrics
         self._on_answer, self._on_lost, self._on_given_up = on_answer, on_lost, on_given_up
         self.workers = [Worker() for _ in range(workers)]
@@ -68,10 +68,11 @@ class DecodePool:
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
-    async def start(self) -> None:
+    async def start(self, alphabet: str) -> None:
         """Start every worker; ServiceError when the language model cannot be loaded."""
+        self._alphabet = alphabet
         try:
-            await asyncio.gather(*(self._begin(worker) for worker in self.workers))
+            await together(*(self._begin(worker) for worker in self.workers))
         except BaseException:
             await self.stop()
             raise
@@ -221,7 +222,8 @@ class DecodePool:
             else:
                 self._lost(process)
 
-        process = WorkerProcess(decode_worker.main, self._arguments, message, lost)
+        arguments = (self._alphabet, self._language_model)
+        process = WorkerProcess(decode_worker.main, arguments, message, lost)
         try:
             await process.start()
             what = await asyncio.wait_for(first, START_S)

@@ -19,6 +19,7 @@ from service.scheduling.capacity import Curve
 from service.scheduling.engine_worker import Crashed, Done
 from service.scheduling.lanes import Lane, ProcessLane, ThreadLane
 from service.scheduling.planner import Planner, Rules, Waiting
+from service.scheduling.process import together
 
 if TYPE_CHECKING:
     from service.metrics import Metrics
@@ -95,7 +96,7 @@ class Engine:
         """Start every lane; ServiceError when the model cannot be opened."""
         lanes = [self._kind(*self._arguments, self._done, self._lost) for _ in range(self._wanted)]
         try:
-            ready = await asyncio.gather(*(lane.start() for lane in lanes))
+            ready = await together(*(lane.start() for lane in lanes))
         except BaseException:
             for lane in lanes:
                 await lane.close()

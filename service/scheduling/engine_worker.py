@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from acoustic.windows import Heard, Span, Window
-from service.scheduling.process import framed, one_thread, serve
+from service.scheduling.process import one_thread, serve, tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,9 @@ def main(channel: socket.socket, model: str, device: str, precision: str | None,
     try:
         backend = open_backend(model, device, precision)  # type: ignore[arg-type]
     except (AcousticError, OSError) as error:
-        channel.sendall(framed(Unable(str(error))))
+        tell(channel, Unable(str(error)))
         return
-    channel.sendall(
-        framed(Ready(backend.config, backend.plan, getattr(backend, "precision", precision or "")))
-    )
+    tell(channel, Ready(backend.config, backend.plan, getattr(backend, "precision", precision or "")))
     memory = np.frombuffer(arena, dtype=np.float32)
 
     def handle(job: Job) -> Done | Crashed:

@@ -56,6 +56,7 @@ class ProcessLane:
         arena = context.RawArray("f", ARENA_SAMPLES)
         self._arena = np.frombuffer(arena, dtype=np.float32)
         self._first: asyncio.Future[Ready] | None = None
+        self._opened = False
         self.process = WorkerProcess(
             engine_worker.main, (model, device, precision, arena), self._message, self._lost
         )
@@ -100,13 +101,14 @@ class ProcessLane:
             if isinstance(message, Unable):
                 self._first.set_exception(ServiceError("model", message.message))
             else:
+                self._opened = True
                 self._first.set_result(message)
 
     def _lost(self, process: WorkerProcess) -> None:
         if self._first is not None and not self._first.done():
             self._first.set_exception(ServiceError("engine", "An engine worker died while it started."))
-            return
-        self._on_lost(self)
+        elif self._opened:
+            self._on_lost(self)
 
 
 class ThreadLane:

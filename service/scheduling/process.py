@@ -12,15 +12,17 @@ import pickle
 import signal
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 HEADER = struct.Struct("<I")
 LONGEST_MESSAGE = 64 * 1024 * 1024
 PRELOAD = ["numpy", "service.scheduling.engine_worker", "service.scheduling.decode_worker"]
 
 context = multiprocessing.get_context("forkserver")
+T = TypeVar("T")
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -47,8 +49,19 @@ class WorkerProcess(asyncio.Protocol):
         ours.setblocking(False)
         process = context.Process(target=self._target, args=(theirs, *self._arguments), daemon=True)
         # Asking the fork server takes a moment (and the first time, an import of everything).
-        await loop.run_in_executor(None, start_quietly, process)
-        theirs.close()
+        starting = loop.run_in_executor(None, start_through_server, process)
+        try:
+            await asyncio.shield(starting)
+        except BaseException:
+            # A thread cannot be called back: what it starts is ended once it is there.
+            await asyncio.wait([starting])
+            ours.close()
+            if not starting.exception():
+                process.kill()
+                await loop.run_in_executor(None, process.join, 5.0)
+            raise
+        finally:
+            theirs.close()
         self._process = process
         await loop.create_connection(lambda: self, sock=ours)
 
@@ -110,10 +123,28 @@ class WorkerProcess(asyncio.Protocol):
             self._on_lost(self)
 
 
-def start_quietly(process: BaseProcess) -> None:
-    """Start through the fork server, with everything that workers import loaded in it once."""
-    multiprocessing.set_forkserver_preload(PRELOAD)
+def begin_fork_server() -> None:
+    """Start the fork server, which imports once what every worker needs: seconds, beside our own imports."""
+    context.set_forkserver_preload(PRELOAD)
+    forkserver.ensure_running()
+
+
+def start_through_server(process: BaseProcess) -> None:
+    """Start it with everything that workers import loaded already."""
+    begin_fork_server()
     process.start()
+
+
+async def together(*starts: Coroutine[Any, Any, T]) -> list[T]:
+    """All at once; when one fails the others are cancelled and waited for, and its exception is raised."""
+    tasks = [asyncio.ensure_future(start) for start in starts]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def framed(message: Any) -> bytes:
@@ -133,6 +164,12 @@ def serve(channel: socket.socket, handle: Callable[[Any], Any]) -> None:
             answer = handle(pickle.loads(_exactly(channel, size)))
             if answer is not None:
                 channel.sendall(framed(answer))
+
+
+def tell(channel: socket.socket, message: Any) -> None:
+    """Say something before `serve`. A parent that is gone meanwhile is no error: `serve` then ends at once."""
+    with contextlib.suppress(ConnectionError):
+        channel.sendall(framed(message))
 
 
 def one_thread() -> None:

@@ -1,0 +1,77 @@
+"""Starting: engine and decoders side by side, one failure ends all, a parent that dies leaves no noise behind."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.errors import ServiceError
+from service.scheduling.process import together
+from service.streams import Recogniser, RecogniserOptions
+
+KILLED_EARLY = """
+import asyncio, sys
+from service.scheduling.process import WorkerProcess
+from service.streams import Recogniser, RecogniserOptions
+
+async def main():
+    start = WorkerProcess.start
+    async def told(self):
+        await start(self)
+        print("a worker is starting", flush=True)
+    WorkerProcess.start = told
+    options = RecogniserOptions(engine_workers=1, decode_workers=1, language_model=None)
+    await Recogniser("tiny", options=options).start()
+
+asyncio.run(main())
+"""
+
+
+async def test_one_failure_ends_what_started_with_it() -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def failing() -> None:
+        await began.wait()
+        raise ServiceError("engine", "no such engine")
+
+    with pytest.raises(ServiceError, match="no such engine"):
+        await together(endless(), failing())
+    assert ended.is_set()
+
+
+async def test_a_start_that_fails_says_why_and_counts_no_lost_worker(tmp_path: Path) -> None:
+    options = RecogniserOptions(engine_workers=1, decode_workers=1, language_model=tmp_path / "none.lm")
+    recogniser = Recogniser("tiny", options=options)
+    with pytest.raises(ServiceError) as refused:
+        await recogniser.start()
+    assert refused.value.code == "language_model"
+    unknown = Recogniser("no-such-model", options=RecogniserOptions(engine_workers=1, decode_workers=1))
+    with pytest.raises(ServiceError, match="There is no model 'no-such-model'"):
+        await unknown.start()
+    for each in (recogniser, unknown):
+        assert not each.ready
+        assert b"silica_worker_restarts_total{" not in each.metrics.expose()
+
+
+def test_workers_whose_parent_dies_while_they_start_end_without_a_word() -> None:
+    starting = subprocess.Popen(
+        [sys.executable, "-c", KILLED_EARLY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path.cwd()
+    )
+    assert starting.stdout is not None and starting.stderr is not None
+    assert starting.stdout.readline() == b"a worker is starting\n"
+    starting.send_signal(signal.SIGKILL)
+    # Ends when the last process that holds it has ended: the fork server and both workers.
+    assert starting.stderr.read().decode() == ""
+    starting.stdout.close()
+    starting.stderr.close()
+    assert starting.wait() == -signal.SIGKILL
