@@ -20,7 +20,7 @@ from prometheus_client import (
 LATENCY_S = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.65, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 WORK_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 5.0)
 BATCH = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
-FRACTION = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+REVISION = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -68,8 +68,9 @@ class Metrics:
         self.queue_wait_s = self._histogram(
             "queue_wait_seconds", "A ready window waits for its batch.", WORK_S
         )
-        self.features_s = self._histogram("features_seconds", "Feature extraction of a batch.", WORK_S)
-        self.forward_s = self._histogram("forward_seconds", "The network's run over a batch.", WORK_S)
+        self.forward_s = self._histogram(
+            "forward_seconds", "A batch at the backend: features and network.", WORK_S
+        )
         self.decode_s = self._histogram("decode_seconds", "Word search over one window's outputs.", WORK_S)
         self.emit_s = self._histogram("emit_seconds", "From hypothesis to events handed to the face.", WORK_S)
         self.hop_s = self._gauge("hop_seconds", "Hop in force.")
@@ -95,7 +96,9 @@ class Metrics:
             "finalisation_seconds", "From the end of speech, Finalize or Finish to the final.", LATENCY_S
         )
         self.partial_revision = self._histogram(
-            "partial_revision_ratio", "Words of an utterance's partials that were taken back again.", FRACTION
+            "partial_revision_ratio",
+            "Times a word of an utterance's partials was taken back, by the words of its final.",
+            REVISION,
         )
 
         # Faces (set by `http`).

@@ -15,7 +15,7 @@ class Transcript:
 
     def __init__(self) -> None:
         self.revision_ratio = 0.0
-        """Of the last final: words of its partials that were taken back, by its words."""
+        """Of the last final: how often words of its partials were taken back, by its words. May exceed 1."""
         self._revised_words = 0
         self.last_word_end_s: float | None = None
         self._shown: tuple[Word, ...] = ()
@@ -68,9 +68,11 @@ class Transcript:
         return committed + words[len(committed) :]
 
     def _count(self, words: tuple[Word, ...]) -> None:
+        """A last word that only grows is still being heard: nothing was taken back."""
         kept = 0
         for before, now in zip(self._shown, words, strict=False):
-            if before.text != now.text:
+            grew = kept == len(self._shown) - 1 and now.text.startswith(before.text)
+            if before.text != now.text and not grew:
                 break
             kept += 1
         self._revised_words += len(self._shown) - kept

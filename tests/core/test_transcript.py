@@ -49,6 +49,23 @@ def test_revision_is_words_taken_back_by_words_of_the_final() -> None:
     assert transcript.revision_ratio == 0
 
 
+def test_a_last_word_that_grows_is_not_taken_back_and_one_may_be_taken_back_twice() -> None:
+    transcript = Transcript()
+    for heard in ("con", "confer", "conference"):
+        transcript.partial(hypothesis(heard), 0, 160_000)
+    transcript.final([hypothesis("conferences")], 0, 160_000)
+    assert transcript.revision_ratio == 0
+    transcript.partial(hypothesis("con"), 0, 160_000)
+    transcript.partial(hypothesis("gone"), 0, 160_000)
+    transcript.partial(hypothesis("on"), 0, 160_000)
+    transcript.final([hypothesis("on")], 0, 160_000)
+    assert transcript.revision_ratio == 2
+    transcript.partial(hypothesis("a con"), 0, 160_000)
+    transcript.partial(hypothesis("an con"), 0, 160_000)
+    transcript.final([hypothesis("an con")], 0, 160_000)
+    assert transcript.revision_ratio == 1
+
+
 def test_no_reading_is_an_empty_reading() -> None:
     assert Transcript().final([], 0, 0)[0].text == ""
 
