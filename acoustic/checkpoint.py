@@ -98,7 +98,12 @@ def save(
     }
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        partial.touch()
+        mode = partial.stat().st_mode
         save_file(stored, partial, metadata=metadata)
+        partial.chmod(
+            mode
+        )  # safetensors makes files that only their owner may read; a server has another user
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

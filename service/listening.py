@@ -114,11 +114,14 @@ def _search_settings(arguments: argparse.Namespace) -> "SearchSettings":
     for spoken in arguments.hotword:
         phrase, _, weight = spoken.rpartition(":") if ":" in spoken else (spoken, "", "5")
         try:
-            hotwords.append(Hotword(normalise(phrase), float(weight)))
+            phrase = normalise(phrase)
+            if not phrase:
+                raise ValueError("nothing is left of it in the letters a to z")
+            hotwords.append(Hotword(phrase, float(weight)))
         except ValueError as error:
             raise ServiceError(
                 "hotword",
                 f"{spoken!r} is no hotword.",
-                "Expected PHRASE or PHRASE:WEIGHT, such as kubernetes:6.",
+                "Expected PHRASE or PHRASE:WEIGHT in the letters a to z, such as kubernetes:6.",
             ) from error
     return SearchSettings(**given, hotwords=tuple(hotwords))

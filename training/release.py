@@ -49,6 +49,8 @@ def trained_model(source: Path) -> Checkpoint:
     """The best model of a run's folder, else its newest averaged weights; or a checkpoint file as it is."""
     if source.is_file():
         return checkpoint.load(source)
+    if not source.is_dir():
+        raise TrainingError(f"There is no {source}: expected a run's folder or a checkpoint file.")
     folder = RunFolder(source)
     if folder.best.exists():
         return checkpoint.load(folder.best)

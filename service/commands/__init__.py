@@ -65,3 +65,11 @@ def main(line: Sequence[str] | None = None) -> int:
     except known_errors() as error:
         print(f"silica: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.filename is None:  # no file or folder of the user's: a fault of ours, to be seen whole
+            raise
+        print(
+            f"silica: {error.filename}: {error.strerror}. Check that name, and that you may read or write there.",
+            file=sys.stderr,
+        )
+        return 2

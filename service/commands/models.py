@@ -121,7 +121,7 @@ def _pull(arguments: argparse.Namespace) -> Answer:
             for one in publishers.PUBLICATIONS.values()
         ]
         return {"known": table}, [
-            f"{one['name']:<20}{one['title']}\n{'':<20}{one['address']}" for one in table
+            f"{one['name']:<22}{one['title']}\n{'':<22}{one['address']}" for one in table
         ]
     if arguments.address:
         wanted = publishers.Publication(

@@ -1,0 +1,68 @@
+"""What the person at the keyboard did wrong is said in one sentence, whichever verb it was said to."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from service.commands import main
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    """A second of noise."""
+    path = tmp_path / "clip.wav"
+    soundfile.write(path, np.random.default_rng(1).normal(0, 0.1, 16_000), 16_000)
+    return path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("transcribe", "{clip}", "--model", "tiny", "--decoder", "greedy", "--out", "{nowhere}"),
+        ("models", "export", "tiny", "{nowhere}"),
+        ("lm", "adapt", "{text}", "--out", "{nowhere}"),
+        ("prepare", "{folder}", "--out", "{nowhere}"),
+        ("release", "{nowhere}", "--out", "{nowhere}", "--clips", "{clip}"),
+        ("transcribe", "{clip}", "--model", "tiny", "--hotword", "日本"),
+    ],
+    ids=" ".join,
+)
+def test_it_is_one_sentence(
+    line: tuple[str, ...],
+    clip: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SILICA_HOME", str(tmp_path / "home"))
+    text = tmp_path / "text.txt"
+    text.write_text("one two three\n")
+    places = {"clip": clip, "text": text, "folder": tmp_path, "nowhere": text / "out"}
+    before = sorted(tmp_path.iterdir())
+    assert main([part.format(**places) for part in line]) in (1, 2)
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1].startswith("silica: ")
+    assert said.out == ""
+    assert [path for path in sorted(tmp_path.iterdir()) if path.name != "home"] == before
+
+
+def test_a_fault_of_ours_is_not_taken_for_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> int:
+        raise OSError("a socket of ours")
+
+    monkeypatch.setattr("service.commands.models.run", broken)
+    with pytest.raises(OSError, match="of ours"):
+        main(["models", "list"])
+
+
+def test_what_is_written_others_may_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SILICA_HOME", str(tmp_path / "home"))
+    ordinary = tmp_path / "ordinary"
+    ordinary.touch()
+    exported = tmp_path / "tiny.safetensors"
+    assert main(["models", "export", "tiny", str(exported)]) == 0
+    assert exported.stat().st_mode == ordinary.stat().st_mode
