@@ -73,10 +73,12 @@ class Metrics:
         )
         self.decode_s = self._histogram("decode_seconds", "Word search over one window's outputs.", WORK_S)
         self.emit_s = self._histogram("emit_seconds", "From hypothesis to events handed to the face.", WORK_S)
-        self.hop_s = self._gauge("hop_seconds", "Hop in force.")
-        self.load = self._gauge("load_ratio", "Work asked for as a share of what was measured possible.")
+        self.hop_s = self._gauge("hop_seconds", "Hop in force.", ("model",))
+        self.load = self._gauge(
+            "load_ratio", "Work asked for as a share of what was measured possible.", ("model",)
+        )
         self.capacity_streams = self._gauge(
-            "capacity_streams", "Streams this machine carries, as estimated now."
+            "capacity_streams", "Streams this machine carries with this model, as estimated now.", ("model",)
         )
         self.worker_restarts = self._counter("worker_restarts", "Workers replaced, by kind.", ("kind",))
         self.windows_poisoned = self._counter("windows_poisoned", "Windows whose outputs were not numbers.")

@@ -107,6 +107,7 @@ class Recogniser:
         self._hops: dict[float, int] = {}
         self._streams: dict[str, Stream] = {}
         self._parked: dict[str, tuple[Stream, float]] = {}
+        self._parked_counted = 0
         self._held_hop_s: float | None = None
         self._live_channels = 0
         self._batch_streams = 0
@@ -145,6 +146,8 @@ class Recogniser:
             await self._wait_empty(FINISH_S)
             for stream in list(self._streams.values()):
                 stream.cancel("drained")
+            self._parked.clear()
+            self._count_parked()
             await self.decoders.stop()
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -188,7 +191,7 @@ class Recogniser:
             oldest = next(iter(self._parked))
             self._parked.pop(oldest)[0].cancel("lost")
         self._parked[stream.id] = (stream, self.now_s() + self.options.resume_s)
-        self.metrics.sessions_parked.set(len(self._parked))
+        self._count_parked()
         stream.park()
 
     def resume(self, stream_id: str, owner: str = "", after: int = 0) -> Stream:
@@ -204,7 +207,7 @@ class Recogniser:
                 "Open a new stream and send the sound again from where your last final ended.",
             )
         del self._parked[stream_id]
-        self.metrics.sessions_parked.set(len(self._parked))
+        self._count_parked()
         self.metrics.sessions_resumed.inc()
         stream.unpark()
         return stream
@@ -346,12 +349,20 @@ class Recogniser:
         self.metrics.sessions_open.inc(change)
         self._choose_hop()
 
+    def _count_parked(self) -> None:
+        """By its change, since several recognisers share the gauge."""
+        self.metrics.sessions_parked.inc(len(self._parked) - self._parked_counted)
+        self._parked_counted = len(self._parked)
+
     def _choose_hop(self) -> None:
         hop_s = self._held_hop_s or self._capacity.choose_hop(self._live_channels)
         self._capacity.hop_s = hop_s
-        self.metrics.hop_s.set(hop_s)
-        self.metrics.load.set(self._capacity.load(self._live_channels, hop_s))
-        self.metrics.capacity_streams.set(self._streams_most())
+        if self._draining:
+            return  # the one that follows under this name speaks for it now
+        name = self.model_name
+        self.metrics.hop_s.labels(name).set(hop_s)
+        self.metrics.load.labels(name).set(self._capacity.load(self._live_channels, hop_s))
+        self.metrics.capacity_streams.labels(name).set(self._streams_most())
 
     def _sweep(self) -> None:
         """Twice a second: who is silent for too long, who has not come back, which hop the load allows."""
@@ -368,7 +379,7 @@ class Recogniser:
             if now_s >= until_s:
                 del self._parked[stream_id]
                 stream.cancel("lost")
-        self.metrics.sessions_parked.set(len(self._parked))
+        self._count_parked()
         self._capacity.observe_wait(self.engine.take_live_wait_s())
         self._choose_hop()
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)

@@ -77,4 +77,15 @@ async def test_two_models_by_name_at_once(settings: Settings, talk, speech: byte
         page = server.metrics.expose().decode()
         assert "silica_draining 0.0" in page
         assert page.count("silica_model_info{") == 2
-        assert 'silica_sessions_closed_total{code="finished"} 5.0' in page, page
+        assert 'silica_sessions_closed_total{code="finished"} 5.0' in page
+        for name in ("tiny", second):
+            assert f'silica_capacity_streams{{model="{name}"}} {settings.max_streams}.0' in page
+
+        # Gauges that the models share are added up, whoever spoke last.
+        one, two = server.models.pick("tiny"), server.models.pick(second)
+        kept, back = two.open(), one.open()
+        two.park(kept)
+        one.park(back)
+        one.resume(back.id)
+        assert "silica_sessions_parked 1.0" in server.metrics.expose().decode()
+    assert "silica_sessions_parked 0.0" in server.metrics.expose().decode()
