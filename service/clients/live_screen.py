@@ -44,7 +44,7 @@ async def _send(
     screen: "Screen",
     seconds: float | None,
 ) -> None:
-    """Sound to the server until it ends; a session that has ended meanwhile tells why to the reader."""
+    """Sound to the server until it ends. What is wrong with the sound is raised, once the words before it are told."""
     from service.errors import ServiceError
 
     sent_s = 0.0
@@ -58,7 +58,10 @@ async def _send(
                 break
         await client.finish()
     except ServiceError:
-        return
+        if client.state == "closed":
+            return  # the session has ended; whoever reads its messages is told why
+        await client.finish()  # the sound has: without this the reader would wait for ever
+        raise
 
 
 def meter(level_db: float, peak: float) -> str:

@@ -30,6 +30,7 @@ WIDTHS = {"linear16": 2, "linear32": 4, "mulaw": 1, "alaw": 1}
 FATAL_STATUS = (400, 401, 403, 404, 426)
 FATAL_CLOSES = (1007, 1008, 1009, 4000)
 KEEP_ALIVE_S = 3.0
+FIRST_GIVE_UP_S = 5.0
 MOST_RESTARTS = 5
 """New sessions in a row of which none decided a word."""
 MOST_UNACKNOWLEDGED_S = 60.0
@@ -156,6 +157,7 @@ class StreamClient:
         wait_s, lost_s = self._first_wait_s, loop.time()
         try:
             while True:
+                nobody = False
                 try:
                     done, talked = await self._connected()
                     if done:
@@ -166,11 +168,17 @@ class StreamClient:
                 except InvalidStatus as error:
                     retry_s = self._refused(error)
                 except (OSError, TimeoutError, InvalidHandshake, EOFError):
-                    retry_s = 0.0
-                if loop.time() - lost_s > self._give_up_s:
-                    raise ServiceError(
-                        "network", f"No server at {self.server} for {self._give_up_s:g} s.", "Is it running?"
+                    retry_s, nobody = 0.0, True
+                # A server that never was there is a wrong address more often than one that comes in a minute.
+                patience_s = (
+                    min(self._give_up_s, FIRST_GIVE_UP_S) if nobody and self._new else self._give_up_s
+                )
+                if loop.time() - lost_s > patience_s:
+                    trouble = "No server at" if nobody else "No stream could be opened at"
+                    advice = (
+                        "Is it running?" if nobody else "It may be full, or not ready yet: try again later."
                     )
+                    raise ServiceError("network", f"{trouble} {self.server} for {patience_s:g} s.", advice)
                 self._set("reconnecting")
                 self.reconnections += 1
                 # Half the wait is chance, so that a thousand clients of one server do not come back at once.
@@ -183,6 +191,11 @@ class StreamClient:
             self._inbox.put_nowait(None)
             async with self._changed:
                 self._changed.notify_all()
+
+    @property
+    def _new(self) -> bool:
+        """Whether no connection has been made yet."""
+        return self.session is None and not self._restarts
 
     def _refused(self, error: InvalidStatus) -> float:
         """A handshake was answered with an HTTP status: how long to wait, or the end."""

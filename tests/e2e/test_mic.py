@@ -58,10 +58,22 @@ def test_every_output_holds_every_word(served: Served, recording: Path, tmp_path
     assert text.startswith(begins[form])
 
 
-def test_no_server_and_a_refused_key_are_told_in_a_line(served: Served, recording: Path) -> None:
-    bad = mic(served, "--from", str(recording), "--hotword", "word:99")
+@pytest.mark.parametrize(
+    ("file", "options", "told"),
+    [
+        ("talk.wav", ["--hotword", "word:99"], "weight"),
+        ("talk.wav", ["--server", "ws://127.0.0.1:9"], "No server at"),
+        ("absent.wav", [], "does not exist"),
+        ("no-sound.wav", [], "not readable as sound"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(
+    served: Served, recording: Path, file: str, options: list[str], told: str
+) -> None:
+    recording.with_name("no-sound.wav").write_text("words, not sound")
+    bad = mic(served, "--from", str(recording.with_name(file)), *options)
     assert bad.returncode == 2
-    assert bad.stderr.startswith("silica: ") and "weight" in bad.stderr and "Traceback" not in bad.stderr
+    assert bad.stderr.startswith("silica: ") and told in bad.stderr and "Traceback" not in bad.stderr
 
 
 def test_without_a_sound_card_it_says_so(served: Served) -> None:
