@@ -65,8 +65,7 @@ function addSession(title, { cancellable = false, cancel = () => {} } = {}) {
       say,
       cancel,
       remove() {
-        view.node.remove();
-        byId("welcome").hidden = byId("sessions").childElementCount > 0;
+        removeSession(view);
         byId("speak").focus();
       },
     },
@@ -74,6 +73,11 @@ function addSession(title, { cancellable = false, cancel = () => {} } = {}) {
   byId("sessions").append(view.node);
   view.show(EMPTY);
   return view;
+}
+
+function removeSession(view) {
+  view.node.remove();
+  byId("welcome").hidden = byId("sessions").childElementCount > 0;
 }
 
 // Follows the newest words, unless the reader has scrolled up.
@@ -99,6 +103,7 @@ async function start() {
   setState("connecting");
   const now = new Date().toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
   let view = null;
+  let served = false; // whether the server ever listened; without that there is nothing to show
   waveform.reset(true);
   const mine = new Recording({
     base: location.href,
@@ -107,7 +112,10 @@ async function start() {
     raw: !settings.processing,
     options: { model: settings.model, hotwords: hotwordsOf(settings.hotwords) },
     on: {
-      state: (state, words) => setState(state, words),
+      state: (state, words) => {
+        served ||= state === "listening";
+        setState(state, words);
+      },
       started: () => {
         view = addSession(`Microphone, ${now}`);
         follow(() => {});
@@ -127,6 +135,7 @@ async function start() {
       failure: tell,
       done: () => {
         view?.ended();
+        if (view && !served) removeSession(view);
         waveform.rest();
         byId("halo").style.transform = "";
         recording = null;

@@ -19,18 +19,21 @@ class Socket {
   message(document) { this.onmessage({ data: JSON.stringify(document) }); }
 }
 
-function scripted({ answers = {}, keptBytes } = {}) {
+function scripted({ answers = {}, keptBytes, options } = {}) {
   const sockets = [];
-  const told = { states: [], messages: [], ends: [] };
+  const told = { states: [], messages: [], anew: [], ends: [] };
   const session = new LiveSession({
-    base: "http://host:1/", retryMs: [0, 0], ...(keptBytes ? { keptBytes } : {}),
+    base: "http://host:1/", retryMs: [0, 0], options, ...(keptBytes ? { keptBytes } : {}),
     open: (...args) => { sockets.push(new Socket(...args)); return sockets.at(-1); },
     ask: async (address) => {
       const status = answers[address.pathname];
       if (!status) throw new TypeError("no route");
       return { status, ok: status < 400, text: async () => "" };
     },
-    on: { state: (s) => told.states.push(s), message: (m) => told.messages.push(m), done: (f) => told.ends.push(f) },
+    on: {
+      state: (s) => told.states.push(s), message: (m) => told.messages.push(m),
+      begunAnew: (taken) => told.anew.push(taken), done: (f) => told.ends.push(f),
+    },
   });
   session.start();
   return { session, sockets, told };
@@ -83,15 +86,86 @@ test("a CloseStream that the server already has is not sent again", async () => 
   }
 });
 
-test("a break longer than what is kept is told, not papered over", async () => {
+test("a break longer than what is kept: a new session goes on, and how much is missing is told", async () => {
   const { session, sockets, told } = scripted({ keptBytes: 4 });
   sockets[0].started();
   for (let i = 0; i < 9; i += 1) session.send(Uint8Array.of(i));
   sockets[0].onclose({ code: 1006, reason: "" });
   await turn();
   sockets[1].started({ resumed: true, received_bytes: 2 });
-  assert.equal(told.ends[0].code, "resume-lost");
-  assert.equal(told.ends.length, 1);
+  await turn();
+  assert.equal(sockets[1].closed, 1000);
+  assert.equal(sockets[2].address.searchParams.get("resume"), null);
+  sockets[2].started({ sequence: 1 });
+  assert.deepEqual(sockets[2].sent, [[5], [6], [7], [8]]);
+  assert.deepEqual(told.anew, [{ fromS: 5 / 32000, lostS: 5 / 32000 }]);
+  assert.deepEqual(told.ends, []);
+  session.cancel();
+});
+
+test("sound in a container cannot be begun in the middle: that is told, not papered over", async () => {
+  const { session, sockets, told } = scripted({ keptBytes: 4, options: { sound: { source: "file" } } });
+  sockets[0].started();
+  for (let i = 0; i < 9; i += 1) session.send(Uint8Array.of(i));
+  sockets[0].onclose({ code: 1006, reason: "" });
+  await turn();
+  sockets[1].started({ resumed: true, received_bytes: 2 });
+  assert.deepEqual(told.ends.map((failure) => failure.code), ["resume-lost"]);
+});
+
+const second = (value) => new Uint8Array(32000).fill(value);
+const final = (start, duration, sequence) => ({
+  type: "Results", sequence, is_final: true, start, duration, channel: { alternatives: [{ words: [{ word: "a", start, end: start + duration }] }] },
+});
+
+test("a forgotten session is begun anew: what was not final is heard again, and times go on", async () => {
+  const { session, sockets, told } = scripted({ answers: { "/v1/models": 200, "/readyz": 200 } });
+  sockets[0].started({ sequence: 1 });
+  for (const value of [1, 2, 3]) session.send(second(value));
+  sockets[0].message({ type: "Heartbeat", sequence: 2, received_bytes: 96000 });
+  sockets[0].message(final(0, 1.5, 3));
+  sockets[0].onclose({ code: 1006, reason: "" });
+  await turn();
+  sockets[1].onclose({ code: 1006, reason: "" }); // the handshake was refused
+  await turn();
+  await turn();
+  assert.deepEqual(told.anew, [{ fromS: 1.5, lostS: 0 }]);
+  session.send(second(4));
+  sockets[2].started({ request_id: "s2", sequence: 1 });
+  assert.deepEqual(sockets[2].sent.map((bytes) => [bytes[0], bytes.length]), [[2, 16000], [3, 32000], [4, 32000]]);
+  sockets[2].message(final(0, 1, 2));
+  sockets[2].message({ type: "Heartbeat", sequence: 3, received_bytes: 64000, processed_s: 2 });
+  const [first, later] = told.messages.filter((message) => message.type === "Results");
+  assert.deepEqual([first.start, later.start, later.channel.alternatives[0].words[0].end], [0, 1.5, 2.5]);
+  assert.equal(told.messages.at(-1).processed_s, 3.5);
+  // Lost once more, it resumes the second session.
+  sockets[2].onclose({ code: 1006, reason: "" });
+  await turn();
+  assert.equal(sockets[3].address.searchParams.get("resume"), "s2");
+  sockets[3].started({ request_id: "s2", resumed: true, received_bytes: 80000 });
+  assert.deepEqual(sockets[3].sent.map((bytes) => bytes.length), []);
+  session.finish();
+  assert.deepEqual(sockets[3].sent, ["CloseStream"]);
+  session.cancel();
+});
+
+test("a server that ends every session is not tried for ever, and a restarted one that is full is told", async () => {
+  const dying = scripted();
+  for (let i = 0; i < 6; i += 1) {
+    dying.sockets[i].started({ sequence: 1 });
+    dying.sockets[i].onclose({ code: 1012, reason: "DRAINING" });
+    await turn();
+  }
+  assert.deepEqual(dying.told.ends.map((failure) => failure.code), ["resume-lost"]);
+  const full = scripted({ answers: { "/v1/models": 200, "/readyz": 200 } });
+  full.sockets[0].started({ sequence: 1 });
+  full.sockets[0].onclose({ code: 1012, reason: "DRAINING" });
+  for (let i = 1; i < 4; i += 1) {
+    await turn();
+    full.sockets[i]?.onclose({ code: 1006, reason: "" });
+    await turn();
+  }
+  assert.deepEqual(full.told.ends.map((failure) => failure.code), ["full-again"]);
 });
 
 test("after the last attempt the network is given up, once", async () => {

@@ -1,18 +1,22 @@
 // One session with the server: opens the socket, sends sound, comes back after a lost connection and goes on where
-// it stopped (PROTOCOL.md, "Resume"). Tells its owner through callbacks; draws nothing and knows no microphone.
+// it stopped (PROTOCOL.md, "Resume"). When the server has forgotten the session, a new one takes over by itself with all
+// sound that is not final yet; times go on. Tells its owner through callbacks; draws nothing and knows no microphone.
 
 import { Failure, failureFromClose, failureFromCode } from "./failures.js";
-import { LIVE_SOUND, BYTES_PER_SECOND, listenAddress, parsed } from "./protocol.js";
+import { LIVE_SOUND, BYTES_PER_SECOND, listenAddress, parsed, secondsOf } from "./protocol.js";
 import { Replay } from "./replay.js";
+import { shifted } from "./transcript.js";
 
 const OPEN = 1; // WebSocket.OPEN
-const KEPT_BYTES = BYTES_PER_SECOND * 60; // unconfirmed sound kept; a longer break cannot be bridged
+const KEPT_BYTES = BYTES_PER_SECOND * 120; // sound kept that is not final yet; a longer break cannot be bridged
 const KEEP_ALIVE_MS = 4000;
 const FINISH_MS = 30000; // silence from the server for so long after CloseStream ends the wait
-const RETRY_MS = [0, 500, 1000, 2000, 4000, 8000, 8000]; // waits before each attempt to come back
+const RETRY_MS = [0, 500, 1000, 2000, 4000, ...Array(10).fill(8000)]; // waits before each attempt to come back
+const MOST_ANEW = 5; // sessions in a row that decided nothing; something in the sound may be what ends them
 
 export class LiveSession {
-  // options: model, hotwords, sound (see listenAddress). on: {state(name), message(m), drained(), done(failure|null)}.
+  // options: model, hotwords, sound (see listenAddress).
+  // on: {state(name), message(m), begunAnew({fromS, lostS}), done(failure|null)}.
   // `open` and `ask` are the socket and the fetch; tests put theirs in.
   constructor({ base, key = "", options = {}, on, keptBytes = KEPT_BYTES, retryMs = RETRY_MS,
     open = (address, protocols) => new WebSocket(address, protocols), ask = (address, init) => fetch(address, init) }) {
@@ -21,6 +25,12 @@ export class LiveSession {
     this.replay = new Replay(keptBytes);
     this.id = null; // the server's name for this session; with it a lost one is taken up again
     this.sequence = 0; // the last numbered message that was seen
+    // Raw sound can be begun in the middle by a new session; a container cannot.
+    this.canBeginAnew = this.options.sound.encoding === LIVE_SOUND.encoding;
+    this.sessionByte = 0; // where the present session began, in all the sound
+    this.decidedByte = 0; // everything before it is final
+    this.receivedByte = 0; // everything before it has arrived
+    this.anew = 0;
     this.attempt = 0;
     this.state = "new";
     this.finishing = false;
@@ -82,6 +92,7 @@ export class LiveSession {
       }
       const failure = failed ?? failureFromClose(code, reason);
       if (failure?.code === "network") this.comeBack();
+      else if (failure?.code === "draining" && this.id && this.canBeginAnew) this.beginAnew();
       else this.end(failure);
     };
   }
@@ -91,10 +102,29 @@ export class LiveSession {
       if (message.sequence <= this.sequence) return; // told again after a resume
       this.sequence = message.sequence;
     }
+    const socket = this.socket;
     if (message.type === "Started") this.welcome(message);
-    else if (message.type === "Heartbeat") this.replay.confirm(message.received_bytes);
+    else if (message.type === "Heartbeat") this.arrived(message.received_bytes);
+    else if (message.type === "Results" && message.is_final) this.decided(message.start + message.duration);
     if (this.finishing) this.waitForTheEnd();
-    if (this.state !== "closed") this.on.message(message);
+    if (this.state !== "closed" && this.socket === socket) this.on.message(shifted(message, secondsOf(this.sessionByte)));
+  }
+
+  // What has arrived may be let go of; where a new session may have to hear it again, only what is final too.
+  arrived(bytes) {
+    this.receivedByte = Math.max(this.receivedByte, this.sessionByte + bytes);
+    this.forget();
+  }
+
+  decided(endS) {
+    this.anew = 0;
+    const samples = Math.round((endS * BYTES_PER_SECOND) / 2);
+    this.decidedByte = Math.min(this.replay.endByte, Math.max(this.decidedByte, this.sessionByte + samples * 2));
+    this.forget();
+  }
+
+  forget() {
+    this.replay.confirm(this.canBeginAnew ? Math.min(this.receivedByte, this.decidedByte) : this.receivedByte);
   }
 
   // The first message of every connection says how much the server has.
@@ -102,9 +132,10 @@ export class LiveSession {
     this.id = message.request_id;
     this.attempt = 0;
     this.messageBytes = Math.min(this.messageBytes, message.max_message_bytes ?? this.messageBytes);
-    const { blocks, missing } = this.replay.from(message.received_bytes ?? 0);
+    const { blocks, missing } = this.replay.from(this.sessionByte + (message.received_bytes ?? 0));
     if (missing) {
-      this.end(new Failure("resume-lost"));
+      if (this.canBeginAnew) this.beginAnew();
+      else this.end(new Failure("resume-lost"));
       return;
     }
     this.set("listening");
@@ -117,8 +148,9 @@ export class LiveSession {
     const failure = await this.reason();
     if (this.state === "closed") return;
     const passing = failure.code === "unreachable" || failure.code === "draining";
-    if (this.id && passing) this.comeBack();
-    else if (this.id && failure.code === "capacity") this.end(new Failure("resume-lost"));
+    if (this.id && failure.code === "capacity") this.beginAnew(); // it is there and does not know us any more
+    else if (passing && this.begun) this.comeBack();
+    else if (failure.code === "capacity" && this.begun) this.comeBack(new Failure("full-again"));
     else this.end(failure);
   }
 
@@ -137,15 +169,40 @@ export class LiveSession {
 
   // --- ends and returns ---
 
-  comeBack() {
-    if (!this.id || this.attempt >= this.retryMs.length) {
-      this.end(new Failure(this.id ? "network" : "unreachable"));
+  // Whether there ever was a session; without one there is nothing to come back to.
+  get begun() {
+    return this.id !== null || this.anew > 0;
+  }
+
+  comeBack(otherwise = new Failure(this.begun ? "network" : "unreachable")) {
+    if (!this.begun || this.attempt >= this.retryMs.length) {
+      this.end(otherwise);
       return;
     }
     this.set("reconnecting");
     clearTimeout(this.retry);
     this.retry = setTimeout(() => this.connect(), this.retryMs[this.attempt]);
     this.attempt += 1;
+  }
+
+  // The session is gone: a new one hears again what was not final, as far as it is still here.
+  beginAnew() {
+    if (!this.canBeginAnew || this.anew >= MOST_ANEW) {
+      this.end(new Failure("resume-lost"));
+      return;
+    }
+    this.anew += 1;
+    const old = this.socket;
+    this.socket = null;
+    old?.close(1000);
+    const lostBytes = Math.max(0, this.replay.firstByte - this.decidedByte);
+    this.sessionByte = this.decidedByte + lostBytes;
+    this.decidedByte = this.receivedByte = this.sessionByte;
+    this.id = null;
+    this.sequence = 0;
+    this.attempt = 0;
+    this.on.begunAnew?.({ fromS: secondsOf(this.sessionByte), lostS: secondsOf(lostBytes) });
+    this.comeBack();
   }
 
   set(state) {

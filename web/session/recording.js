@@ -5,7 +5,7 @@ import { openMicrophone } from "../sound/capture.js";
 import { Failure } from "./failures.js";
 import { LiveSession } from "./listen.js";
 import { BYTES_PER_SECOND, secondsOf } from "./protocol.js";
-import { EMPTY, settled, withResults } from "./transcript.js";
+import { EMPTY, settled, takenOver, withResults } from "./transcript.js";
 
 const LATENCIES_KEPT = 20;
 const QUIET_BLOCKS = 75; // three seconds of 40 ms blocks
@@ -56,6 +56,7 @@ export class Recording {
       on: {
         state: (state, words) => { if (!this.stopping) this.on.state(state, words); },
         message: (message) => this.message(message),
+        begunAnew: (taken) => this.begunAnew(taken),
         done: (failure) => this.done(failure),
       },
     });
@@ -94,6 +95,13 @@ export class Recording {
       this.lagS = message.lag_s ?? this.lagS;
     }
     this.facts();
+  }
+
+  begunAnew({ fromS, lostS }) {
+    this.transcript = takenOver(this.transcript, { fromS, lostS });
+    this.on.transcript(this.transcript);
+    this.on.failure(lostS ? new Failure("begun-with-gap", `${lostS.toFixed(1)} s of sound, until ${fromS.toFixed(1)} s`)
+      : new Failure("begun-anew"));
   }
 
   // The time from the end of a word to the moment it is first read here.

@@ -47,12 +47,26 @@ export function wordsOf(transcript) {
   return transcript.lines.flatMap((line) => line.words);
 }
 
-// A second session in the same page goes on in time where the first one ended.
+// A new session took over and hears everything from `fromS` on (again). Where sound before that was lost, the words
+// that were open in it stay as they stood; otherwise they stay open until the new session has heard them again.
+export function takenOver(transcript, { fromS, lostS }) {
+  const { partial } = transcript;
+  if (!lostS || !partial) return transcript;
+  const words = partial.words.filter((word) => word.startS < fromS);
+  return settled({ ...transcript, partial: words.length ? { ...partial, words } : null });
+}
+
+// A later session of the same recording: its times counted from the recording's first sound.
 export function shifted(message, byS) {
   if (!byS) return message;
-  const alternatives = (message.channel?.alternatives ?? []).map((alternative) => ({
+  const moved = { ...message };
+  for (const name of ["start", "timestamp", "last_word_end", "received_s", "processed_s"]) {
+    if (typeof message[name] === "number") moved[name] = message[name] + byS;
+  }
+  if (!message.channel?.alternatives) return moved;
+  const alternatives = message.channel.alternatives.map((alternative) => ({
     ...alternative,
     words: (alternative.words ?? []).map((word) => ({ ...word, start: word.start + byS, end: word.end + byS })),
   }));
-  return { ...message, start: message.start + byS, channel: { ...message.channel, alternatives } };
+  return { ...moved, channel: { ...message.channel, alternatives } };
 }

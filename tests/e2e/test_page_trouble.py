@@ -1,0 +1,107 @@
+"""What the page says when something is missing: a session, a place on the server, the permission, a microphone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.e2e.house import Served, serve, speech, stop, write_wav
+from tests.laws.babbler import make_babbler
+
+pytestmark = pytest.mark.browser
+LONG_MS = 30_000
+KEEP_SOCKETS = """
+window.sockets = [];
+window.WebSocket = class extends WebSocket { constructor(...all) { super(...all); sockets.push(this); } };
+"""
+# The page sees the connection go, and then the server does: it is none of the closes that end a session.
+CUT = """() => {
+  const socket = sockets.at(-1);
+  socket.dispatchEvent(new CloseEvent("close", { code: 1006 }));
+  socket.close(4998);
+}"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with one place, that forgets who goes away."""
+    home = tmp_path_factory.mktemp("home")
+    running = serve(home, "--max-streams", "1", "--resume-s", "0", model=str(make_babbler(home)))
+    yield running
+    stop(running)
+
+
+@pytest.fixture(scope="module")
+def talking(browse: Callable[..., Browser], tmp_path_factory: pytest.TempPathFactory) -> Browser:
+    sound = np.concatenate([np.zeros(12_000, np.float32), *[speech("all-circuits-busy-now")] * 40])
+    return browse(write_wav(tmp_path_factory.mktemp("sound") / "talk.wav", sound, 48000))
+
+
+def opened(browser: Browser, served: Served) -> Page:
+    context = browser.new_context(viewport={"width": 1000, "height": 760})
+    context.add_init_script(KEEP_SOCKETS)
+    page = context.new_page()
+    page.goto(served.address)
+    return page
+
+
+def test_a_forgotten_session_is_begun_anew_and_a_full_server_says_so(
+    talking: Browser, small: Served, tmp_path: Path
+) -> None:
+    page = opened(talking, small)
+    page.click("#speak")
+    expect(page.locator("#elapsed")).to_have_text(re.compile("0:0[3-9]"), timeout=LONG_MS)
+    expect(page.locator(".word").first).to_be_attached(timeout=LONG_MS)
+
+    other = opened(talking, small)
+    other.click("#speak")
+    expect(other.get_by_role("alert")).to_contain_text("The server is full right now", timeout=LONG_MS)
+    expect(other.locator("body[data-state=idle]")).to_be_attached(timeout=LONG_MS)
+    expect(other.locator(".session")).to_have_count(0)
+    other.screenshot(path=tmp_path / "full.png")
+    other.context.close()
+
+    before = page.locator(".session .word").all_text_contents()
+    page.evaluate(CUT)
+    expect(page.get_by_role("alert")).to_contain_text("A new one goes on by itself", timeout=LONG_MS)
+    expect(page.locator("body[data-state=listening]")).to_be_attached(timeout=LONG_MS)
+    words = page.locator(".session .word")
+    expect(words.nth(len(before) + 1)).to_be_attached(timeout=LONG_MS)
+    page.screenshot(path=tmp_path / "anew.png")
+    page.click("#speak")
+    expect(page.locator("body[data-state=idle]")).to_be_attached(timeout=LONG_MS)
+    after = words.all_text_contents()
+    assert after[: len(before)] == before and len(after) > len(before)
+    told = [words.nth(index).get_attribute("data-about") or "" for index in range(len(after))]
+    starts = [float(re.findall(r"([\d.]+) – ", one)[0]) for one in told]
+    assert starts == sorted(starts) and starts[-1] > 3
+    page.context.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said", "advice"),
+    [
+        (("--use-fake-device-for-media-stream",), "switched off for this page", "Allow it"),
+        ((), "No microphone was found", "Plug one in"),
+    ],
+)
+def test_no_permission_and_no_microphone_are_said_in_words(
+    browse: Callable[..., Browser],
+    small: Served,
+    tmp_path: Path,
+    flags: tuple[str, ...],
+    said: str,
+    advice: str,
+) -> None:
+    page = opened(browse(None, *flags), small)
+    page.click("#speak")
+    expect(page.get_by_role("alert")).to_contain_text(said, timeout=LONG_MS)
+    expect(page.get_by_role("alert")).to_contain_text(advice)
+    expect(page.get_by_role("button", name="Speak")).to_have_attribute("aria-pressed", "false")
+    page.screenshot(path=tmp_path / "refused.png")
+    page.context.close()
