@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 from acoustic.export import Graph
 from acoustic.network.parts import Unit
@@ -109,6 +110,8 @@ class CarriedGraph(Graph):
     def finish(self, scores: str) -> str:
         """[1, outputs of a step x classes, rows, steps] to [rows, 1, steps, ...], and the state tied up."""
         self._tie_up()
+        if self._loose:
+            scores = self._shortened(scores, self._rate)
         return self.node("Transpose", scores, perm=[2, 0, 3, 1])
 
     def ports(self) -> tuple[list[Any], list[Any]]:
@@ -142,7 +145,9 @@ class CarriedGraph(Graph):
         sizes = [channels * sum(p.steps for p in pieces) for channels, pieces in self.pieces.items()]
         groups = [f"state_{channels}" for channels in self.pieces]
         before.append(
-            helper.make_node("Split", ["state", self.constant(np.array(sizes))], groups, name="split_state", axis=1)
+            helper.make_node(
+                "Split", ["state", self.constant(np.array(sizes))], groups, name="split_state", axis=1
+            )
         )
         followings = []
         for (channels, pieces), group in zip(self.pieces.items(), groups, strict=True):
@@ -180,16 +185,15 @@ class CarriedGraph(Graph):
         return self._frames[key]
 
     def _zero_of(self, name: str) -> int:
-        from onnx import numpy_helper
-
         constant = next(each for each in self.constants if each.name == name)
         return int(numpy_helper.to_array(constant))
 
 
-def empty_state(table: str, rounded: bool) -> "np.ndarray[Any, Any]":
+def empty_state(table: str, rounded: bool) -> NDArray[Any]:
     """The state before a stream's first window: the zeros that a whole recording is padded with."""
-    parts = []
+    parts: list[NDArray[Any]] = []
     for channels, pieces in json.loads(table):
         row = np.repeat([zero for _, zero in pieces], [steps for steps, _ in pieces])
         parts.append(np.tile(row, channels))
-    return np.concatenate(parts).astype(np.uint8 if rounded else np.float32)
+    empty: NDArray[Any] = np.concatenate(parts).astype(np.uint8 if rounded else np.float32)
+    return empty
