@@ -34,33 +34,41 @@ LARGEST_WEIGHT = 63
 which saturate above 2 x 255 x 64. So the file gives the same words on every machine."""
 
 
-def export_onnx(checkpoint: Checkpoint, path: str | Path, ranges: Ranges | None = None) -> Path:
+def export_onnx(
+    checkpoint: Checkpoint, path: str | Path, ranges: Ranges | None = None, *, carried: bool = False
+) -> Path:
     """Write the model as one ONNX file, INT8 when ranges are given. It appears whole or not at all."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.part")
     try:
-        partial.write_bytes(onnx_bytes(checkpoint, ranges))
+        partial.write_bytes(onnx_bytes(checkpoint, ranges, carried=carried))
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
     return target
 
 
-def onnx_bytes(checkpoint: Checkpoint, ranges: Ranges | None = None) -> bytes:
-    """The ONNX file's content."""
-    return cast(bytes, build_graph(checkpoint, ranges).model.SerializeToString())
+def onnx_bytes(checkpoint: Checkpoint, ranges: Ranges | None = None, *, carried: bool = False) -> bytes:
+    """The ONNX file's content. carried: the graph of a stream with carried state (`acoustic.export_carried`)."""
+    if carried:
+        from acoustic.export_carried import CarriedGraph
+
+        graph = build_graph(checkpoint, ranges, CarriedGraph)
+    else:
+        graph = build_graph(checkpoint, ranges)
+    return cast(bytes, graph.model.SerializeToString())
 
 
 @dataclass
 class Graph:
     """An ONNX graph under construction. `sites` names the tensors whose range INT8 must know."""
 
+    config: ModelConfig
     ranges: Ranges | None
     nodes: list[Any] = field(default_factory=list)
     constants: list[Any] = field(default_factory=list)
     sites: dict[str, str] = field(default_factory=dict)
-    config: ModelConfig | None = None
 
     def node(self, operation: str, *inputs: str, **attributes: Any) -> str:
         """Add a node; the name of its (one) output."""
@@ -82,7 +90,41 @@ class Graph:
             return tensor
         scale, zero = self._step(name)
         steps = (self.constant(np.array(scale, np.float32)), self.constant(np.array(zero, np.uint8)))
-        return self.node("DequantizeLinear", self.node("QuantizeLinear", tensor, *steps), *steps)
+        return self.restored(self.node("QuantizeLinear", tensor, *steps), steps)
+
+    def restored(self, rounded: str, steps: tuple[str, str]) -> str:
+        """8-bit numbers as the numbers they stand for."""
+        return self.node("DequantizeLinear", rounded, *steps)
+
+    # What a graph for streams with carried state does otherwise (`acoustic.export_carried`).
+
+    def begin(self) -> str:
+        """The features as [batch, mels, 1, frames]."""
+        return self.node("Unsqueeze", "features", self.constant(np.array([2])))
+
+    def reached(self, x: str, unit: Unit) -> tuple[str, int]:
+        """The input of a convolution, and how many zeros belong to its left."""
+        return x, unit.left
+
+    def cut(self, x: str, rate: int) -> str:
+        """An earlier tensor, no longer than what the newest ones still need of it."""
+        return x
+
+    def rows(self) -> str:
+        """The third dimension of every tensor, as a constant for shapes."""
+        return self.constant(np.array([1]))
+
+    def finish(self, scores: str) -> str:
+        """[batch, outputs of a step x classes, 1, steps] to [batch, 1, steps, outputs of a step x classes]."""
+        return self.node("Transpose", scores, perm=[0, 2, 3, 1])
+
+    def ports(self) -> tuple[list[Any], list[Any]]:
+        """Inputs and outputs of the whole graph."""
+        mels, classes = self.config.features.mels, self.config.classes
+        return (
+            [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", mels, "frames"])],
+            [helper.make_tensor_value_info("log_probs", TensorProto.FLOAT, ["batch", "outputs", classes])],
+        )
 
     def convolution(self, x: str, x_site: str, weight: Tensor, bias: Tensor | None, **attributes: Any) -> str:
         """A convolution over time, in [batch, channels, 1, time]: the fast kernels are the 2-D ones."""
@@ -123,15 +165,8 @@ class Graph:
     @property
     def model(self) -> Any:
         """The finished, checked model."""
-        assert self.config is not None
-        mels, classes = self.config.features.mels, self.config.classes
-        graph = helper.make_graph(
-            self.nodes,
-            "silica",
-            [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", mels, "frames"])],
-            [helper.make_tensor_value_info("log_probs", TensorProto.FLOAT, ["batch", "outputs", classes])],
-            self.constants,
-        )
+        inputs, outputs = self.ports()
+        graph = helper.make_graph(self.nodes, "silica", inputs, outputs, self.constants)
         model = helper.make_model(
             graph, producer_name="silica", opset_imports=[helper.make_opsetid("", OPSET)]
         )
@@ -141,13 +176,11 @@ class Graph:
 
 
 @torch.no_grad()
-def build_graph(checkpoint: Checkpoint, ranges: Ranges | None = None) -> Graph:
+def build_graph(checkpoint: Checkpoint, ranges: Ranges | None = None, kind: type[Graph] = Graph) -> Graph:
     """The whole network as a graph."""
     network = fold(checkpoint).network()
-    config = network.config
-    graph = Graph(ranges, config=config)
-    x = graph.node("Unsqueeze", "features", graph.constant(np.array([2])))
-    panes = [(graph.site("features", x), "features")]
+    graph = kind(network.config, ranges)
+    panes = [(graph.site("features", graph.begin()), "features")]
     for index, block in enumerate(network.blocks):
         assert isinstance(block, Block)
         name = f"blocks.{index}"
@@ -160,8 +193,11 @@ def build_graph(checkpoint: Checkpoint, ranges: Ranges | None = None) -> Graph:
 def _block(graph: Graph, block: Block, name: str, panes: Sequence[tuple[str, str]], *, last: bool) -> str:
     """The block's output; its site is the block's name."""
     x, site = panes[-1]
+    first = cast(Unit, block.units[0])
+    rates = [first.rate // step for step in block.steps]
     if block.joins and len(panes) > 1:
-        pieces = [_every(graph, pane, step) for (pane, _), step in zip(panes, block.steps, strict=True)]
+        cut = [graph.cut(pane, rate) for (pane, _), rate in zip(panes, rates, strict=True)]
+        pieces = [_every(graph, pane, step) for pane, step in zip(cut, block.steps, strict=True)]
         site = f"{name}.joined"
         x = graph.site(site, graph.node("Concat", *pieces, axis=1))
     block_input, input_site = x, site
@@ -172,15 +208,16 @@ def _block(graph: Graph, block: Block, name: str, panes: Sequence[tuple[str, str
         if index < len(block.units) - 1:
             site = f"{unit_name}.out"
             x = graph.site(site, _activated(graph, x, block.activation, rounded=graph.ranges is not None))
-    terms = [block_input] if block.identity else []
+    if block.identity or len(block.bypasses):
+        x = graph.site(f"{name}.main", x)
+    terms = [graph.cut(block_input, first.rate)] if block.identity else []
     for index, bypass in enumerate(block.bypasses):
         assert isinstance(bypass, Normed)
         source, source_site = panes[index] if block.dense else (block_input, input_site)
+        source = graph.cut(source, rates[index] if block.dense else first.rate)
         weight, offset = _weights(bypass)
         term = graph.convolution(_every(graph, source, cast(int, bypass.stride)), source_site, weight, offset)
         terms.append(graph.site(f"{name}.bypasses.{index}", _normed(graph, bypass, term)))
-    if terms:
-        x = graph.site(f"{name}.main", x)
     for index, term in enumerate(terms):
         x = graph.node("Add", x, term)
         if index < len(terms) - 1:
@@ -192,8 +229,9 @@ def _block(graph: Graph, block: Block, name: str, panes: Sequence[tuple[str, str
 
 
 def _unit(graph: Graph, unit: Unit, name: str, x: str, site: str) -> str:
+    x, left = graph.reached(x, unit)
     padding = {
-        "pads": [0, unit.left, 0, unit.right],
+        "pads": [0, left, 0, unit.right],
         "strides": [1, unit.stride],
         "dilations": [1, unit.dilation],
     }
@@ -256,7 +294,8 @@ def _every(graph: Graph, x: str, step: int) -> str:
 def _shuffled(graph: Graph, x: str, groups: int, channels: int) -> str:
     apart = graph.node("Reshape", x, graph.constant(np.array([0, groups, channels // groups, -1])))
     swapped = graph.node("Transpose", apart, perm=[0, 2, 1, 3])
-    return graph.node("Reshape", swapped, graph.constant(np.array([0, channels, 1, -1])))
+    shape = (graph.constant(np.array([0, channels])), graph.rows(), graph.constant(np.array([-1])))
+    return graph.node("Reshape", swapped, graph.node("Concat", *shape, axis=0))
 
 
 def _output(graph: Graph, network: Network, x: str) -> None:
@@ -265,7 +304,6 @@ def _output(graph: Graph, network: Network, x: str) -> None:
     bias = network.output.bias
     assert bias is not None
     x = graph.node("Conv", x, graph.constant(weight), graph.constant(bias), kernel_shape=[1, 1])
-    steps = graph.node("Transpose", x, perm=[0, 2, 3, 1])
-    scores = graph.node("Reshape", steps, graph.constant(np.array([0, -1, config.classes])))
+    scores = graph.node("Reshape", graph.finish(x), graph.constant(np.array([0, -1, config.classes])))
     log_probs = helper.make_node("LogSoftmax", [scores], ["log_probs"], name="log_probs", axis=-1)
     graph.nodes.append(log_probs)

@@ -15,6 +15,7 @@ from acoustic.export import LARGEST_WEIGHT, OPSET, Ranges, export_onnx, onnx_byt
 from acoustic.folding import fold
 
 BUILDER = 1  # raise it when the same checkpoint is built differently
+CARRIED_BUILDER = "carried 1"  # and this one for the graphs with carried state
 KEPT_FILES = 12
 
 
@@ -27,13 +28,13 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "silica"
 
 
-def fingerprint(checkpoint: Checkpoint, ranges: Ranges | None = None) -> str:
-    """A name for exactly these weights in exactly this shape, folded or not."""
+def fingerprint(checkpoint: Checkpoint, ranges: Ranges | None = None, *, carried: bool = False) -> str:
+    """A name for exactly these weights in exactly this shape, folded or not, and the kind of graph."""
     checkpoint = fold(checkpoint)
     digest = hashlib.sha256()
     # The name and the front end are not in the graph: only how many mel bands it takes.
     shape = checkpoint.config.to_dict() | {"name": "", "features": checkpoint.config.features.mels}
-    rules = [BUILDER, OPSET, LARGEST_WEIGHT, shape]
+    rules = [BUILDER, OPSET, LARGEST_WEIGHT, shape] + [CARRIED_BUILDER] * carried
     digest.update(json.dumps([rules, sorted(ranges.items()) if ranges else None]).encode())
     for name in sorted(checkpoint.state):
         digest.update(name.encode())
@@ -41,9 +42,9 @@ def fingerprint(checkpoint: Checkpoint, ranges: Ranges | None = None) -> str:
     return digest.hexdigest()[:32]
 
 
-def onnx_content(checkpoint: Checkpoint, ranges: Ranges | None = None) -> bytes:
+def onnx_content(checkpoint: Checkpoint, ranges: Ranges | None = None, *, carried: bool = False) -> bytes:
     """The model's ONNX file, built unless it was built before (or always, without a place to keep it)."""
-    path = cache_folder() / f"{fingerprint(checkpoint, ranges)}.onnx"
+    path = cache_folder() / f"{fingerprint(checkpoint, ranges, carried=carried)}.onnx"
     try:
         content = path.read_bytes()
         path.touch()
@@ -51,11 +52,11 @@ def onnx_content(checkpoint: Checkpoint, ranges: Ranges | None = None) -> bytes:
     except OSError:
         pass
     try:
-        export_onnx(checkpoint, path, ranges)
+        export_onnx(checkpoint, path, ranges, carried=carried)
         _forget_oldest(path.parent)
         return path.read_bytes()
     except OSError:
-        return onnx_bytes(checkpoint, ranges)
+        return onnx_bytes(checkpoint, ranges, carried=carried)
 
 
 def _forget_oldest(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 A window starts at a step of the network and ends where its look-ahead ends; of its outputs only those of its
 hop are kept, so the hops tile the stream: every output exactly once, whatever the length and the slicing.
+With carried state a window has no left context: the network's state after the window before it stands for it.
 No network and no features here. Positions are absolute: samples, feature frames (10 ms) or outputs (20 ms).
 """
 
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from acoustic.carried import State
 from acoustic.errors import AcousticError
 from acoustic.features import frame_count, sample_span
 from acoustic.normalisation import Memory
@@ -22,6 +24,7 @@ LogProbs = npt.NDArray[np.float32]
 # The longest left context that is taken whole. A model that reaches further gets the context it was measured
 # with (the table in acoustic/README.md): QuartzNet 15x5 reaches 40 s back and needs less than three.
 WHOLE_CONTEXT_S = 4.0
+LONGEST_LOOK_AHEAD_S = 0.8
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class WindowPlan:
     left_frames: int
     hop_frames: int
     look_ahead_frames: int
+    carried: bool = False
+    """Left context is not heard again: the state of every convolution travels from window to window."""
 
     @property
     def frames(self) -> int:
@@ -51,6 +56,8 @@ class Span:
     """The first frame that no earlier window has heard: running normalisation counts from here."""
     last: bool
     """The sound ends here: the front end closes its edge, the network pads as at the end of any recording."""
+    carried: bool = False
+    """What was heard before `first_frame` is in the window's memory; window 0 begins without."""
 
     @property
     def frames(self) -> int:
@@ -69,8 +76,9 @@ class Window:
 
     samples: Samples
     span: Span
-    memory: Memory | None = None
-    """Running normalisation: what the stream has shown before this window. None: nothing, or not needed."""
+    memory: Memory | State | None = None
+    """What the stream has shown before this window, for running normalisation or as the network's carried
+    state. None: nothing, or not needed."""
 
 
 @dataclass(frozen=True)
@@ -80,25 +88,35 @@ class Heard:
     span: Span
     log_probs: LogProbs
     """[kept outputs, classes], natural logarithm; empty when `error` is set."""
-    memory: Memory | None = None
+    memory: Memory | State | None = None
     error: str | None = None
     """Why this one window could not be heard (sound or numbers that are not finite)."""
 
 
-def default_plan(config: ModelConfig) -> WindowPlan:
+def default_plan(config: ModelConfig, *, carried: bool = False) -> WindowPlan:
     """The windows a model is streamed with unless somebody asks for others.
 
     Bounded contexts are taken whole: streaming then hears exactly what a whole recording hears. For the
     symmetric models, trained on whole utterances, the figures are those of the table in acoustic/README.md.
+    carried: the backend can carry state; models for which that is worth it are streamed so.
     """
     bounded_left = config.left_frames <= WHOLE_CONTEXT_S * config.frames_per_second
-    bounded_right = config.look_ahead_frames <= 0.8 * config.frames_per_second
-    return plan_for(
+    bounded_right = config.look_ahead_frames <= LONGEST_LOOK_AHEAD_S * config.frames_per_second
+    plan = plan_for(
         config,
         left_s=config.left_frames / config.frames_per_second if bounded_left else 2.56,
         hop_s=0.64,
         look_ahead_s=config.look_ahead_frames / config.frames_per_second if bounded_right else 0.8,
     )
+    return replace(plan, left_frames=0, carried=True) if carried and carries(config) else plan
+
+
+def carries(config: ModelConfig) -> bool:
+    """Whether a model is streamed with carried state where a backend can: its look-ahead is bounded, no frame
+    depends on how others are normalised, and it reaches further back than a hop."""
+    rate = config.frames_per_second
+    bounded = config.look_ahead_frames <= LONGEST_LOOK_AHEAD_S * rate
+    return bounded and config.features.normalise == "fixed" and config.left_frames > 0.64 * rate
 
 
 def plan_for(config: ModelConfig, left_s: float, hop_s: float, look_ahead_s: float) -> WindowPlan:
@@ -130,9 +148,9 @@ class StreamWindows:
         _check(config, plan)
         self.config = config
         self.plan = plan
-        self.needs_order = config.features.normalise == "running"
+        self.needs_order = config.features.normalise == "running" or plan.carried
         """Window k+1 may run only after Heard k came back: fetch it again with `renewed` then."""
-        self.memory: Memory | None = None
+        self.memory: Memory | State | None = None
         self._index = 0
         self._kept_frames = 0  # feature frames whose outputs earlier windows keep
         self._received = 0
@@ -196,7 +214,7 @@ class StreamWindows:
             self._buffer = larger
 
     def heard(self, heard: Heard) -> None:
-        """Take back what running normalisation has learned from a window."""
+        """Take back what the windows to come need of a window: the memory, or the carried state."""
         if self.needs_order and heard.memory is not None:
             self.memory = heard.memory
 
@@ -215,6 +233,7 @@ class StreamWindows:
             keep_end=(keep + self.plan.hop_frames) // every,
             new_first=keep + self.plan.look_ahead_frames if self._index else 0,
             last=False,
+            carried=self.plan.carried,
         )
 
     def _sound(self, span: Span) -> tuple[int, int]:
@@ -259,6 +278,15 @@ def _check(config: ModelConfig, plan: WindowPlan) -> None:
         )
     if plan.left_frames < 0 or plan.look_ahead_frames < 0:
         raise AcousticError(f"{plan}: contexts cannot be negative.")
+    if not plan.carried:
+        return
+    if plan.left_frames or plan.look_ahead_frames < config.look_ahead_frames:
+        raise AcousticError(
+            f"{plan}: carried state takes the place of all left context and needs the whole look-ahead of "
+            f"{config.look_ahead_frames} frames."
+        )
+    if config.features.normalise != "fixed":
+        raise AcousticError(f"Carried state goes with fixed normalisation, not {config.features.normalise}.")
 
 
 def _round_up(frames: float, step: int) -> int:

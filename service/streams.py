@@ -289,7 +289,7 @@ class Recogniser:
         config, plan, options = self.engine.config, self.engine.plan, self.options
         folder = options.cache_folder or default_cache_folder()
         lanes = len(self.engine.lanes)
-        key = curve_key(self.model_name, config, self.device, self.engine.precision, lanes)
+        key = curve_key(self.model_name, config, plan, self.device, self.engine.precision, lanes)
         curve = load_curve(folder, key)
         if curve is None:
             curve = await self.engine.measure(tuple(self._hops))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from acoustic import config as shapes
+from acoustic.carried import State
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.features import FrontEnd
@@ -97,12 +98,31 @@ def window_features(
     features = front_end.frames(window.samples, span.first_frame, span.end_frame)
     if config.normalise == "fixed":
         return normalise_fixed(config, features), None
-    if window.memory is None and span.index:
-        raise AcousticError(
-            f"Window {span.index} came without its stream's memory: running normalisation needs the windows "
-            "in order (StreamWindows.heard, then StreamWindows.renewed)."
-        )
-    return normalise_running(config, features, window.memory, slice(span.new_first - span.first_frame, None))
+    new_frames = slice(span.new_first - span.first_frame, None)
+    return normalise_running(config, features, running_memory(window), new_frames)
+
+
+def running_memory(window: Window) -> Memory | None:
+    """What running normalisation knows before this window; None only for a stream's first."""
+    if isinstance(window.memory, Memory) or (window.memory is None and not window.span.index):
+        return window.memory
+    raise _out_of_order(window, "running normalisation")
+
+
+def carried_state(window: Window) -> State | None:
+    """The network's state before this window; None for a stream's first, whatever came before it."""
+    if not window.span.index:
+        return None
+    if isinstance(window.memory, State):
+        return window.memory
+    raise _out_of_order(window, "carried state")
+
+
+def _out_of_order(window: Window, what: str) -> AcousticError:
+    return AcousticError(
+        f"Window {window.span.index} came without its stream's memory: {what} needs the windows "
+        "in order (StreamWindows.heard, then StreamWindows.renewed)."
+    )
 
 
 def kept_outputs(config: ModelConfig, window: Window) -> slice:

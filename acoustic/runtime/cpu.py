@@ -1,11 +1,12 @@
 """The CPU backend: ONNX Runtime on one thread, FP32 or INT8. Use one process a core; threads scale worse.
 
-Windows run one after another: on one thread a batch is no faster, and so a window's result cannot depend on
-its company.
+Windows with left context run one after another: a batch of them is no faster on one thread. Windows with carried
+state are short: those of one length run together, as rows that no operation mixes.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime
@@ -14,14 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from acoustic.calibration import known_ranges, needed_ranges
+from acoustic.carried import State
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
+from acoustic.export_carried import METADATA_KEY, empty_state
 from acoustic.features import FrontEnd
 from acoustic.onnx_cache import onnx_content
 from acoustic.runtime.backend import (
     NOT_FINITE,
     NOT_HEARD,
     Precision,
+    carried_state,
     failed,
     in_pieces,
     joined,
@@ -30,7 +34,12 @@ from acoustic.runtime.backend import (
     whole_features,
     window_features,
 )
-from acoustic.windows import Heard, LogProbs, Samples, Window, default_plan
+from acoustic.windows import Heard, LogProbs, Samples, Window, carries, default_plan
+
+MOST_ROWS = 8
+"""More rows share the reading of the weights no better."""
+EVERYTHING = 2**40
+"""More frames than any window has."""
 
 
 class CpuBackend:
@@ -45,13 +54,34 @@ class CpuBackend:
         self.precision: Precision = "int8" if ranges else "fp32"
         self.trained_config = checkpoint.config
         self.config = streaming_config(checkpoint.config)
-        self.plan = default_plan(self.config)
+        self.plan = default_plan(self.config, carried=True)
         self.front_end = FrontEnd(checkpoint.config.features)
-        self._session = open_session(onnx_content(checkpoint, ranges))
+        carried = carries(self.config)
+        self._session = open_session(onnx_content(checkpoint, ranges, carried=carried))
+        self._empty: State | None = None
+        if carried:
+            table = self._session.get_modelmeta().custom_metadata_map[METADATA_KEY]
+            self._empty = State(empty_state(table, rounded=ranges is not None))
 
     def forward(self, windows: Sequence[Window]) -> list[Heard]:
-        """Each window's log-probabilities, one window after the other."""
-        return [self._hear(window) for window in windows]
+        """Each window's log-probabilities, in the order given."""
+        heard: dict[int, Heard] = {}
+        rows: dict[tuple[int, int], list[Row]] = {}
+        for index, window in enumerate(windows):
+            if not window.span.carried:
+                heard[index] = self._hear(window)
+                continue
+            row = self._row(index, window)
+            if not torch.isfinite(row.features).all():
+                heard[index] = failed(self.config, row.window, NOT_FINITE)
+                continue
+            # The last window of a stream hears all that is left and leaves nothing behind.
+            hop = 0 if window.span.last else window.span.kept * self.config.frames_per_output
+            rows.setdefault((hop, window.span.frames), []).append(row)
+        for (hop, _), alike in rows.items():
+            for first in range(0, len(alike), MOST_ROWS):
+                heard.update(self._hear_rows(alike[first : first + MOST_ROWS], hop))
+        return [heard[index] for index in range(len(windows))]
 
     def whole(self, samples: Samples) -> LogProbs:
         """A whole recording at once, normalised as the model was trained."""
@@ -64,6 +94,9 @@ class CpuBackend:
 
     def run(self, features: Tensor) -> NDArray[np.float32]:
         """Normalised features [mels, frames] to log-probabilities [outputs, classes]."""
+        if self._empty is not None:
+            log_probs, _ = self._step(features[None].numpy(), self._empty.values[None], 0)
+            return cast(NDArray[np.float32], log_probs[0])
         (log_probs,) = self._session.run(None, {"features": features[None].numpy()})
         return cast(NDArray[np.float32], log_probs[0])
 
@@ -77,6 +110,55 @@ class CpuBackend:
         if not np.isfinite(log_probs).all():
             return failed(self.config, window, NOT_HEARD)
         return Heard(window.span, log_probs, memory)
+
+    @torch.no_grad()
+    def _row(self, index: int, window: Window) -> "Row":
+        if self._empty is None:
+            raise AcousticError(f"{self.config.name} carries no state: cut its streams by its own plan.")
+        state = carried_state(window) or self._empty
+        if state.values.shape != self._empty.values.shape or state.values.dtype != self._empty.values.dtype:
+            raise AcousticError(f"Window {window.span.index} carries the state of another model.")
+        features, _ = window_features(self.front_end, self.config.features, window)
+        # A window that fails hands on the state it was given, also where that is the empty one.
+        return Row(index, replace(window, memory=state), features, state)
+
+    def _hear_rows(self, rows: "Sequence[Row]", hop_frames: int) -> dict[int, Heard]:
+        """Windows of one length, each with its state, as one run."""
+        features = np.stack([row.features.numpy() for row in rows])
+        states = np.stack([row.state.values for row in rows])
+        log_probs, following = self._step(features, states, hop_frames)
+        heard = {}
+        for place, row in enumerate(rows):
+            kept = log_probs[place, kept_outputs(self.config, row.window)].copy()
+            if np.isfinite(kept).all() and np.isfinite(following[place]).all():
+                state = State(following[place].copy()) if hop_frames else row.state
+                heard[row.index] = Heard(row.window.span, kept, state)
+            else:
+                heard[row.index] = failed(self.config, row.window, NOT_HEARD)
+        return heard
+
+    def _step(
+        self, features: NDArray[np.float32], states: NDArray[Any], hop_frames: int
+    ) -> tuple[NDArray[np.float32], NDArray[Any]]:
+        """[rows, mels, frames] and [rows, values]; without a hop everything is heard to its end."""
+        given = {
+            "features": features,
+            "state": states,
+            "hop": np.array([hop_frames], np.int64),
+            "wanted": np.array([hop_frames or EVERYTHING], np.int64),
+        }
+        log_probs, following = self._session.run(None, given)
+        return log_probs, following
+
+
+@dataclass(frozen=True)
+class Row:
+    """A window with carried state on its way through the network."""
+
+    index: int
+    window: Window
+    features: Tensor
+    state: State
 
 
 def open_session(content: bytes) -> onnxruntime.InferenceSession:

@@ -25,6 +25,7 @@ from acoustic.runtime.backend import (
     in_pieces,
     joined,
     kept_outputs,
+    running_memory,
     streaming_config,
     whole_features,
 )
@@ -86,6 +87,8 @@ class GpuBackend:
         """Each window's log-probabilities, in the order given, in as few buckets as hold them."""
         by_frames: dict[int, list[int]] = {}
         for index, window in enumerate(windows):
+            if window.span.carried:
+                raise AcousticError("This backend carries no state: cut its streams by its own plan.")
             by_frames.setdefault(self._room_for(window.span.frames), []).append(index)
         heard: dict[int, Heard] = {}
         for frames, indices in by_frames.items():
@@ -272,12 +275,7 @@ class Bucket:
         features = self.backend.config.features
         rows = []
         for window in windows:
-            if window.memory is None and window.span.index:
-                raise AcousticError(
-                    f"Window {window.span.index} came without its stream's memory: running normalisation wants"
-                    " the windows in order (StreamWindows.heard, then StreamWindows.renewed)."
-                )
-            memory = window.memory or first_memory(features)
+            memory = running_memory(window) or first_memory(features)
             assert memory is not None
             rows.append(memory)
         count = len(windows)

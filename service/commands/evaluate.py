@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +127,10 @@ def _heard(listener: "Listener", samples: Any, arguments: argparse.Namespace) ->
     given = (arguments.left, arguments.hop, arguments.look_ahead)
     usual = (plan.left_frames / second, plan.hop_frames / second, plan.look_ahead_frames / second)
     seconds = [default if value is None else value for value, default in zip(given, usual, strict=True)]
-    return hear_stream(backend, samples, plan_for(backend.config, *seconds))
+    chosen = plan_for(backend.config, *seconds)
+    if plan.carried and arguments.left is None:
+        chosen = replace(chosen, carried=True)
+    return hear_stream(backend, samples, chosen)
 
 
 def _summary(

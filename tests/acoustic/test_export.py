@@ -168,7 +168,7 @@ def test_a_built_file_is_kept_and_used_again(home: Path, monkeypatch: pytest.Mon
     checkpoint = untrained(published["tiny"])
     first = CpuBackend(checkpoint, "fp32").whole(sound(1))
     (kept,) = (home / "cache").glob("*.onnx")
-    monkeypatch.setattr(onnx_cache, "export_onnx", lambda *_: pytest.fail("built a second time"))
+    monkeypatch.setattr(onnx_cache, "export_onnx", lambda *_, **__: pytest.fail("built a second time"))
     np.testing.assert_array_equal(CpuBackend(checkpoint, "fp32").whole(sound(1)), first)
     assert kept.exists()
 

@@ -32,14 +32,14 @@ def speech(seconds: float, first: int = 0) -> npt.NDArray[np.float32]:
     return np.concatenate(parts)[None, : round(seconds * 16000)]
 
 
-def make_babbler(folder: Path) -> Path:
+def make_babbler(folder: Path, model: str | Checkpoint = "tiny") -> Path:
     """Write the model; answers its path."""
-    tiny = catalogue.find("tiny")
-    mean = open_backend("tiny").whole(speech(20)[0]).mean(axis=0)
+    tiny = model if isinstance(model, Checkpoint) else catalogue.find(model)
+    mean = open_backend(tiny).whole(speech(20)[0]).mean(axis=0)
     state = dict(tiny.state)
-    bias = SHARPNESS * (state["output.bias"].numpy() - mean)
-    bias[-1] += BLANK_BIAS
-    bias[0] += SPACE_BIAS
+    bias = SHARPNESS * (state["output.bias"].numpy().reshape(-1, len(mean)) - mean)
+    bias[:, -1] += BLANK_BIAS
+    bias[:, 0] += SPACE_BIAS
     state["output.weight"] = state["output.weight"] * SHARPNESS
-    state["output.bias"] = state["output.bias"].new_tensor(bias)
+    state["output.bias"] = state["output.bias"].new_tensor(bias.ravel())
     return save(folder / "babbler.safetensors", tiny.config, state, Checkpoint(tiny.config, state).card)

@@ -2,6 +2,7 @@
 
     python tests/perf/acoustic.py [--model NAME] [--manifest FOLDER --limit 60]   word errors in the same run
     python tests/perf/acoustic.py --gpu                                           the tables of DeepLearningExamples
+    python tests/perf/acoustic.py --streams [--model NAME]                        streams a core, by hop
 
 Processor time, not the clock: on a busy machine the ratios still hold. Speed needs no trained weights: without
 --model it is QuartzNet 15x5 with random ones.
@@ -10,11 +11,13 @@ Processor time, not the clock: on a busy machine the ratios still hold. Speed ne
 import argparse
 import json
 import os
+import pickle
 import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ from acoustic.folding import fold  # noqa: E402
 from acoustic.runtime.backend import streaming_config, whole_features  # noqa: E402
 from acoustic.runtime.cpu import CpuBackend  # noqa: E402
 from acoustic.runtime.gpu import GpuBackend  # noqa: E402
-from acoustic.windows import StreamWindows, Window, WindowPlan, default_plan  # noqa: E402
+from acoustic.windows import StreamWindows, Window, WindowPlan, default_plan, with_hop  # noqa: E402
 
 Line = dict[str, Any]
 RATE = 16_000
@@ -114,6 +117,68 @@ def cpu_table(checkpoint: Checkpoint, manifest: Path | None, limit: int, runs: i
     return {**provenance(), "model": checkpoint.config.name, "runs": runs, "backends": rows}
 
 
+STREAM_HOPS_S = (0.16, 0.32, 0.64, 1.28)
+COMPANY = 8
+
+
+def stream_table(checkpoint: Checkpoint, runs: int) -> Line:
+    """Seconds of processor a second of one stream, features included: overlapping windows and carried state."""
+    torch.set_num_threads(1)
+    ranges = known_ranges(checkpoint) or calibrate(checkpoint, [sound(70)], keep=False)
+    rows = []
+    for precision in ("fp32", "int8"):
+        backend = CpuBackend(with_ranges(checkpoint, ranges), precision)  # type: ignore[arg-type]
+        config = backend.config
+        if not backend.plan.carried:
+            raise SystemExit(f"{config.name} is not streamed with carried state.")
+        overlapping = default_plan(config)
+        exact = replace(
+            overlapping, left_frames=-(-config.left_frames // config.stride_frames) * config.stride_frames
+        )
+        for hop_s in STREAM_HOPS_S:
+            row: Line = {"precision": precision, "hop_s": hop_s}
+            for name, plan in (("overlapping", overlapping), ("exact", exact), ("carried", backend.plan)):
+                window = full_window(backend, with_hop(config, plan, hop_s))
+                for windows in (1, COMPANY):
+                    took = best_s(lambda: backend.forward([window] * windows), runs) / windows  # noqa: B023
+                    row[f"{name}_{windows}"] = hop_s / took
+                    row[f"{name}_{windows}_ms"] = took * 1000
+            row["state_bytes"] = len(pickle.dumps(window.memory, protocol=pickle.HIGHEST_PROTOCOL))
+            row["transport_ms"] = transport_s(window, runs) * 1000
+            rows.append(row)
+    return {**provenance(), "model": checkpoint.config.name, "runs": runs, "streams": rows}
+
+
+def full_window(backend: CpuBackend, plan: WindowPlan) -> Window:
+    """A window from within a stream, with all its context."""
+    stream = StreamWindows(backend.config, plan)
+    window = None
+    for window in stream.push(sound(12.0)):
+        window = stream.renewed(window)
+        stream.heard(backend.forward([window])[0])
+    assert window is not None and window.span.frames == plan.frames
+    return window
+
+
+def transport_s(window: Window, runs: int) -> float:
+    """Processor time of the state's way to a worker and back: pickled and written to a pipe, twice."""
+    import socket
+
+    ours, theirs = socket.socketpair()
+
+    def there() -> None:
+        body = pickle.dumps(window.memory, protocol=pickle.HIGHEST_PROTOCOL)
+        for first in range(0, len(body), 65_536):
+            ours.sendall(body[first : first + 65_536])
+            wanted = min(65_536, len(body) - first)
+            while wanted:
+                wanted -= len(theirs.recv(wanted))
+        pickle.loads(body)
+
+    with ours, theirs:
+        return 2 * best_s(lambda: [there() for _ in range(20)], runs) / 20
+
+
 def word_error_rate(backend: CpuBackend, manifest: Path, limit: int) -> tuple[float, int]:
     """Greedy, whole recordings."""
     from lm.decoders import open_decoder
@@ -193,6 +258,24 @@ def latencies_ms(action: Callable[[], object], iterations: int) -> dict[str, flo
 def shown(table: Line) -> str:
     """For a reader."""
     lines = [f"{table['date']}, {table['commit']}, {table['machine']}, PyTorch {table['torch']}"]
+    if "streams" in table:
+        lines.append(
+            f"{table['model']}, streams a core by processor time, alone / {COMPANY} windows together"
+        )
+        lines.append(
+            "| precision | hop s | overlapping | exactly overlapping | carried | state bytes | transport ms |"
+        )
+        lines.append("|---|--:|--:|--:|--:|--:|--:|")
+        for row in table["streams"]:
+            figures = " | ".join(
+                f"{row[f'{name}_1']:.0f} / {row[f'{name}_{COMPANY}']:.0f}"
+                for name in ("overlapping", "exact", "carried")
+            )
+            lines.append(
+                f"| {row['precision']} | {row['hop_s']} | {figures} | {row['state_bytes']} | "
+                f"{row['transport_ms']:.3f} |"
+            )
+        return "\n".join(lines)
     if "latency_ms" in table:
         lines.append(
             "| model | seconds | batch | avg ms | p90 | p95 | p99 | graph alone |\n|---|--:|--:|--:|--:|--:|--:|--:|"
@@ -226,6 +309,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument(
+        "--streams", action="store_true", help="streams a core; the model carries state (silica-small)"
+    )
+    parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu rehearses --gpu without one"
     )
     parser.add_argument("--gpu-models", nargs="+", default=list(GPU_MODELS))
@@ -234,6 +320,10 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.gpu:
         table = gpu_table(arguments.device, arguments.gpu_models, arguments.iterations)
+    elif arguments.streams:
+        model = arguments.model
+        checkpoint = catalogue.find(model) if model else catalogue.untrained(published["silica-small"])
+        table = stream_table(checkpoint, arguments.runs)
     else:
         model = arguments.model
         checkpoint = catalogue.find(model) if model else catalogue.untrained(published["quartznet15x5"])

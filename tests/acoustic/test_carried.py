@@ -1,0 +1,318 @@
+"""Carried state: a stream heard window by window without left context is the whole recording, however it is cut."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from acoustic import calibration
+from acoustic.calibration import calibrate, with_ranges
+from acoustic.carried import State
+from acoustic.catalogue import untrained
+from acoustic.checkpoint import Checkpoint
+from acoustic.config import published
+from acoustic.errors import AcousticError
+from acoustic.export import onnx_bytes
+from acoustic.export_carried import METADATA_KEY, empty_state
+from acoustic.runtime import hear_stream
+from acoustic.runtime.backend import Precision
+from acoustic.runtime.cpu import CpuBackend, open_session
+from acoustic.runtime.gpu import GpuBackend
+from acoustic.shape import BlockConfig, ModelConfig
+from acoustic.windows import StreamWindows, Window, WindowPlan, carries, default_plan
+
+FEATURES = published["tiny"].features
+STEM = tuple(BlockConfig(5, 16, stride=2, look_ahead=1) for _ in range(3))
+AHEAD = BlockConfig(5, 16, 2, separable=True, residual="identity", look_ahead=(1, 0))
+BACK = BlockConfig(7, 16, 2, separable=True, look_ahead=0)
+DENSE = BlockConfig(5, 24, 2, look_ahead=(0, 1))
+NETWORKS = {
+    "like the model in the box": ModelConfig("s", FEATURES, (*STEM, AHEAD, BACK, AHEAD), outputs_per_step=4),
+    "no look-ahead": ModelConfig("s", FEATURES, (replace(STEM[0], look_ahead=0), *[BACK] * 4)),
+    "projected bypass": ModelConfig("s", FEATURES, (STEM[0], replace(DENSE, residual="residual"), DENSE)),
+    "strided bypass": ModelConfig(
+        "s", FEATURES, (STEM[0], replace(DENSE, residual="residual", stride=2), BACK, BACK)
+    ),
+    "dense residual": ModelConfig(
+        "s", FEATURES, (STEM[0], *[replace(DENSE, residual="dense_residual", stride=s) for s in (1, 2, 1)])
+    ),
+    "densenet": ModelConfig(
+        "s", FEATURES, (STEM[0], *[replace(DENSE, residual="densenet", stride=s) for s in (1, 2, 1)])
+    ),
+    "dense rnet": ModelConfig("s", FEATURES, (STEM[0], *[replace(DENSE, residual="dense_rnet")] * 3)),
+    "groups": ModelConfig("s", FEATURES, (STEM[0], replace(AHEAD, residual="residual", groups=4), BACK)),
+    "gate": ModelConfig("s", FEATURES, (STEM[0], DENSE, replace(BACK, kernel=11)), activation="glu"),
+    "layer norm": ModelConfig("s", FEATURES, (STEM[0], AHEAD, replace(BACK, kernel=9)), norm="layer"),
+    "dilated": ModelConfig("s", FEATURES, (STEM[0], replace(BACK, dilation=3), DENSE)),
+}
+BOX = untrained(NETWORKS["like the model in the box"])
+PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of these tests lands in the tester's own cache; they share what they build."""
+    monkeypatch.setenv("SILICA_HOME", str(tmp_path_factory.getbasetemp() / "home"))
+    monkeypatch.setattr(calibration, "ENOUGH_S", 10.0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small products on several threads mostly wait for one another on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def sound(seconds: float, seed: int = 0) -> np.ndarray:
+    """Noise that swells and fades like speech."""
+    count = int(seconds * 16_000)
+    noise = np.random.default_rng(seed).normal(0, 0.1, count)
+    return (noise * (0.05 + np.abs(np.sin(np.arange(count) / 4_000)))).astype(np.float32)
+
+
+@cache
+def backend_of(precision: Precision, network: str = "like the model in the box") -> CpuBackend:
+    checkpoint = untrained(NETWORKS[network])
+    if precision == "int8":
+        checkpoint = with_ranges(checkpoint, calibrate(checkpoint, [sound(12)], keep=False))
+    return CpuBackend(checkpoint, precision)
+
+
+def assert_same(precision: Precision, heard: np.ndarray, whole: np.ndarray) -> None:
+    assert heard.shape == whole.shape
+    if precision == "fp32" or not heard.size:
+        np.testing.assert_allclose(heard, whole, atol=1e-4)
+        np.testing.assert_array_equal(heard.argmax(axis=1), whole.argmax(axis=1))
+    else:
+        # A feature that differs in its last bit may round to the next of 256 steps.
+        assert np.abs(np.exp(heard) - np.exp(whole)).mean() < 1e-3
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_kind_of_layer_goes_on_where_it_stopped(name: str, precision: Precision) -> None:
+    """The graph alone: the same features in windows of changing hops, and at once, bit for bit in INT8."""
+    config = NETWORKS[name]
+    checkpoint = untrained(config)
+    ranges = calibrate(checkpoint, [sound(12)], keep=False) if precision == "int8" else None
+    session = open_session(onnx_bytes(checkpoint, ranges, carried=True))
+    empty = empty_state(session.get_modelmeta().custom_metadata_map[METADATA_KEY], ranges is not None)
+    features = torch.randn(2, 64, 203, generator=torch.Generator().manual_seed(5)).numpy()
+    (whole,) = open_session(onnx_bytes(checkpoint, ranges)).run(None, {"features": features})
+    state, at, pieces = np.stack([empty] * 2), 0, []
+    hops = iter([1, 3, 2, 5, 1, 8] * 100)
+    while True:
+        hop = next(hops) * config.stride_frames
+        end = at + hop + config.look_ahead_frames
+        last = end > features.shape[-1]
+        given = {"features": features[:, :, at:end], "state": state}
+        sizes = (0, 10**9) if last else (hop, hop)
+        given |= {name: np.array([size]) for name, size in zip(("hop", "wanted"), sizes, strict=True)}
+        log_probs, state = session.run(None, given)
+        pieces.append(log_probs if last else log_probs[:, : hop // config.frames_per_output])
+        if last:
+            break
+        assert log_probs.shape[1] == hop // config.frames_per_output  # nothing is heard that nobody needs
+        at += hop
+    heard = np.concatenate(pieces, axis=1)
+    assert heard.shape == whole.shape
+    np.testing.assert_allclose(heard, whole, atol=1e-4 if precision == "fp32" else 1e-5)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@given(data=st.data(), samples=st.integers(0, 60_000), seed=st.integers(0, 5))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_stream_is_the_whole_recording_whatever_the_hops_and_pushes(
+    precision: Precision, data: st.DataObject, samples: int, seed: int
+) -> None:
+    backend = backend_of(precision)
+    recording = sound(4, seed)[:samples]
+    stream = StreamWindows(backend.config, backend.plan)
+    assert stream.needs_order
+    pieces = [np.zeros((0, backend.config.classes), np.float32)]
+    cuts = sorted(data.draw(st.lists(st.integers(0, samples), max_size=8)))
+    for first, end in [*pairwise([0, *cuts, samples]), (samples, None)]:
+        stream.change_hop(data.draw(st.integers(1, 16)) * backend.config.stride_frames)
+        windows = stream.finish() if end is None else stream.push(recording[first:end])
+        for window in windows:
+            assert window.span.frames == stream.plan.frames or window.span.last
+            (heard,) = backend.forward([stream.renewed(window)])
+            assert heard.error is None
+            stream.heard(heard)
+            pieces.append(heard.log_probs)
+    assert_same(precision, np.concatenate(pieces), backend.whole(recording))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.05, 0.64, 1.0, 7.337])
+def test_the_default_plan_hears_it_all(precision: Precision, seconds: float) -> None:
+    backend = backend_of(precision)
+    assert backend.plan.carried and not backend.plan.left_frames
+    samples = sound(seconds)
+    assert_same(precision, hear_stream(backend, samples), backend.whole(samples))
+
+
+def test_the_model_in_the_box_streams_so() -> None:
+    """At its full size, with untrained weights."""
+    backend = CpuBackend(untrained(published["silica-small"]), "fp32")
+    assert backend.plan == WindowPlan(0, 64, 47, carried=True)
+    samples = sound(4.321)
+    assert_same("fp32", hear_stream(backend, samples), backend.whole(samples))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_company_changes_nothing(precision: Precision) -> None:
+    """Windows of many streams, at their beginning, within and at their end, of several hops, in any order."""
+    backend = backend_of(precision)
+    windows = []
+    for seed in range(11):
+        windows += ordered(backend, sound(0.7 + seed / 7, seed), hop_frames=(16, 64)[seed % 2])
+    alone = [backend.forward([window])[0] for window in windows]
+    order = np.random.default_rng(4).permutation(len(windows))
+    together = backend.forward([windows[index] for index in order])
+    for index, heard in zip(order, together, strict=True):
+        assert heard.span == alone[index].span
+        np.testing.assert_allclose(heard.log_probs, alone[index].log_probs, atol=1e-5)
+        np.testing.assert_array_equal(heard.log_probs.argmax(axis=1), alone[index].log_probs.argmax(axis=1))
+        np.testing.assert_allclose(values(heard.memory), values(alone[index].memory), atol=1e-5)
+
+
+def ordered(backend: CpuBackend, samples: np.ndarray, hop_frames: int) -> list[Window]:
+    """The windows of a stream, each with the state that it would have had."""
+    stream = StreamWindows(backend.config, replace(backend.plan, hop_frames=hop_frames))
+    windows = []
+    for window in [*stream.push(samples), *stream.finish()]:
+        windows.append(stream.renewed(window))
+        stream.heard(backend.forward([windows[-1]])[0])
+    return windows
+
+
+def values(memory: object) -> np.ndarray:
+    assert isinstance(memory, State)
+    return memory.values
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_a_poisoned_window_leaves_its_state_and_its_company_as_they_were(
+    precision: Precision, place: int, value: float
+) -> None:
+    backend = backend_of(precision)
+    windows = [ordered(backend, sound(3, seed), 64)[place] for seed in range(4)]
+    clean = backend.forward(windows)
+    samples = windows[2].samples.copy()
+    samples[len(samples) // 2] = value
+    heard = backend.forward([*windows[:2], replace(windows[2], samples=samples), windows[3]])
+    assert heard[2].error and heard[2].log_probs.shape == (0, 29)
+    before = windows[2].memory or backend.forward([replace(windows[2], samples=samples)])[0].memory
+    np.testing.assert_array_equal(values(heard[2].memory), values(before))
+    for index in (0, 1, 3):
+        np.testing.assert_allclose(heard[index].log_probs, clean[index].log_probs, atol=1e-5)
+    following = ordered(backend, sound(3, 2), 64)[place + 1]
+    assert backend.forward([replace(following, memory=heard[2].memory)])[0].error is None
+
+
+def test_a_window_may_run_again() -> None:
+    """The state is a value: who loses a worker runs the window once more, and nothing is known of the first time."""
+    backend = backend_of("fp32")
+    window = ordered(backend, sound(3), 64)[2]
+    kept = values(window.memory).copy()
+    first, again = backend.forward([window])[0], backend.forward([window])[0]
+    np.testing.assert_array_equal(first.log_probs, again.log_probs)
+    np.testing.assert_array_equal(values(first.memory), values(again.memory))
+    np.testing.assert_array_equal(values(window.memory), kept)
+
+
+def test_a_stream_begins_anew_whatever_was_heard_before_it() -> None:
+    """After a Finalize the first window of what follows may come with the state of what was."""
+    backend = backend_of("fp32")
+    windows = ordered(backend, sound(2), 64)
+    stale = replace(windows[0], memory=windows[2].memory)
+    np.testing.assert_array_equal(
+        backend.forward([stale])[0].log_probs, backend.forward([windows[0]])[0].log_probs
+    )
+
+
+def test_an_hour_is_held_in_the_room_of_two_windows() -> None:
+    config = published["silica-small"]
+    plan = default_plan(config, carried=True)
+    stream = StreamWindows(config, plan)
+    second, most = np.zeros(16_000, np.float32), 0
+    for _ in range(3_600):
+        stream.push(second)
+        most = max(most, stream.held_samples)
+    assert most <= 2 * (plan.frames + 4) * 160
+
+
+def test_the_state_is_as_small_as_what_the_kernels_reach_back() -> None:
+    for precision, size in (("fp32", 4), ("int8", 1)):
+        (heard,) = backend_of(precision).forward(ordered(backend_of(precision), sound(2), 64)[:1])
+        config = NETWORKS["like the model in the box"]
+        channels, expected = config.features.mels, 0
+        for block in config.blocks:
+            for unit in range(block.repeat):
+                expected += channels * block.padding(unit)[0]
+                channels = block.channels
+        assert values(heard.memory).nbytes == expected * size
+
+
+@pytest.mark.parametrize("memory", [None, State(np.zeros(3, np.float32))], ids=["none", "of another model"])
+def test_windows_out_of_order_or_of_another_model_are_refused(memory: State | None) -> None:
+    backend = backend_of("fp32")
+    window = ordered(backend, sound(2), 64)[1]
+    with pytest.raises(AcousticError, match=r"in order|another model"):
+        backend.forward([replace(window, memory=memory)])
+
+
+def test_a_backend_that_carries_nothing_says_so() -> None:
+    window = ordered(backend_of("fp32"), sound(2), 64)[0]
+    buckets = GpuBackend(BOX, "cpu", batches=(1,))
+    assert not buckets.plan.carried
+    for backend in (buckets, CpuBackend(untrained(published["tiny"]), "fp32")):
+        with pytest.raises(AcousticError, match="carries no state"):
+            backend.forward([window])
+
+
+def test_overlapping_windows_still_run_on_a_model_that_could_carry() -> None:
+    backend = backend_of("fp32")
+    samples = sound(3)
+    streamed = hear_stream(backend, samples, default_plan(backend.config))
+    np.testing.assert_allclose(streamed, backend.whole(samples), atol=1e-4)
+
+
+def test_who_carries() -> None:
+    assert carries(published["silica-small"]) and carries(published["silica-large"])
+    for name in ("tiny", "quartznet15x5", "jasper10x5dr"):
+        assert not carries(published[name])
+        assert not default_plan(published[name], carried=True).carried
+
+
+@pytest.mark.parametrize("plan", [WindowPlan(8, 64, 47, True), WindowPlan(0, 64, 46, True)])
+def test_plans_that_cannot_carry_are_refused(plan: WindowPlan) -> None:
+    with pytest.raises(AcousticError, match="look-ahead"):
+        StreamWindows(published["silica-small"], plan)
+
+
+def test_only_fixed_normalisation_carries() -> None:
+    config = published["silica-small"]
+    running = replace(config, features=replace(config.features, normalise="running"))
+    with pytest.raises(AcousticError, match="fixed"):
+        StreamWindows(running, default_plan(config, carried=True))
+
+
+def test_both_kinds_of_graph_have_their_own_place_in_the_cache(tmp_path: Path) -> None:
+    from acoustic.onnx_cache import fingerprint
+
+    assert fingerprint(BOX) != fingerprint(BOX, carried=True)
+    checkpoint: Checkpoint = replace(BOX, card={"other": 1})
+    assert fingerprint(BOX, carried=True) == fingerprint(checkpoint, carried=True)
