@@ -13,7 +13,7 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Coroutine
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar, cast
 
@@ -126,7 +126,13 @@ class WorkerProcess(asyncio.Protocol):
 def begin_fork_server() -> None:
     """Start the fork server, which imports once what every worker needs: seconds, beside our own imports."""
     context.set_forkserver_preload(PRELOAD)
-    forkserver.ensure_running()
+    # Ctrl-C reaches the whole group of processes. Only the server answers it, not an import half done.
+    resource_tracker.ensure_running()  # first: it unblocks the signal on its way
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_through_server(process: BaseProcess) -> None:

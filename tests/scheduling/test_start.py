@@ -1,6 +1,7 @@
 """Starting: engine and decoders side by side, one failure ends all, a parent that dies leaves no noise behind."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -27,6 +28,22 @@ async def main():
     await Recogniser("tiny", options=options).start()
 
 asyncio.run(main())
+"""
+
+INTERRUPTED = """
+import signal, sys
+from multiprocessing import forkserver
+from service.scheduling.process import begin_fork_server, context, start_through_server
+
+signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which children inherit
+begin_fork_server()
+first = forkserver._forkserver._forkserver_pid
+print("importing", flush=True)
+sys.stdin.readline()
+worker = context.Process(target=print, args=("a worker was here",))
+start_through_server(worker)
+worker.join()
+print("of the first fork server:", first == forkserver._forkserver._forkserver_pid)
 """
 
 
@@ -75,3 +92,19 @@ def test_workers_whose_parent_dies_while_they_start_end_without_a_word() -> None
     starting.stdout.close()
     starting.stderr.close()
     assert starting.wait() == -signal.SIGKILL
+
+
+def test_an_interrupt_does_not_break_the_imports_of_the_fork_server() -> None:
+    serving = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=Path.cwd(),
+        start_new_session=True,
+    )
+    assert serving.stdout is not None
+    assert serving.stdout.readline() == b"importing\n"
+    os.killpg(serving.pid, signal.SIGINT)
+    said, complaints = serving.communicate(b"\n")
+    assert (said, complaints.decode()) == (b"a worker was here\nof the first fork server: True\n", "")
