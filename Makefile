@@ -10,7 +10,7 @@ ARGS   ?=
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format bench faults soak clean
+.PHONY: help serve test lint format bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,8 +39,9 @@ lint: $(VENV)/.dev-$(DEVICE) ## format, style and types only
 format: $(VENV)/.dev-$(DEVICE) ## put every file into the house's format
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev-$(DEVICE) ## the benchmarks of tests/perf, each beside its baseline; minutes
-	@for script in acoustic decoding load; do $(BIN)/python tests/perf/$$script.py || exit 1; done
+bench: $(VENV)/.dev-$(DEVICE) ## streams a core, and the backends beside eager PyTorch; tests/perf has more, on data of yours
+	@$(BIN)/silica bench --device $(DEVICE) $(ARGS)
+	@$(BIN)/python -m tests.perf.acoustic
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -106,7 +106,10 @@ def _show(arguments: argparse.Namespace) -> Answer:
             f"  {index:>5}  {block.kernel:>6}  {block.channels:>8}  {block.repeat:>6}  {block.stride:>6}  "
             f"{block.dilation:>8}  {kind}{block.residual}"
         )
-    lines += [f"  {key}: {value}" for key, value in card.items()]
+    for key, value in card.items():
+        lines.append(
+            f"  {key}: {f'{len(value)} values (--json shows them)' if isinstance(value, dict) else value}"
+        )
     return answer, lines
 
 
