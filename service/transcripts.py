@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from service.errors import ServiceError
 from service.subtitles import to_srt, to_vtt
 
 
@@ -53,6 +54,20 @@ class Transcript:
         if form == "text":
             return " ".join(word.text for word in self.words) + "\n"
         return to_srt(self.words) if form == "srt" else to_vtt(self.words)
+
+
+def refuse_equal_names(files: Sequence[str], out: Path) -> None:
+    """Transcripts are named after their recordings: two of one name would overwrite each other, unseen."""
+    folder_of: dict[str, str] = {}
+    for file in files:
+        name = Path(file).name
+        other = folder_of.setdefault(name, file)
+        if other != file:
+            raise ServiceError(
+                "files",
+                f"{other} and {file} would both be written to {out / name}.*.",
+                "Transcribe their folders one after the other, each with an --out of its own.",
+            )
 
 
 @dataclass(frozen=True)

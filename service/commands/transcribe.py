@@ -68,10 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: all files heard; 1: some could not be; 2: nothing to do."""
-    from service.transcripts import Transcript, Writer
+    from service.transcripts import Transcript, Writer, refuse_equal_names
 
     form = "json" if arguments.json else arguments.format
     files = expand(arguments.files)
+    if arguments.out is not None:
+        refuse_equal_names(files, arguments.out)
     writer = Writer(form, arguments.out, len(files) > 1)
     taken: list[Transcript] = []
     with _progress(quiet=arguments.quiet or arguments.realtime) as bar:

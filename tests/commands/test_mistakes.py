@@ -66,3 +66,15 @@ def test_what_is_written_others_may_read(
     exported = tmp_path / "tiny.safetensors"
     assert main(["models", "export", "tiny", str(exported)]) == 0
     assert exported.stat().st_mode == ordinary.stat().st_mode
+
+
+def test_two_recordings_of_one_name_do_not_overwrite_each_other(
+    clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other" / clip.name
+    other.parent.mkdir()
+    other.write_bytes(clip.read_bytes())
+    line = ["transcribe", str(clip), str(other), "--model", "tiny", "--decoder", "greedy"]
+    assert main([*line, "--out", str(tmp_path / "out")]) == 2
+    assert "would both be written" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
