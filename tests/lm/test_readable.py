@@ -163,5 +163,5 @@ def test_the_tagger_in_the_box_writes_a_readable_sentence() -> None:
     punctuator = Punctuator.shipped()
     if punctuator is None:
         pytest.skip("no punctuation model in the box")
-    words = normalise("good morning everyone thank you for coming today").split()
-    assert " ".join(punctuator.restore(words)) == "Good morning everyone. Thank you for coming today."
+    words = normalise("i met john in paris last week he said that it was raining").split()
+    assert " ".join(punctuator.restore(words)) == "I met John in Paris last week. He said that it was raining."
