@@ -164,4 +164,6 @@ def test_the_tagger_in_the_box_writes_a_readable_sentence() -> None:
     if punctuator is None:
         pytest.skip("no punctuation model in the box")
     words = normalise("i met john in paris last week he said that it was raining").split()
-    assert " ".join(punctuator.restore(words)) == "I met John in Paris last week. He said that it was raining."
+    assert (
+        " ".join(punctuator.restore(words)) == "I met John in Paris last week. He said that it was raining."
+    )
