@@ -29,7 +29,8 @@ NOT_FINITE = "the sound of this window is not finite (NaN or infinite samples)"
 NOT_HEARD = "the network gave no finite numbers for this window"
 
 # Whole recordings go through the network in pieces of 30 s with 6 s of context on each side: the memory of a
-# forward pass then has a limit, and no trained network of this family hears anything beyond that.
+# forward pass then has a limit. Of the networks trained so far none hears anything beyond that; `silica-medium` and
+# `silica-large` reach 7.0 s back, so this must grow before one of them is served.
 PIECE_S = 30.0
 MARGIN_S = 6.0
 
