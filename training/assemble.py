@@ -34,7 +34,7 @@ from training.loop import Loop, LoopSettings
 from training.objectives import CtcObjective, Objective
 from training.optimisers import build_optimiser
 from training.parallel import World
-from training.recipe import NO_ALTERATION, Recipe
+from training.recipe import Recipe
 from training.runs import RunFolder
 from training.schedules import Schedule
 
@@ -182,11 +182,10 @@ def objective_for(
     recipe: Recipe, config: ModelConfig, material: Material, data: Path | None, device: torch.device
 ) -> Objective:
     """What the run minimises: CTC of transcripts, or a distillation where the recipe names a teacher or labels."""
-    alteration = recipe.augment if recipe.augment != NO_ALTERATION else None
     banks = read_banks(_paths((recipe.data.noise,), data)[0], device) if recipe.data.noise else None
     part = recipe.distil
     if not part.teacher and not part.labels:
-        return CtcObjective(config, device, alteration=alteration, masks=recipe.masks, banks=banks)
+        return CtcObjective(config, device, alteration=recipe.augment, masks=recipe.masks, banks=banks)
     teacher: Teacher
     if part.teacher:
         from acoustic.catalogue import find
@@ -199,7 +198,7 @@ def objective_for(
         device,
         teacher,
         weights=Weights(part.words, part.frames, part.characters),
-        alteration=alteration,
+        alteration=recipe.augment,
         ramp=Ramp(part.ramp_first, part.ramp_steps),
         banks=banks,
         masks=recipe.masks,

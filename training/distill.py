@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from acoustic.checkpoint import Checkpoint
 from acoustic.features import FrontEnd
 from acoustic.shape import ModelConfig
-from training.augment import Alteration, Altered, Banks, alter
+from training.augment import Alteration, Altered, Banks
 from training.data.feed import Batch
 from training.data.manifests import Clip
 from training.features import DITHER, batch_features
 from training.labels import LabelFolder, choose_target, clip_key
-from training.objectives import FeatureMasks, Loss
+from training.objectives import FeatureMasks, Heard, Loss, hear
 
 CHARACTER_REACH_OUTPUTS = 8
 """A character counts for the outputs within 160 ms of where the teacher wrote it."""
@@ -136,7 +136,7 @@ class DistilObjective:
         teacher: Teacher,
         *,
         weights: Weights = Weights(),
-        alteration: Alteration | None = None,
+        alteration: Alteration = Alteration(),  # noqa: B008 (frozen)
         ramp: Ramp = Ramp(),
         banks: Banks | None = None,
         masks: FeatureMasks = FeatureMasks(),  # noqa: B008 (frozen)
@@ -145,23 +145,21 @@ class DistilObjective:
         self.config = config
         self.teacher = teacher
         self.weights = weights
-        self.alteration = alteration or Alteration()
+        self.alteration = alteration
         self.ramp = ramp
         self.banks = banks
         self.masks = masks
         self.dither = dither
         self.front_end = FrontEnd(config.features).to(device)
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Loss:
-        generator = torch.Generator().manual_seed(batch.seed)
+    def hear(self, batch: Batch) -> Heard:
+        """Altered by the chain at the strength of the batch's step."""
         plan = self.alteration.scaled(self.ramp.at(batch.step))
-        with torch.no_grad():
-            altered = alter(batch.sound, batch.lengths, plan, generator, self.banks)
-            features, frames = batch_features(
-                self.front_end, altered.sound, altered.lengths, dither=self.dither, generator=generator
-            )
-            features = self.masks.apply(features, frames, generator)
-        log_probs, outputs = model(features, frames)
+        return hear(batch, self.front_end, plan, self.banks, self.masks, self.dither)
+
+    def __call__(self, model: nn.Module, heard: Heard) -> Loss:
+        batch, altered = heard.batch, heard.altered
+        log_probs, outputs = model(heard.features, heard.frames)
         log_probs = log_probs.float()
         answer = self.teacher.answer(batch, altered, log_probs.shape[1])
         targets, target_lengths = self._targets(batch, altered, answer)

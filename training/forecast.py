@@ -21,8 +21,9 @@ from acoustic.network import build
 from acoustic.network.assemble import parameter_count
 from acoustic.shape import ModelConfig
 from training.assemble import read_material, schedule_for, shape_of
+from training.augment import NO_ALTERATION
 from training.data.feed import Feed, Share
-from training.recipe import NO_ALTERATION, Recipe
+from training.recipe import Recipe
 from training.watch import duration
 
 TRAINING_FACTOR = 3

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from acoustic.shape import ModelConfig
+from training.ahead import ahead
 from training.averages import MovingAverage
 from training.data.feed import Batch
 from training.errors import TrainingError
 from training.evaluate import Score
 from training.finetune import train_mode
-from training.objectives import Objective
+from training.objectives import Heard, Objective
 from training.optimisers import clip_gradients
 from training.parallel import World, wrap
 from training.precision import Precision
@@ -126,11 +127,11 @@ class Loop:
         train_mode(self.model)
         began = saved = logged = time.monotonic()
         since_log = Sums()
-        batches = self.feed.from_step(self.progress.step)
+        steps = ahead(self.feed.from_step(self.progress.step), self._hear)
         try:
             with self._signals(), self.folder.alone() if self.world.leads else contextlib.nullcontext():
                 while self.progress.step < self.schedule.total_steps:
-                    since_log.add(self._step(next(batches)))
+                    since_log.add(self._step(next(steps)))
                     step, now = self.progress.step, time.monotonic()
                     last = step == self.schedule.total_steps
                     if step % self.settings.log_every == 0 or last:
@@ -147,13 +148,17 @@ class Loop:
                     if stopping:
                         break
         finally:
-            batches.close()  # type: ignore[attr-defined]
+            steps.close()
             self.watch.close()
         self.progress.finished = self.progress.step >= self.schedule.total_steps
         self.save()
         return self.progress
 
-    def _step(self, batches: Sequence[Batch]) -> StepResult:
+    def _hear(self, batches: Sequence[Batch]) -> list[Heard]:
+        return [self.objective.hear(batch.to(self.world.device)) for batch in batches]
+
+    def _step(self, pieces: Sequence[Heard]) -> StepResult:
+        batches = [heard.batch for heard in pieces]
         torch.manual_seed(batches[0].seed)
         rate = self.schedule.rate(self.progress.step)
         for group, scale in zip(self.optimiser.param_groups, self._scales, strict=True):
@@ -163,12 +168,11 @@ class Loop:
         rows = self.world.sum([float(sum(len(batch) for batch in batches))])[0]
         total: Tensor | None = None
         figures: dict[str, Tensor] = {}
-        for index, batch in enumerate(batches):
-            last = index == len(batches) - 1
+        for index, heard in enumerate(pieces):
+            last = index == len(pieces) - 1
             with self._no_sync(not last):
-                on_device = batch.to(self.world.device)
                 with self.precision.region():
-                    loss = self.objective(self.wrapped, on_device)
+                    loss = self.objective(self.wrapped, heard)
                 # DDP averages the gradients over the processes: their sum is wanted, over the rows of them
                 # all.
                 scaled = self.scaler.scale(loss.total * (self.world.size / rows))

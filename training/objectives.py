@@ -4,8 +4,9 @@ here.
 Distillation, fine-tuning and whatever comes write their own and use the same loop.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from acoustic.features import FrontEnd
 from acoustic.shape import ModelConfig
-from training.augment import Alteration, Banks, alter, spec_augment, spec_cutout
+from training.augment import NO_ALTERATION, Alteration, Altered, Banks, alter, spec_augment, spec_cutout
 from training.data.feed import Batch
 from training.features import DITHER, batch_features
 
@@ -30,10 +31,24 @@ class Loss:
     figures: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-Objective = Callable[[nn.Module, Batch], Loss]
-"""The batch comes on the training device. The model is called as the loop hands it over (it may be
-wrapped).
-"""
+@dataclass(frozen=True)
+class Heard:
+    """A batch as the model hears it: altered sound, and its normalised, masked features."""
+
+    batch: Batch
+    altered: Altered
+    features: Tensor
+    frames: Tensor
+
+
+class Objective(Protocol):
+    """What a run minimises. The batch comes on the training device."""
+
+    def hear(self, batch: Batch) -> Heard:
+        """Alter the sound and take its features: no model and no gradient, so a thread does it ahead of the step."""
+
+    def __call__(self, model: nn.Module, heard: Heard) -> Loss:
+        """The loss of the model, called as the loop hands it over (it may be wrapped)."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +97,7 @@ class CtcObjective:
         config: ModelConfig,
         device: torch.device,
         *,
-        alteration: Alteration | None = None,
+        alteration: Alteration = NO_ALTERATION,
         banks: Banks | None = None,
         masks: FeatureMasks = FeatureMasks(),
         dither: float = DITHER,
@@ -94,20 +109,34 @@ class CtcObjective:
         self.masks = masks
         self.dither = dither
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Loss:
-        generator = torch.Generator().manual_seed(batch.seed)
-        sound, lengths = batch.sound, batch.lengths
-        if self.alteration is not None:
-            altered = alter(sound, lengths, self.alteration, generator, self.banks)
-            sound, lengths = altered.sound, altered.lengths
-        features, frames = batch_features(
-            self.front_end, sound, lengths, dither=self.dither if model.training else 0.0, generator=generator
-        )
-        features = self.masks.apply(features, frames, generator)
-        log_probs, outputs = model(features, frames)
+    def hear(self, batch: Batch) -> Heard:
+        """Altered by the chain, where there is one."""
+        return hear(batch, self.front_end, self.alteration, self.banks, self.masks, self.dither)
+
+    def __call__(self, model: nn.Module, heard: Heard) -> Loss:
+        batch = heard.batch
+        log_probs, outputs = model(heard.features, heard.frames)
         return Loss(
             ctc_loss(log_probs, outputs, batch.targets, batch.target_lengths, self.config.blank), len(batch)
         )
+
+
+@torch.no_grad()
+def hear(
+    batch: Batch,
+    front_end: FrontEnd,
+    plan: Alteration,
+    banks: Banks | None,
+    masks: FeatureMasks,
+    dither: float,
+) -> Heard:
+    """What the model hears of a batch; everything drawn for it comes from the batch's own seed."""
+    generator = torch.Generator().manual_seed(batch.seed)
+    altered = alter(batch.sound, batch.lengths, plan, generator, banks)
+    features, frames = batch_features(
+        front_end, altered.sound, altered.lengths, dither=dither, generator=generator
+    )
+    return Heard(batch, altered, masks.apply(features, frames, generator), frames)
 
 
 def ctc_loss(

@@ -9,23 +9,11 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from training.augment import Alteration
+from training.augment import NO_ALTERATION, Alteration
 from training.errors import TrainingError
 from training.objectives import FeatureMasks
 
 RECIPES = Path(__file__).parent / "recipes"
-
-NO_ALTERATION = Alteration(
-    speed=0.0,
-    vocal_tract=0.0,
-    voice=0.0,
-    room=0.0,
-    noise=0.0,
-    band=0.0,
-    telephone=0.0,
-    quantise=0.0,
-    level=0.0,
-)
 
 
 @dataclass(frozen=True)

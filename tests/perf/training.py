@@ -19,7 +19,7 @@ import torch
 from acoustic.config import published
 from acoustic.network import build
 from acoustic.shape import ModelConfig
-from training.augment import Alteration
+from training.augment import NO_ALTERATION, Alteration
 from training.data.feed import Batch
 from training.objectives import CtcObjective, FeatureMasks
 from training.optimisers import build_optimiser
@@ -81,7 +81,7 @@ def measure(
     objective = CtcObjective(
         config,
         device,
-        alteration=Alteration() if altered else None,
+        alteration=Alteration() if altered else NO_ALTERATION,
         masks=FeatureMasks(time_masks=2, mel_masks=2),
     )
     scaler = precision.scaler()
@@ -93,7 +93,7 @@ def measure(
         began = time.perf_counter()
         optimiser.zero_grad(set_to_none=True)
         with precision.region():
-            loss = objective(model, batch)
+            loss = objective(model, objective.hear(batch))
         scaler.scale(loss.total / rows).backward()
         scaler.step(optimiser)
         scaler.update()

@@ -138,7 +138,7 @@ def test_a_student_learns_what_its_live_teacher_writes() -> None:
             step,
             step,
         )
-        loss = objective(student, batch)
+        loss = objective(student, objective.hear(batch))
         optimiser.zero_grad()
         loss.total.backward()
         optimiser.step()

@@ -23,7 +23,7 @@ from training.data.manifests import read_manifest
 from training.errors import TrainingError
 from training.evaluate import Evaluation
 from training.loop import Loop, LoopSettings
-from training.objectives import CtcObjective, Loss
+from training.objectives import CtcObjective, Heard, Loss
 from training.optimisers import build_optimiser
 from training.parallel import World
 from training.runs import RunFolder
@@ -141,8 +141,11 @@ class Poisoned:
     def __init__(self, inner: CtcObjective, steps: range) -> None:
         self.inner, self.steps, self.calls = inner, steps, 0
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Loss:
-        loss = self.inner(model, batch)
+    def hear(self, batch: Batch) -> Heard:
+        return self.inner.hear(batch)
+
+    def __call__(self, model: nn.Module, heard: Heard) -> Loss:
+        loss = self.inner(model, heard)
         self.calls += 1
         return Loss(loss.total * float("nan"), loss.rows) if self.calls - 1 in self.steps else loss
 

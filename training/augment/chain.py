@@ -76,6 +76,19 @@ class Alteration:
         )
 
 
+NO_ALTERATION = Alteration(
+    speed=0.0,
+    vocal_tract=0.0,
+    voice=0.0,
+    room=0.0,
+    noise=0.0,
+    band=0.0,
+    telephone=0.0,
+    quantise=0.0,
+    level=0.0,
+)
+
+
 @dataclass(frozen=True)
 class Banks:
     """Sound that the chain mixes in: noise as one long row, impulse responses `[responses, samples]`; on

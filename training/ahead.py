@@ -1,0 +1,40 @@
+"""Work done ahead in a thread of its own, while what is done already is used: the sound of the next steps is altered
+during this one.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+def ahead(
+    source: Iterator[Given], work: Callable[[Given], Made], depth: int = 3
+) -> Generator[Made, None, None]:
+    """`work` of each of the source's things, in their order, `depth` of them ahead; errors come where they belong."""
+
+    def one() -> Made:
+        return work(next(source))
+
+    waiting: deque[Future[Made]] = deque()
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead", initializer=_quiet) as pool:
+        try:
+            while True:
+                while len(waiting) < depth:
+                    waiting.append(pool.submit(one))
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            if isinstance(source, Generator):
+                source.close()
+
+
+def _quiet() -> None:
+    """Both are settings of the thread, not of the process."""
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(1)
