@@ -28,11 +28,13 @@ Precision = Literal["fp32", "int8", "fp16"]
 NOT_FINITE = "the sound of this window is not finite (NaN or infinite samples)"
 NOT_HEARD = "the network gave no finite numbers for this window"
 
-# Whole recordings go through the network in pieces of 30 s with 6 s of context on each side: the memory of a
-# forward pass then has a limit. Of the networks trained so far none hears anything beyond that; `silica-medium` and
-# `silica-large` reach 7.0 s back, so this must grow before one of them is served.
+# Whole recordings go through the network in pieces of 30 s with context on each side: the memory of a forward
+# pass then has a limit. A network that reaches up to 10 s (every Jasper, every `silica-`) gets all of its context
+# and hears in pieces what it hears at once; the QuartzNets reach 12 to 40 s and use the nearest second or two of it
+# (the table in acoustic/README.md), so 6 s are plenty.
 PIECE_S = 30.0
-MARGIN_S = 6.0
+WHOLE_REACH_S = 10.0
+FAR_REACH_MARGIN_S = 6.0
 
 
 class Backend(Protocol):
@@ -169,14 +171,20 @@ def _pieces(config: ModelConfig, frames: int) -> Iterator[tuple[int, int, int, i
     """(first, keep, end, keep_end): hear the frames first..end, keep those from keep to keep_end."""
     step, rate = config.stride_frames, config.frames_per_second
     hop = -int(-PIECE_S * rate // step) * step
-    left = -int(-min(config.left_frames, MARGIN_S * rate) // step) * step
-    right = int(min(config.look_ahead_frames, MARGIN_S * rate))
+    left = -(-_margin(config.left_frames, rate) // step) * step
+    right = _margin(config.look_ahead_frames, rate)
     keep = 0
     while keep < frames:
         # A last piece shorter than its own margin would be mostly context: the one before takes it along.
         keep_end = keep + hop if frames - keep > hop + right else frames
         yield max(0, keep - left), keep, min(frames, keep_end + right), keep_end
         keep = keep_end
+
+
+def _margin(reach_frames: int, rate: float) -> int:
+    """Frames of context that a piece gets on one side."""
+    far = reach_frames > WHOLE_REACH_S * rate
+    return int(FAR_REACH_MARGIN_S * rate) if far else reach_frames
 
 
 def hear_stream(backend: Backend, samples: Samples, plan: WindowPlan | None = None) -> LogProbs:
