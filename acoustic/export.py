@@ -35,28 +35,38 @@ which saturate above 2 x 255 x 64. So the file gives the same words on every mac
 
 
 def export_onnx(
-    checkpoint: Checkpoint, path: str | Path, ranges: Ranges | None = None, *, carried: bool = False
+    checkpoint: Checkpoint,
+    path: str | Path,
+    ranges: Ranges | None = None,
+    *,
+    carried: bool = False,
+    half: bool = False,
 ) -> Path:
-    """Write the model as one ONNX file, INT8 when ranges are given. It appears whole or not at all."""
+    """Write the model as one ONNX file, INT8 when ranges are given. It appears whole or not at all.
+
+    half: weights are stored in FP16 and restored when the file is opened; sums stay in FP32.
+    """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.part")
     try:
-        partial.write_bytes(onnx_bytes(checkpoint, ranges, carried=carried))
+        partial.write_bytes(onnx_bytes(checkpoint, ranges, carried=carried, half=half))
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
     return target
 
 
-def onnx_bytes(checkpoint: Checkpoint, ranges: Ranges | None = None, *, carried: bool = False) -> bytes:
+def onnx_bytes(
+    checkpoint: Checkpoint, ranges: Ranges | None = None, *, carried: bool = False, half: bool = False
+) -> bytes:
     """The ONNX file's content. carried: the graph of a stream with carried state (`acoustic.export_carried`)."""
+    kind = Graph
     if carried:
         from acoustic.export_carried import CarriedGraph
 
-        graph = build_graph(checkpoint, ranges, CarriedGraph)
-    else:
-        graph = build_graph(checkpoint, ranges)
+        kind = CarriedGraph
+    graph = build_graph(checkpoint, ranges, kind, half=half)
     return cast(bytes, graph.model.SerializeToString())
 
 
@@ -66,6 +76,8 @@ class Graph:
 
     config: ModelConfig
     ranges: Ranges | None
+    half: bool = False
+    """Weights that are not INT8 are stored in FP16."""
     nodes: list[Any] = field(default_factory=list)
     constants: list[Any] = field(default_factory=list)
     sites: dict[str, str] = field(default_factory=dict)
@@ -131,10 +143,16 @@ class Graph:
         kernel = weight.detach().float().numpy()[:, :, None, :]
         offset = None if bias is None else bias.detach().float().numpy()
         if self.ranges is None:
-            inputs = [self.constant(kernel)] + ([] if offset is None else [self.constant(offset)])
+            inputs = [self.weights(kernel)] + ([] if offset is None else [self.constant(offset)])
         else:
             inputs = self._rounded_weights(x_site, kernel, offset)
         return self.node("Conv", x, *inputs, kernel_shape=[1, kernel.shape[-1]], **attributes)
+
+    def weights(self, kernel: Value) -> str:
+        """A constant that FP16 files store in 16 bits."""
+        if not self.half:
+            return self.constant(kernel)
+        return self.node("Cast", self.constant(kernel.astype(np.float16)), to=TensorProto.FLOAT)
 
     def _rounded_weights(self, x_site: str, kernel: Value, offset: Value | None) -> list[str]:
         scale = np.abs(kernel).reshape(kernel.shape[0], -1).max(axis=1) / LARGEST_WEIGHT
@@ -176,10 +194,12 @@ class Graph:
 
 
 @torch.no_grad()
-def build_graph(checkpoint: Checkpoint, ranges: Ranges | None = None, kind: type[Graph] = Graph) -> Graph:
+def build_graph(
+    checkpoint: Checkpoint, ranges: Ranges | None = None, kind: type[Graph] = Graph, *, half: bool = False
+) -> Graph:
     """The whole network as a graph."""
     network = fold(checkpoint).network()
-    graph = kind(network.config, ranges)
+    graph = kind(network.config, ranges, half)
     panes = [(graph.site("features", graph.begin()), "features")]
     for index, block in enumerate(network.blocks):
         assert isinstance(block, Block)
@@ -303,7 +323,7 @@ def _output(graph: Graph, network: Network, x: str) -> None:
     weight = network.output.weight.detach().float().numpy()[:, :, None, :]
     bias = network.output.bias
     assert bias is not None
-    x = graph.node("Conv", x, graph.constant(weight), graph.constant(bias), kernel_shape=[1, 1])
+    x = graph.node("Conv", x, graph.weights(weight), graph.constant(bias), kernel_shape=[1, 1])
     scores = graph.node("Reshape", graph.finish(x), graph.constant(np.array([0, -1, config.classes])))
     log_probs = helper.make_node("LogSoftmax", [scores], ["log_probs"], name="log_probs", axis=-1)
     graph.nodes.append(log_probs)

@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--fp16", action="store_true", help="16-bit weights: half the size")
     form.add_argument("--int8", action="store_true", help="8-bit weights, a scale for each channel")
     export.add_argument(
-        "--onnx", action="store_true", help="an ONNX graph with dynamic batch and time (with --int8: INT8)"
+        "--onnx",
+        action="store_true",
+        help="an ONNX graph with dynamic batch and time (with --fp16 or --int8: smaller)",
     )
     export.add_argument("--keep-norm", action="store_true", help="leave batch norm unfolded, to train on")
     for verb in (listing, show, pull, bring, export):
@@ -163,7 +165,7 @@ def _export(arguments: argparse.Namespace) -> Answer:
     if not arguments.keep_norm:
         model = fold(model)
     if arguments.onnx:
-        path = _export_onnx(model, arguments.file, int8=arguments.int8)
+        path = _export_onnx(model, arguments.file, int8=arguments.int8, half=arguments.fp16)
     else:
         dtype: checkpoint.Dtype = "fp16" if arguments.fp16 else "int8" if arguments.int8 else "fp32"
         path = checkpoint.save(arguments.file, model.config, model.state, model.card, dtype)
@@ -171,11 +173,11 @@ def _export(arguments: argparse.Namespace) -> Answer:
     return {"path": str(path), "bytes": size}, [f"{path}, {size / 1e6:.1f} MB"]
 
 
-def _export_onnx(model: "Checkpoint", file: Path, *, int8: bool) -> Path:
+def _export_onnx(model: "Checkpoint", file: Path, *, int8: bool, half: bool) -> Path:
     from acoustic.calibration import needed_ranges
     from acoustic.export import export_onnx
 
-    return export_onnx(model, file, needed_ranges(model) if int8 else None)
+    return export_onnx(model, file, needed_ranges(model) if int8 else None, half=half)
 
 
 def _summary(entry: "Entry") -> dict[str, Any]:

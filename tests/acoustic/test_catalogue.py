@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from acoustic import catalogue, checkpoint, publishers
 from acoustic.catalogue import untrained
 from acoustic.config import published
 from acoustic.errors import AcousticError
+from acoustic.runtime.cpu import open_session
 from service.commands import main
 
 TINY = untrained(published["tiny"])
@@ -236,9 +238,16 @@ def test_import_then_export(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
 
 def test_export_as_onnx(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
-    silica(capsys, "models", "export", "tiny", tmp_path / "tiny.onnx", "--onnx")
-    graph = onnx.load(str(tmp_path / "tiny.onnx"))
-    onnx.checker.check_model(graph)
+    features = torch.randn(2, 64, 120, generator=torch.Generator().manual_seed(3)).numpy()
+    heard, sizes = [], []
+    for form in ((), ("--fp16",)):
+        file = tmp_path / "tiny.onnx"
+        answer = json.loads(silica(capsys, "models", "export", "tiny", file, "--onnx", *form, "--json"))
+        sizes.append(answer["bytes"])
+        onnx.checker.check_model(onnx.load(str(file)))
+        heard.append(open_session(file.read_bytes()).run(None, {"features": features})[0])
+    assert sizes[1] < sizes[0]
+    assert 0 < np.abs(np.exp(heard[0]) - np.exp(heard[1])).max() < 1e-2
 
 
 def test_pull_on_the_command_line(capsys: pytest.CaptureFixture[str], shop: tuple[Path, str]) -> None:
