@@ -65,14 +65,14 @@ class WordTables(nn.Module):
             at = ((flat >= first) & (flat < end)).nonzero().squeeze(1)
             if len(at):
                 rare = self.read[cluster - 1](functional.embedding(flat[at] - first, self.tables[cluster]))
-                vectors = vectors.index_copy(0, at, rare)
+                vectors = vectors.index_copy(0, at, rare.to(vectors.dtype))
         return vectors.reshape(*words.shape, self.width)
 
     def log_probs(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Natural log-probability of each target word after its hidden vector: [n, width], [n] -> [n]."""
         shortlist = self.clusters[0][1]
         head = functional.linear(hidden, torch.cat([self.tables[0], self.cluster_vectors]))
-        head = functional.log_softmax(head + torch.cat([self.biases[0], self.cluster_biases]), dim=-1)
+        head = functional.log_softmax(head.float() + torch.cat([self.biases[0], self.cluster_biases]), dim=-1)
         index = targets.clamp(max=shortlist - 1)
         for cluster, (first, end) in enumerate(self.clusters[1:], start=1):
             index = torch.where((targets >= first) & (targets < end), shortlist + cluster - 1, index)
@@ -82,7 +82,7 @@ class WordTables(nn.Module):
             if len(at):
                 narrow = self.write[cluster - 1](hidden[at])
                 tail = functional.linear(narrow, self.tables[cluster], self.biases[cluster])
-                rest = -functional.cross_entropy(tail, targets[at] - first, reduction="none")
+                rest = -functional.cross_entropy(tail.float(), targets[at] - first, reduction="none")
                 found = found.index_add(0, at, rest)
         return found
 
