@@ -1,22 +1,31 @@
 """The n-best list of a finished utterance, ranked again with more knowledge: a bigger n-gram, a Transformer-XL.
 
-A rescorer gives each text a natural-log probability, word ends included. The search's own score stays in the sum, so
-a list without a rescorer keeps its order. What was said before may be carried on as the Transformer-XL's memory.
+A rescorer gives each text a natural-log probability, the end of the sentence included, which is added to what the
+search found, each with its weight. What was said before may be carried on as the Transformer-XL's memory.
 """
 
+import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.decoders import Decoder
 from lm.errors import LanguageError
 from lm.hypothesis import Hypothesis
+from lm.search_settings import SearchSettings
 
 if TYPE_CHECKING:
     from lm.transformer_xl.model import Memory
 
 LONGEST_CONTEXT_WORDS = 256
+SENTENCES_BEFORE = 4
+LONGEST_LIST = 200
 
 
 class Rescorer(Protocol):
@@ -89,34 +98,37 @@ class TransformerRescorer:
 
 @dataclass(frozen=True)
 class RescoreSettings:
-    """How much each source counts beside the search's own score, and a bonus a word."""
+    """How much each source counts in the end; the first two stand in place of the search's own."""
 
+    lm_weight: float
+    word_bonus: float
     weights: tuple[float, ...]
-    word_bonus: float = 0.0
-    # How much of the search's language model stays: 1 keeps it all, 0 puts the rescorers in its place.
-    keep_search_lm: float = 1.0
+    longest_list: int = 16
+    """Readings that are ranked again. Each costs a rescorer's time."""
 
     def __post_init__(self) -> None:
-        numbers = (*self.weights, self.word_bonus, self.keep_search_lm)
+        numbers = (self.lm_weight, self.word_bonus, *self.weights)
         if not all(math.isfinite(number) for number in numbers):
             raise LanguageError(f"rescoring weights must be finite numbers, not {numbers}")
+        if not 1 <= self.longest_list <= LONGEST_LIST:
+            raise LanguageError(f"a list of {self.longest_list} readings: expected 1 to {LONGEST_LIST}")
 
 
 def rescore(
     n_best: Sequence[Hypothesis],
     rescorers: Sequence[Rescorer],
     settings: RescoreSettings,
-    lm_weight: float,
+    search: SearchSettings,
     before: Sequence[str] = (),
 ) -> tuple[Hypothesis, ...]:
-    """The list in its new order, each hypothesis with its new score; `lm_weight` is the one of the search."""
+    """The list in its new order, each hypothesis with its new score; `search` is what the list was made with."""
     if len(rescorers) != len(settings.weights):
         raise LanguageError(f"{len(rescorers)} rescorers but {len(settings.weights)} weights: one each")
     texts = [hypothesis.text for hypothesis in n_best]
     totals = [
         hypothesis.score
-        - (1.0 - settings.keep_search_lm) * lm_weight * hypothesis.language_score * math.log(10.0)
-        + settings.word_bonus * len(hypothesis.words)
+        + (settings.lm_weight - search.lm_weight) * hypothesis.language_score * math.log(10.0)
+        + (settings.word_bonus - search.word_bonus) * len(hypothesis.words)
         for hypothesis in n_best
     ]
     for rescorer, weight in zip(rescorers, settings.weights, strict=True):
@@ -124,3 +136,80 @@ def rescore(
             totals[place] += weight * score
     order = sorted(range(len(n_best)), key=lambda place: (-totals[place], place))
     return tuple(replace(n_best[place], score=totals[place]) for place in order)
+
+
+@dataclass(frozen=True)
+class Rescoring:
+    """Models and weights, as `silica lm rescore --out` writes them into one file."""
+
+    rescorers: tuple[Rescorer, ...]
+    settings: RescoreSettings
+
+    @classmethod
+    def load(cls, path: Path) -> "Rescoring":
+        """Read the file and the models it names (beside it, unless their paths are absolute)."""
+        try:
+            kept: dict[str, Any] = json.loads(path.read_text())
+            models = [(path.parent / str(model["file"]), float(model["weight"])) for model in kept["models"]]
+            settings = RescoreSettings(
+                float(kept["lm_weight"]),
+                float(kept["word_bonus"]),
+                tuple(weight for _, weight in models),
+                int(kept["longest_list"]),
+            )
+        except OSError:
+            raise LanguageError(
+                f"there is no rescoring {path}; `silica lm rescore --out` writes one"
+            ) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise LanguageError(
+                f"{path} is no rescoring that `silica lm rescore --out` wrote ({error!r})"
+            ) from None
+        return cls(tuple(open_rescorer(model) for model, _ in models), settings)
+
+    def save(self, path: Path, models: Sequence[Path]) -> None:
+        """Write weights and models' places."""
+        named = [
+            {"file": os.path.relpath(model, path.parent), "weight": weight}
+            for model, weight in zip(models, self.settings.weights, strict=True)
+        ]
+        kept = {"lm_weight": self.settings.lm_weight, "word_bonus": self.settings.word_bonus}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            json.dumps(kept | {"longest_list": self.settings.longest_list, "models": named}, indent=1) + "\n"
+        )
+
+
+def open_rescorer(model: Path) -> Rescorer:
+    """A Transformer-XL (.safetensors) or a KenLM file."""
+    return TransformerRescorer(model) if model.suffix == ".safetensors" else NGramRescorer(model)
+
+
+class RescoringDecoder:
+    """A search whose finished utterances are ranked again; while they go on, nothing is different."""
+
+    def __init__(self, decoder: Decoder, rescoring: Rescoring) -> None:
+        self._decoder, self._rescoring = decoder, rescoring
+
+    def start(self, settings: SearchSettings = SearchSettings()) -> "RescoredUtterance":  # noqa: B008 (frozen)
+        return RescoredUtterance(self._decoder, self._rescoring, settings)
+
+
+class RescoredUtterance:
+    def __init__(self, decoder: Decoder, rescoring: Rescoring, settings: SearchSettings) -> None:
+        self._rescoring, self._settings = rescoring, settings
+        longest = max(settings.n_best, min(rescoring.settings.longest_list, settings.width))
+        self._searched = decoder.start(replace(settings, n_best=longest))
+
+    def push(self, log_probs: NDArray[np.float32]) -> None:
+        self._searched.push(log_probs)
+
+    def best(self) -> Hypothesis:
+        return self._searched.best()
+
+    def finish(self) -> tuple[Hypothesis, ...]:
+        found = self._searched.finish()
+        if len(found) < 2:
+            return found
+        ranked = rescore(found, self._rescoring.rescorers, self._rescoring.settings, self._settings)
+        return ranked[: self._settings.n_best]

@@ -1,6 +1,7 @@
-"""What rescoring is worth on a manifest: word errors greedy, by the search, and with rescorers, weights chosen fairly.
+"""What rescoring is worth on a manifest: word errors greedy, searched, ranked again; weights chosen fairly.
 
-The clips are halved by recording; the weights chosen on one half are counted on the other, both ways.
+The speakers are halved; weights chosen on one half are counted on the other, both ways. The list of readings comes from
+one search, so a step shows what the knowledge is worth and not what another search would have found.
 """
 
 import itertools
@@ -9,117 +10,150 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lm.decoders import open_decoder
 from lm.hypothesis import Hypothesis
 from lm.ngram import NGram
-from lm.rescore import Rescorer
+from lm.rescore import SENTENCES_BEFORE, Rescorer
 from lm.score import ErrorCounts, word_errors
 from lm.search_settings import SearchSettings
 from lm.tuning import ALPHABET, Clip
 
-Weights = tuple[float, float, float]
-NGRAM_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-RESCORER_WEIGHTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-WORD_BONUSES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)
-SENTENCES_BEFORE = 4
+Scores = NDArray[np.float64]
+# Weights of the search's own n-gram, of each rescorer, and the bonus a word.
+Weights = tuple[float, ...]
+SEARCH_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+RESCORER_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+WORD_BONUSES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    acoustic: float
-    ngram: float
-    rescored: float
-    words: int
-    errors: int
+class Step:
+    """Readings ranked by some of the knowledge: errors under the other half's weights, and under the best of all."""
+
+    rescorers: tuple[str, ...]
+    fair_errors: int
+    best_errors: int
+    best_weights: Weights
 
 
 @dataclass(frozen=True)
 class RescoreFigures:
-    """Word error rates; `fair` ones have their weights from the other half of the clips."""
+    """Word errors from step to step."""
 
-    greedy: float
-    search: float
-    search_tuned_fair: float
-    rescored_fair: float
-    rescored_best: float
-    best_weights: Weights
-    oracle: float
+    words: int
+    greedy_errors: int
+    search_errors: int
+    steps: tuple[Step, ...]
+    oracle_errors: int
+
+
+@dataclass(frozen=True)
+class Lists:
+    """The readings of every clip, side by side: [clips, readings], and the rescorers' scores [rescorers, ...]."""
+
+    acoustic: Scores
+    ngram: Scores
+    rescored: Scores
+    words: Scores
+    errors: NDArray[np.int64]
+
+    def chosen_errors(self, weights: Weights, used: Sequence[int]) -> NDArray[np.int64]:
+        """Errors of each clip's best reading; `weights` are those of the search, the rescorers used, the bonus."""
+        total = self.acoustic + weights[0] * self.ngram + weights[-1] * self.words
+        for weight, place in zip(weights[1:-1], used, strict=True):
+            total = total + weight * self.rescored[place]
+        return np.asarray(self.errors[np.arange(len(total)), total.argmax(axis=1)])
 
 
 def figures(
     clips: Sequence[Clip],
-    recordings: Sequence[str],
     ngram: NGram,
-    rescorer: Rescorer,
+    rescorers: dict[str, Rescorer],
     settings: SearchSettings,
     longest_list: int,
     progress: Callable[[str], None],
     carry: bool = True,
 ) -> RescoreFigures:
-    """Search, rescore and count; `recordings` tells which clips follow each other, for what was said before."""
+    """Search, rescore and count. `carry`: a rescorer may know what was said before in the same recording."""
     greedy, beam = open_decoder("greedy", ALPHABET), open_decoder("beam", ALPHABET, ngram)
     greedy_errors = search_errors = ErrorCounts()
-    lists: list[tuple[_Candidate, ...]] = []
-    before: list[str] = []
+    found: list[tuple[Hypothesis, ...]] = []
+    scores: list[list[list[float]]] = []
     for place, clip in enumerate(clips):
-        if place and recordings[place] != recordings[place - 1]:
-            before = []
         plain = greedy.start()
         plain.push(clip.log_probs)
         greedy_errors += word_errors(clip.text, plain.finish()[0].text)
         utterance = beam.start(settings)
         utterance.push(clip.log_probs)
-        found = utterance.finish()[:longest_list]
-        search_errors += word_errors(clip.text, found[0].text)
-        scores = rescorer.log_probs([h.text for h in found], before[-SENTENCES_BEFORE:] if carry else ())
-        lists.append(
-            tuple(_candidate(clip, h, score, settings) for h, score in zip(found, scores, strict=True))
-        )
-        before.append(found[0].text)
+        found.append(utterance.finish()[:longest_list])
+        search_errors += word_errors(clip.text, found[-1][0].text)
+        earlier = [
+            found[before][0].text
+            for before in range(max(0, place - SENTENCES_BEFORE), place)
+            if carry and recording_of(clips[before].audio) == recording_of(clip.audio)
+        ]
+        texts = [hypothesis.text for hypothesis in found[-1]]
+        scores.append([rescorer.log_probs(texts, earlier) for rescorer in rescorers.values()])
         if place % 100 == 99:
             progress(f"{place + 1} of {len(clips)} clips")
-    half = {recording: number % 2 for number, recording in enumerate(sorted(set(recordings)))}
-    halves = [half[recording] for recording in recordings]
-    words = max(sum(len(clip.text.split()) for clip in clips), 1)
-    search_grid = [(weight, 0.0, bonus) for weight in NGRAM_WEIGHTS for bonus in WORD_BONUSES]
-    grid = list(itertools.product(NGRAM_WEIGHTS, RESCORER_WEIGHTS, WORD_BONUSES))
-    best = min(grid, key=lambda weights: sum(_errors(lists, halves, weights)))
+    lists = side_by_side(clips, found, scores, settings)
+    speakers = sorted({clip.speaker for clip in clips})
+    half = np.array([speakers.index(clip.speaker) % 2 for clip in clips])
+    names = tuple(rescorers)
+    steps = [ranked(lists, half, names, used) for used in stairs(len(names))]
     return RescoreFigures(
-        greedy=greedy_errors.rate,
-        search=search_errors.rate,
-        search_tuned_fair=_fair(lists, halves, search_grid) / words,
-        rescored_fair=_fair(lists, halves, grid) / words,
-        rescored_best=sum(_errors(lists, halves, best)) / words,
-        best_weights=best,
-        oracle=sum(min(candidate.errors for candidate in found) for found in lists) / words,
+        words=search_errors.words,
+        greedy_errors=greedy_errors.errors,
+        search_errors=search_errors.errors,
+        steps=tuple(steps),
+        oracle_errors=int(lists.errors.min(axis=1).sum()),
     )
 
 
-def _candidate(clip: Clip, hypothesis: Hypothesis, score: float, settings: SearchSettings) -> _Candidate:
-    language = hypothesis.language_score * math.log(10.0)
-    words = len(hypothesis.words)
-    acoustic = hypothesis.score - settings.lm_weight * language - settings.word_bonus * words
-    return _Candidate(acoustic, language, score, words, word_errors(clip.text, hypothesis.text).errors)
+def stairs(count: int) -> list[tuple[int, ...]]:
+    """No rescorer, each alone, all together."""
+    each: list[tuple[int, ...]] = [(place,) for place in range(count)]
+    return [(), *each, *([tuple(range(count))] if count > 1 else [])]
 
 
-def _errors(
-    lists: Sequence[Sequence[_Candidate]], halves: Sequence[int], weights: Weights
-) -> tuple[int, int]:
-    """Errors of the two halves under these weights of n-gram, rescorer and words."""
-    ngram, rescorer, bonus = weights
-    errors = [0, 0]
-    for half, found in zip(halves, lists, strict=True):
-        best = max(
-            found, key=lambda c: c.acoustic + ngram * c.ngram + rescorer * c.rescored + bonus * c.words
-        )
-        errors[half] += best.errors
-    return errors[0], errors[1]
+def side_by_side(
+    clips: Sequence[Clip],
+    found: Sequence[Sequence[Hypothesis]],
+    scores: Sequence[Sequence[Sequence[float]]],
+    settings: SearchSettings,
+) -> Lists:
+    """Every list as rows of one table; where a list is shorter, the places are impossible."""
+    shape = (len(clips), max(map(len, found)))
+    acoustic, ngram, words = np.full(shape, -math.inf), np.zeros(shape), np.zeros(shape)
+    rescored = np.zeros((len(scores[0]), *shape))
+    errors = np.full(shape, np.iinfo(np.int64).max)
+    for row, (clip, readings) in enumerate(zip(clips, found, strict=True)):
+        for place, reading in enumerate(readings):
+            ngram[row, place] = reading.language_score * math.log(10.0)
+            words[row, place] = len(reading.words)
+            weighted = settings.lm_weight * ngram[row, place] + settings.word_bonus * words[row, place]
+            acoustic[row, place] = reading.score - weighted
+            errors[row, place] = word_errors(clip.text, reading.text).errors
+        for number, values in enumerate(scores[row]):
+            rescored[number, row, : len(readings)] = values
+    return Lists(acoustic, ngram, rescored, words, errors)
 
 
-def _fair(lists: Sequence[Sequence[_Candidate]], halves: Sequence[int], grid: Sequence[Weights]) -> int:
-    """Errors of each half under the weights that are best for the other."""
-    counted = {weights: _errors(lists, halves, weights) for weights in grid}
-    return sum(counted[min(grid, key=lambda w, h=half: counted[w][h])][1 - half] for half in (0, 1))  # type: ignore[misc]
+def ranked(lists: Lists, half: NDArray[np.int64], names: Sequence[str], used: Sequence[int]) -> Step:
+    """Every weight with every other; of equals the gentlest."""
+    grid = sorted(itertools.product(SEARCH_WEIGHTS, *[RESCORER_WEIGHTS] * len(used), WORD_BONUSES), key=sum)
+    counted = np.array(
+        [
+            [int(errors[half == side].sum()) for side in (0, 1)]
+            for errors in (lists.chosen_errors(weights, used) for weights in grid)
+        ]
+    )
+    fair = sum(int(counted[counted[:, side].argmin(), 1 - side]) for side in (0, 1))
+    best = int(counted.sum(axis=1).argmin())
+    return Step(tuple(names[place] for place in used), fair, int(counted[best].sum()), grid[best])
 
 
 def recording_of(audio: str) -> str:

@@ -28,6 +28,7 @@ class Clip:
     text: str
     audio: str
     log_probs: NDArray[np.float32]
+    speaker: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,10 @@ def read_clips(manifest: Path, folder: Path, every: int = 1) -> list[Clip]:
             expected = "expected an object with audio and text"
             raise LanguageError(f"{manifest}, line {number}: {expected} ({error})") from None
         if text is not None and stored.is_file():
-            clips.append(Clip(normalise(text), str(entry["audio"]), np.load(stored).astype(np.float32)))
+            heard = np.load(stored).astype(np.float32)
+            clips.append(
+                Clip(normalise(text), str(entry["audio"]), heard, str(entry.get("speaker") or entry["audio"]))
+            )
     if not clips:
         raise LanguageError(f"no clip of {manifest} has log-probabilities in {folder} (AUDIO-STEM.npy each)")
     return clips[::every]

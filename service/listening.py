@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--language-model", default="shipped", metavar="FILE", help="KenLM binary; `shipped` or `none`"
     )
+    parser.add_argument(
+        "--rescore",
+        type=Path,
+        metavar="FILE",
+        help="rank the readings of a finished utterance again; `silica lm rescore --out` writes the file",
+    )
     parser.add_argument("--width", type=int, help="how many readings the beam keeps")
     parser.add_argument("--lm-weight", type=float, help="how much the language model counts")
     parser.add_argument("--word-bonus", type=float, help="what each word adds")
@@ -63,6 +70,10 @@ class Listener:
         backend = open_from(arguments)
         ngram, name = _language_model(arguments)
         decoder = open_decoder(arguments.decoder, backend.config.alphabet, ngram)
+        if arguments.rescore:
+            from lm.rescore import Rescoring, RescoringDecoder
+
+            decoder = RescoringDecoder(decoder, Rescoring.load(arguments.rescore))
         return cls(backend, decoder, _search_settings(arguments), name)
 
     def words(self, pieces: "Iterable[LogProbs]", rules: "CutRules | None" = None) -> "Iterator[TimedWord]":

@@ -35,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worst", type=int, default=0, metavar="N", help="show the N recordings with most errors"
     )
+    parser.add_argument(
+        "--keep-log-probs",
+        type=Path,
+        metavar="FOLDER",
+        help="store what the network said of each recording, for `silica lm tune` and `silica lm rescore`",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else there")
 
 
@@ -47,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     lines = recordings(arguments.manifest, arguments.limit)
     listener = Listener.from_arguments(arguments)
+    if arguments.keep_log_probs:
+        arguments.keep_log_probs.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     quiet = arguments.json or not sys.stderr.isatty()
     scored = [
@@ -99,6 +107,8 @@ def _score(listener: "Listener", line: dict[str, Any], arguments: argparse.Names
     samples = read_mono(line["folder"] / line["audio"])
     began, began_cpu = time.perf_counter(), time.process_time()
     log_probs = _heard(listener, samples, arguments)
+    if arguments.keep_log_probs:
+        _keep(arguments.keep_log_probs / f"{Path(line['audio']).stem}.npy", log_probs)
     middle = time.perf_counter()
     heard = " ".join(word.text for word in listener.words([log_probs], NEVER))
     ended, ended_cpu = time.perf_counter(), time.process_time()
@@ -114,6 +124,12 @@ def _score(listener: "Listener", line: dict[str, Any], arguments: argparse.Names
         "decoding_s": ended - middle,
         "cpu_s": ended_cpu - began_cpu,
     }
+
+
+def _keep(path: Path, log_probs: Any) -> None:
+    import numpy as np
+
+    np.save(path, np.asarray(log_probs, np.float32))
 
 
 def _heard(listener: "Listener", samples: Any, arguments: argparse.Namespace) -> Any:

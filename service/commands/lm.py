@@ -56,11 +56,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log-probs", type=Path, required=True, help="folder of AUDIO-STEM.npy, [frames, classes]"
     )
     rescore.add_argument("--model", type=Path, default=Path("shipped"), help="n-gram of the search (shipped)")
-    rescorers = rescore.add_mutually_exclusive_group(required=True)
-    rescorers.add_argument("--transformer", type=Path, help="weights that `silica train-lm` wrote")
-    rescorers.add_argument("--ngram", type=Path, help="a bigger n-gram")
-    rescore.add_argument("--alone", action="store_true", help="forget what was said before each clip")
-    rescore.add_argument("--longest-list", type=int, default=12, help="readings a clip (default 12)")
+    rescore.add_argument(
+        "--rescorer",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="FILE",
+        help="a bigger n-gram, or weights that `silica train-lm` wrote; repeatable",
+    )
+    rescore.add_argument("--carry", action="store_true", help="let them know what was said before each clip")
+    rescore.add_argument("--longest-list", type=int, default=16, help="readings a clip (default 16)")
+    rescore.add_argument(
+        "--out", type=Path, metavar="FILE", help="writes the models and their best weights, for --rescore"
+    )
     for verb in (measured, info, marks, adapt, tune, readable, rescore):
         verb.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
@@ -246,33 +254,40 @@ def _readable(arguments: argparse.Namespace) -> int:
 
 
 def _rescore(arguments: argparse.Namespace) -> int:
-    from dataclasses import asdict
-
     import torch
 
     from lm.ngram import NGram
-    from lm.rescore import NGramRescorer, Rescorer, TransformerRescorer
-    from lm.rescore_figures import figures, recording_of
+    from lm.rescore import RescoreSettings, Rescoring, open_rescorer
+    from lm.rescore_figures import figures
     from lm.search_settings import SearchSettings
     from lm.tuning import read_clips
 
     torch.set_num_threads(1)
     clips = read_clips(arguments.manifest, arguments.log_probs)
-    transformer = arguments.transformer
-    rescorer: Rescorer = TransformerRescorer(transformer) if transformer else NGramRescorer(arguments.ngram)
-    found = figures(
-        clips,
-        [recording_of(clip.audio) for clip in clips],
-        NGram.load(_model(arguments.model)),
-        rescorer,
-        SearchSettings(width=128, n_best=40),
-        arguments.longest_list,
-        _progress,
-        carry=not arguments.alone,
-    )
-    shown: dict[str, object] = {"clips": len(clips)}
-    for name, value in asdict(found).items():
-        shown[name if name == "best_weights" else f"{name}_percent"] = (
-            value if name == "best_weights" else 100 * value
-        )
-    return _show(shown, arguments.json)
+    rescorers = {str(path): open_rescorer(path) for path in arguments.rescorer}
+    search = SearchSettings(n_best=arguments.longest_list)
+    ngram = NGram.load(_model(arguments.model))
+    found = figures(clips, ngram, rescorers, search, arguments.longest_list, _progress, arguments.carry)
+    if arguments.out:
+        last = found.steps[-1].best_weights
+        settings = RescoreSettings(last[0], last[-1], last[1:-1], arguments.longest_list)
+        Rescoring(tuple(rescorers.values()), settings).save(arguments.out, arguments.rescorer)
+    if arguments.json:
+        from dataclasses import asdict
+
+        return _show(asdict(found), True)
+
+    def rate(errors: int) -> str:
+        return f"{100 * errors / found.words:.2f} % ({errors} errors)"
+
+    shown: dict[str, object] = {
+        "clips": f"{len(clips)}, {found.words:,} words",
+        "greedy": rate(found.greedy_errors),
+        "searched": rate(found.search_errors),
+    }
+    for step in found.steps:
+        name = " + ".join(["ranked again", *(Path(name).stem for name in step.rescorers)])
+        best = f"{rate(step.best_errors)} with weights {_shown(step.best_weights)}"
+        shown[name] = f"{rate(step.fair_errors)}; chosen on all: {best}"
+    shown["best of each list"] = rate(found.oracle_errors)
+    return _show(shown, False)

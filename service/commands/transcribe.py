@@ -31,6 +31,7 @@ HERE_ONLY = (
     "precision",
     "decoder",
     "language_model",
+    "rescore",
     "width",
     "lm_weight",
     "word_bonus",

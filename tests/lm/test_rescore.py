@@ -9,14 +9,24 @@ import numpy as np
 import pytest
 import torch
 
+from lm.decoders import open_decoder
 from lm.errors import LanguageError
 from lm.hypothesis import Hypothesis, Word
 from lm.ngram import NGram
-from lm.rescore import NGramRescorer, RescoreSettings, TransformerRescorer, rescore
+from lm.rescore import (
+    NGramRescorer,
+    RescoreSettings,
+    Rescoring,
+    RescoringDecoder,
+    TransformerRescorer,
+    rescore,
+)
+from lm.rescore_figures import ranked, side_by_side, stairs
+from lm.search_settings import SearchSettings
 from lm.transformer_xl.model import TransformerConfig, TransformerXL
 from lm.transformer_xl.storage import save
 from lm.transformer_xl.vocabulary import Vocabulary
-from lm.tuning import ALPHABET, read_clips, tune, write
+from lm.tuning import ALPHABET, Clip, read_clips, tune, write
 from tests.lm.conftest import DATA
 
 
@@ -35,31 +45,85 @@ class Fixed:
         return [self.scores[text] for text in texts]
 
 
-def test_without_rescorers_the_order_stays() -> None:
+SEARCH = SearchSettings(lm_weight=0.5, word_bonus=1.0)
+
+
+def test_without_rescorers_and_with_the_searchs_weights_the_order_stays() -> None:
     n_best = (heard("a", -1.0), heard("b", -2.0))
-    assert rescore(n_best, [], RescoreSettings(()), lm_weight=0.5) == n_best
+    assert rescore(n_best, [], RescoreSettings(0.5, 1.0, ()), SEARCH) == n_best
 
 
 def test_scores_add_up() -> None:
     n_best = (heard("a", -1.0, -3.0), heard("b b", -2.0, -1.0))
-    found = rescore(
-        n_best, [Fixed({"a": -4.0, "b b": -1.0})], RescoreSettings((0.5,), word_bonus=0.25), lm_weight=0.5
-    )
+    settings = RescoreSettings(0.5, 1.25, (0.5,))
+    found = rescore(n_best, [Fixed({"a": -4.0, "b b": -1.0})], settings, SEARCH)
     assert [hypothesis.text for hypothesis in found] == ["b b", "a"]
     assert [hypothesis.score for hypothesis in found] == pytest.approx([-2.0 - 0.5 + 0.5, -1.0 - 2.0 + 0.25])
 
 
 def test_the_searchs_model_can_be_taken_out() -> None:
-    settings = RescoreSettings((), keep_search_lm=0.0)
-    (found,) = rescore([heard("a", -1.0, -3.0)], [], settings, lm_weight=0.5)
+    (found,) = rescore([heard("a", -1.0, -3.0)], [], RescoreSettings(0.0, 1.0, ()), SEARCH)
     assert found.score == pytest.approx(-1.0 + 0.5 * 3.0 * math.log(10))
 
 
 def test_one_weight_a_rescorer() -> None:
     with pytest.raises(LanguageError, match="one each"):
-        rescore([heard("a", 0.0)], [Fixed({"a": 0.0})], RescoreSettings(()), lm_weight=0.5)
+        rescore([heard("a", 0.0)], [Fixed({"a": 0.0})], RescoreSettings(0.5, 1.0, ()), SEARCH)
     with pytest.raises(LanguageError, match="finite"):
-        RescoreSettings((math.nan,))
+        RescoreSettings(0.5, 1.0, (math.nan,))
+    with pytest.raises(LanguageError, match="list of 0"):
+        RescoreSettings(0.5, 1.0, (), longest_list=0)
+
+
+def test_a_rescoring_decoder_ranks_again_when_an_utterance_ends(tmp_path: Path) -> None:
+    ngram = NGram.load(DATA / "tiny-plain.binary")
+    beam = open_decoder("beam", ALPHABET, ngram)
+    frames, search = spelled("a ban and a band", 1.0), SearchSettings(lm_weight=0.0, n_best=3)
+    plain, rescoring = beam.start(search), Rescoring((), RescoreSettings(0.0, search.word_bonus, ()))
+    again = RescoringDecoder(beam, rescoring).start(search)
+    for utterance in (plain, again):
+        utterance.push(frames)
+    assert again.best() == plain.best()
+    unchanged = plain.finish()
+    assert again.finish() == unchanged
+
+    wanted = Rescoring(
+        (NGramRescorer(DATA / "tiny-plain.binary"),), RescoreSettings(0.0, 1.0, (3.0,), longest_list=8)
+    )
+    wanted.save(tmp_path / "rescoring.json", [DATA / "tiny-plain.binary"])
+    loaded = Rescoring.load(tmp_path / "rescoring.json")
+    assert loaded.settings == wanted.settings
+    moved = RescoringDecoder(beam, loaded).start(search)
+    moved.push(frames)
+    found = moved.finish()
+    assert len(found) == 3
+    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    assert found[0].text != unchanged[0].text
+
+
+def test_a_file_that_is_no_rescoring_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "no.json").write_text("{}")
+    with pytest.raises(LanguageError, match="no rescoring that"):
+        Rescoring.load(tmp_path / "no.json")
+    with pytest.raises(LanguageError, match="there is no rescoring"):
+        Rescoring.load(tmp_path / "none.json")
+
+
+def test_steps_are_counted_with_weights_from_the_other_half() -> None:
+    """Two speakers, two readings a clip: the rescorer is right where the search is wrong."""
+    clips = [
+        Clip("a", f"{speaker}-0-{number}.flac", np.zeros((1, 28), np.float32), speaker)
+        for speaker in "xy"
+        for number in range(2)
+    ]
+    found = [(heard("b", -1.0), heard("a", -1.2))] * 4
+    scores = [[[-9.0, -1.0]]] * 4
+    lists = side_by_side(clips, found, scores, SearchSettings(lm_weight=0.0, word_bonus=0.0))
+    half = np.array([0, 0, 1, 1])
+    plain, helped = (ranked(lists, half, ["helper"], used) for used in stairs(1))
+    assert (plain.fair_errors, plain.best_errors) == (4, 4)
+    assert (helped.fair_errors, helped.best_errors) == (0, 0)
+    assert helped.rescorers == ("helper",)
 
 
 def test_an_n_gram_rescorer_says_what_kenlm_says() -> None:
