@@ -1,11 +1,12 @@
 """Where published weights can be fetched from, and fetching them: size limit, checksum, then the importer.
 
+A download that broke off goes on where it stopped, if the publisher says that the file is still the same one.
 NVIDIA's files are downloaded by the user from NVIDIA, under NVIDIA's terms; Silica carries none of them.
 """
 
 import hashlib
 import http.client
-import tempfile
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 from acoustic import catalogue, importers
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
+from acoustic.onnx_cache import cache_folder
 
 NGC = "https://api.ngc.nvidia.com/v2/models/nvidia"
 TIMEOUT_S = 30.0
@@ -89,34 +91,70 @@ def publication(name: str) -> Publication:
 def pull(wanted: Publication, progress: Progress = lambda done, total: None) -> tuple[Path, str]:
     """Fetch, check, import and install; where it lies now, and the checksum of what was fetched."""
     catalogue.check_name(wanted.name)
-    with tempfile.TemporaryDirectory(prefix="silica-pull-") as folder:
-        file = Path(folder) / (PurePosixPath(urlsplit(wanted.address).path).name or "weights")
-        digest = fetch(wanted, file, progress)
-        model = importers.read(file)
+    file_name = PurePosixPath(urlsplit(wanted.address).path).name or "weights"
+    download = Download(cache_folder() / "downloads" / wanted.name / file_name)
+    digest = fetch(wanted, download, progress)
+    try:
+        model = importers.read(download.file)
+    finally:
+        download.forget()
     card = {**model.card, "title": wanted.title, "source": wanted.address, "terms": wanted.terms}
     card["sha256"] = digest
     return catalogue.install(wanted.name, Checkpoint(model.config, model.state, card)), digest
 
 
-def fetch(wanted: Publication, file: Path, progress: Progress) -> str:
-    """Download into `file`; its SHA-256. Refuses what is too large or not what was published."""
+@dataclass(frozen=True)
+class Download:
+    """A file on its way here, alone in its folder with a note of which file it is a part of."""
+
+    file: Path
+
+    @property
+    def note(self) -> Path:
+        """Beside the file."""
+        return self.file.with_name("part-of.json")
+
+    def begun(self, address: str) -> dict[str, str]:
+        """The headers that ask for the rest; none where there is no part, or nothing to know it again by."""
+        try:
+            note = json.loads(self.note.read_text())
+            size = self.file.stat().st_size
+            if note["address"] == address and note["version"] and size:
+                return {"Range": f"bytes={size}-", "If-Range": str(note["version"])}
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return {}
+
+    def begin(self, address: str, headers: http.client.HTTPMessage) -> None:
+        """From the start, with what the publisher calls this version of the file."""
+        self.forget()
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        tag = headers.get("ETag", "")
+        version = headers.get("Last-Modified", "") if not tag or tag.startswith("W/") else tag
+        self.note.write_text(json.dumps({"address": address, "version": version}))
+
+    def forget(self) -> None:
+        """Leave nothing behind."""
+        self.file.unlink(missing_ok=True)
+        self.note.unlink(missing_ok=True)
+        for folder in (self.file.parent, self.file.parent.parent):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def fetch(wanted: Publication, download: Download, progress: Progress) -> str:
+    """Download the file, or what is still missing of it; its SHA-256. Refuses what is too large or not what was
+    published."""
     host = urlsplit(wanted.address).netloc
     if urlsplit(wanted.address).scheme not in ("http", "https") or not host:
         raise AcousticError(f"{wanted.address!r} is no http or https address.")
-    digest = hashlib.sha256()
-    done = 0
+    headers = download.begun(wanted.address)
     try:
-        with urllib.request.urlopen(wanted.address, timeout=TIMEOUT_S) as answer, file.open("wb") as out:
-            length = answer.headers.get("Content-Length")
-            total = int(length) if length and length.isdigit() else None
-            while chunk := answer.read(CHUNK_BYTES):
-                done += len(chunk)
-                if done > LARGEST_BYTES:
-                    raise AcousticError(f"{wanted.address} sends more than {LARGEST_BYTES} bytes: refused.")
-                digest.update(chunk)
-                out.write(chunk)
-                progress(done, total)
+        done, total = _receive(wanted.address, headers, download, progress)
     except urllib.error.HTTPError as error:
+        if error.code == 416 and headers:  # nothing is missing, or the part is longer than the file
+            download.forget()
+            return fetch(wanted, download, progress)
         raise AcousticError(
             f"{host} answers {error.code} ({error.reason}) for {wanted.address}. The file may have moved or "
             f"need a login: download it in a browser, then `silica models import FILE --name {wanted.name}`."
@@ -129,10 +167,43 @@ def fetch(wanted: Publication, file: Path, progress: Progress) -> str:
             f"`silica models import FILE --name {wanted.name}`."
         ) from error
     if total is not None and done != total:
-        raise AcousticError(f"The download broke off after {done} of {total} bytes. Try again.")
-    if wanted.sha256 is not None and digest.hexdigest() != wanted.sha256:
         raise AcousticError(
-            f"{wanted.address} is not the file it was: its SHA-256 is {digest.hexdigest()}, "
+            f"The download broke off after {done} of {total} bytes. The same command again goes on from there."
+        )
+    with download.file.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if wanted.sha256 is not None and digest != wanted.sha256:
+        download.forget()
+        raise AcousticError(
+            f"{wanted.address} is not the file it was: its SHA-256 is {digest}, "
             f"expected {wanted.sha256}. Nothing was kept."
         )
-    return digest.hexdigest()
+    return digest
+
+
+def _receive(
+    address: str, headers: dict[str, str], download: Download, progress: Progress
+) -> tuple[int, int | None]:
+    """Bytes that are here afterwards, and how many there should be, where the publisher says so."""
+    request = urllib.request.Request(address, headers=headers)
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        length = answer.headers.get("Content-Length")
+        missing = int(length) if length and length.isdigit() else None
+        done = 0
+        if answer.status == 206 and headers:
+            done = download.file.stat().st_size
+            if not answer.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
+                download.forget()
+                raise AcousticError(f"{address} sent another part of the file than asked for. Try again.")
+        else:
+            download.begin(address, answer.headers)
+        total = None if missing is None else done + missing
+        with download.file.open("ab" if done else "wb") as out:
+            while chunk := answer.read(CHUNK_BYTES):
+                done += len(chunk)
+                if done > LARGEST_BYTES:
+                    download.forget()
+                    raise AcousticError(f"{address} sends more than {LARGEST_BYTES} bytes: refused.")
+                out.write(chunk)
+                progress(done, total)
+        return done, total

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -120,6 +121,7 @@ def shop(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     folder = tmp_path / "shop"
     folder.mkdir()
     handler = partial(QuietHandler, directory=str(folder))
+    QuietHandler.asked.clear()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -129,14 +131,34 @@ def shop(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Logs nothing; breaks off in the middle of anything called `cut`."""
+    """Logs nothing. Sends half of anything called `cut` when asked for all of it, and the rest when asked for
+    that; what is called `stubborn` breaks off too, and begins from the start every time."""
+
+    asked: ClassVar[list[str]] = []
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass
 
-    def copyfile(self, source, outputfile) -> None:  # type: ignore[no-untyped-def]
-        content = source.read()
-        outputfile.write(content[: len(content) // 2] if "cut" in self.path else content)
+    def do_GET(self) -> None:
+        file = Path(self.translate_path(self.path))
+        begin = int(self.headers.get("Range", "bytes=0-")[6:-1])
+        self.asked.append(f"{file.name} {begin}")
+        if not file.is_file():
+            return self.send_error(404)
+        content = file.read_bytes()
+        version = hashlib.sha256(content).hexdigest()
+        if self.headers.get("If-Range", version) != version or "stubborn" in file.name:
+            begin = 0
+        if begin >= len(content):
+            return self.send_error(416)
+        self.send_response(206 if begin else 200)
+        if begin:
+            self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
+        self.send_header("ETag", version)
+        self.send_header("Content-Length", str(len(content) - begin))
+        self.end_headers()
+        breaks = begin == 0 and ("cut" in file.name or ("stubborn" in file.name and len(self.asked) == 1))
+        self.wfile.write(content[begin : len(content) // 2 if breaks else None])
 
 
 def offer(shop: tuple[Path, str], file_name: str, sha256: str | None = None) -> publishers.Publication:
@@ -165,12 +187,10 @@ def test_pulling_checks_imports_and_installs(shop: tuple[Path, str]) -> None:
 def test_pulling_something_else_than_was_published(shop: tuple[Path, str], home: Path) -> None:
     with pytest.raises(AcousticError, match="not the file it was"):
         publishers.pull(offer(shop, "m.safetensors", "0" * 64))
-    assert not home.exists()
+    assert not [path for path in home.rglob("*") if path.is_file()]
 
 
-def test_pulling_what_breaks_off_is_gone_or_cannot_be_reached(shop: tuple[Path, str], home: Path) -> None:
-    with pytest.raises(AcousticError, match=r"broke off|cannot be reached"):
-        publishers.pull(offer(shop, "cut.safetensors"))
+def test_pulling_what_is_gone_or_cannot_be_reached(shop: tuple[Path, str], home: Path) -> None:
     gone = publishers.Publication("x", "x", shop[1] + "/gone.nemo", "")
     with pytest.raises(AcousticError, match="404"):
         publishers.pull(gone)
@@ -180,6 +200,46 @@ def test_pulling_what_breaks_off_is_gone_or_cannot_be_reached(shop: tuple[Path, 
     with pytest.raises(AcousticError, match="no http"):
         publishers.pull(publishers.Publication("x", "x", "file:///etc/passwd", ""))
     assert not home.exists()
+
+
+def test_a_download_that_broke_off_goes_on_where_it_stopped(shop: tuple[Path, str], home: Path) -> None:
+    wanted = offer(shop, "cut.safetensors")
+    content = (shop[0] / "cut.safetensors").read_bytes()
+    with pytest.raises(AcousticError, match=r"broke off after .* goes on from there"):
+        publishers.pull(wanted)
+    seen: list[tuple[int, int | None]] = []
+    publishers.pull(wanted, lambda done, total: seen.append((done, total)))
+    assert QuietHandler.asked == ["cut.safetensors 0", f"cut.safetensors {len(content) // 2}"]
+    assert seen[-1] == (len(content), len(content))
+    assert catalogue.find("pulled").card["sha256"] == hashlib.sha256(content).hexdigest()
+    assert not (home / "cache" / "downloads").exists()
+
+
+@pytest.mark.parametrize("name", ["cut", "stubborn"])
+def test_a_part_of_another_file_is_never_joined(shop: tuple[Path, str], home: Path, name: str) -> None:
+    """The file changed meanwhile, or its server cannot send parts: from the start."""
+    wanted = offer(shop, f"{name}.safetensors")
+    with pytest.raises(AcousticError, match="broke off"):
+        publishers.pull(wanted)
+    checkpoint.save(shop[0] / f"{name}.safetensors", TINY.config, TINY.state, {"licence": "another"})
+    if name == "cut":  # it is begun anew, and breaks off again
+        with pytest.raises(AcousticError, match="broke off"):
+            publishers.pull(wanted)
+    publishers.pull(wanted)
+    assert catalogue.find("pulled").card["licence"] == "another"
+
+
+def test_a_part_that_is_all_of_it_is_fetched_again(shop: tuple[Path, str], home: Path) -> None:
+    """Killed between the last byte and the import."""
+    wanted = offer(shop, "cut.safetensors")
+    with pytest.raises(AcousticError, match="broke off"):
+        publishers.pull(wanted)
+    (part,) = (home / "cache" / "downloads").glob("*/*.safetensors")
+    part.write_bytes((shop[0] / "cut.safetensors").read_bytes())
+    with pytest.raises(AcousticError, match="broke off"):
+        publishers.pull(wanted)
+    publishers.pull(wanted)
+    assert same(catalogue.find("pulled"), TINY)
 
 
 def test_known_addresses() -> None:
