@@ -15,6 +15,7 @@ from lm.hotwords import automaton
 from lm.hypothesis import Hypothesis, Word
 from lm.lexicon import Lexicon, build
 from lm.ngram import NGram
+from lm.search_agreement import agreed_words
 from lm.search_endings import ACOUSTIC, LANGUAGE, LAST_WORD, SCORE, endings
 from lm.search_kernel import BAD_FRAME, LARGEST_STEP, advance
 from lm.search_settings import SearchSettings
@@ -187,8 +188,19 @@ class BeamUtterance:
         stable = words_between(
             state.nodes, int(state.counters[ROOT]), self._settled_boundary(), self._decoder.space
         )
+        words = self._words(place, math.nan)
+        if self._settings.partial_agreement > 0:
+            agreed = agreed_words(
+                state.nodes,
+                int(state.counters[ROOT]),
+                state.beams,
+                int(state.counters[COUNT]),
+                self._decoder.space,
+                self._settings.partial_agreement,
+            )
+            words = words[: max(agreed, stable)]
         return Hypothesis(
-            words=(*self._settled, *self._words(place, math.nan)),
+            words=(*self._settled, *words),
             stable_words=len(self._settled) + stable,
             score=score,
             acoustic_score=score - float(node["bias"]),

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,58 +80,61 @@ def build(
     keep_arpa: bool = False,
 ) -> BuildReport:
     """Build `out` (a .binary trie) from text files, holding one line in a hundred out to measure on."""
-    started = time.perf_counter()
+    return build_several(texts, {out: settings}, progress, keep_arpa)[0]
+
+
+def build_several(
+    texts: Sequence[Path], wanted: dict[Path, BuildSettings], progress: Progress, keep_arpa: bool = False
+) -> list[BuildReport]:
+    """The same text as several models, for instance pruned more and less; the text is read once."""
     for path in texts:
         if not path.is_file():  # said before the builder is compiled, which takes minutes the first time
             raise LanguageError(f"there is no text file {path}")
+    tools(progress)
+    folder = next(iter(wanted)).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="silica-lm-", dir=folder) as scratch:
+        begun = time.perf_counter()
+        corpus = _write_corpus(texts, Path(scratch), progress)
+        reading_s = time.perf_counter() - begun
+        reports = []
+        for out, settings in wanted.items():
+            report = _build_one(corpus, out, settings, progress, keep_arpa)
+            reports.append(replace(report, seconds=report.seconds + reading_s))
+    return reports
+
+
+def _build_one(
+    corpus: "_Corpus", out: Path, settings: BuildSettings, progress: Progress, keep_arpa: bool
+) -> BuildReport:
+    started = time.perf_counter()
     programs = tools(progress)
     if out.suffix != ".binary":
         out = out.with_name(out.name + ".binary")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="silica-lm-", dir=out.parent) as scratch:
-        work = Path(scratch)
-        corpus, held_out = work / "corpus.txt", work / "held-out.txt"
-        counts, lines = _write_corpus(texts, corpus, held_out, progress)
-        words = sum(counts.values())
-        if len(counts) < 3:
-            raise LanguageError(
-                f"the text holds {len(counts)} different words; a language model needs running text"
-            )
-        vocabulary = {word for word, count in counts.items() if count >= settings.minimum_count}
-        (work / "words.txt").write_text(" ".join(sorted(vocabulary)))
-        progress(f"{words:,} words in {lines:,} lines, {len(vocabulary):,} different; counting n-grams")
-        arpa = out.with_suffix(".arpa") if keep_arpa else work / "model.arpa"
-        prune = [str(threshold) for threshold in settings.prune]
-        command = [
-            str(programs.lmplz),
-            "--order",
-            str(settings.order),
-            "--prune",
-            *prune,
-            "--discount_fallback",
-        ]
-        command += [
-            "--memory",
-            "1G",
-            "--temp_prefix",
-            str(work / "sort"),
-            "--limit_vocab_file",
-            str(work / "words.txt"),
-        ]
-        _program([*command, "--text", str(corpus), "--arpa", str(arpa)])
-        progress("packing the trie")
-        convert(arpa, out, settings, progress)
-        ngrams = arpa_counts(arpa)
-        measured = perplexity(out, _read(held_out)) if held_out.stat().st_size else None
+    vocabulary = {word for word, count in corpus.counts.items() if count >= settings.minimum_count}
+    known, work = corpus.learned.with_name("words.txt"), corpus.learned.parent
+    known.write_text(" ".join(sorted(vocabulary)))
+    words, pruned = sum(corpus.counts.values()), " ".join(map(str, settings.prune))
+    progress(
+        f"{words:,} words in {corpus.lines:,} lines, {len(corpus.counts):,} different; "
+        f"counting n-grams of order {settings.order}, pruned {pruned}"
+    )
+    arpa = out.with_suffix(".arpa") if keep_arpa else work / "model.arpa"
+    command = [str(programs.lmplz), "--order", str(settings.order), "--prune", *pruned.split()]
+    command += ["--discount_fallback", "--memory", "1G", "--temp_prefix", str(work / "sort")]
+    command += ["--limit_vocab_file", str(known), "--text", str(corpus.learned), "--arpa", str(arpa)]
+    _program(command)
+    progress("packing the trie")
+    convert(arpa, out, settings, progress)
     return BuildReport(
         path=str(out),
         words=words,
-        lines=lines,
+        lines=corpus.lines,
         vocabulary=len(vocabulary),
-        ngrams=ngrams,
+        ngrams=arpa_counts(arpa),
         size_bytes=out.stat().st_size,
         seconds=time.perf_counter() - started,
-        held_out=measured,
+        held_out=perplexity(out, _read(corpus.held_out)) if corpus.held_out.stat().st_size else None,
         settings=settings,
     )
 
@@ -197,12 +200,20 @@ def open_kenlm(model: Path) -> Any:
         raise LanguageError(f"{model} is no KenLM file ({reason}); expected a .binary or .arpa") from None
 
 
-def _write_corpus(
-    texts: Sequence[Path], corpus: Path, held_out: Path, progress: Progress
-) -> tuple[Counter[str], int]:
-    """Normal lines to the two files; what was learned from is counted."""
+@dataclass(frozen=True)
+class _Corpus:
+    """Text in normal lines: what is learned from, what is measured on, and the words of the first."""
+
+    learned: Path
+    held_out: Path
+    counts: Counter[str]
+    lines: int
+
+
+def _write_corpus(texts: Sequence[Path], folder: Path, progress: Progress) -> _Corpus:
     counts: Counter[str] = Counter()
     lines = 0
+    corpus, held_out = folder / "corpus.txt", folder / "held-out.txt"
     with corpus.open("w") as learned, held_out.open("w") as measured:
         for path in texts:
             progress(f"reading {path.name}")
@@ -213,7 +224,11 @@ def _write_corpus(
                     learned.write(line + "\n")
                     counts.update(line.split())
                     lines += 1
-    return counts, lines
+    if len(counts) < 3:
+        raise LanguageError(
+            f"the text holds {len(counts)} different words; a language model needs running text"
+        )
+    return _Corpus(corpus, held_out, counts, lines)
 
 
 def _read(path: Path) -> Iterable[str]:

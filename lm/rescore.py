@@ -7,7 +7,7 @@ search found, each with its weight. What was said before may be carried on as th
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LONGEST_CONTEXT_WORDS = 256
 SENTENCES_BEFORE = 4
 LONGEST_LIST = 200
+SLICE_READINGS = 4
 
 
 class Rescorer(Protocol):
@@ -122,9 +123,21 @@ def rescore(
     before: Sequence[str] = (),
 ) -> tuple[Hypothesis, ...]:
     """The list in its new order, each hypothesis with its new score; `search` is what the list was made with."""
+    *_, ranked = in_slices(n_best, rescorers, settings, search, before)
+    assert ranked is not None
+    return ranked
+
+
+def in_slices(
+    n_best: Sequence[Hypothesis],
+    rescorers: Sequence[Rescorer],
+    settings: RescoreSettings,
+    search: SearchSettings,
+    before: Sequence[str] = (),
+) -> Iterator[tuple[Hypothesis, ...] | None]:
+    """The same a few milliseconds at a time, for a process with other work: None after each slice, the list at last."""
     if len(rescorers) != len(settings.weights):
         raise LanguageError(f"{len(rescorers)} rescorers but {len(settings.weights)} weights: one each")
-    texts = [hypothesis.text for hypothesis in n_best]
     totals = [
         hypothesis.score
         + (settings.lm_weight - search.lm_weight) * hypothesis.language_score * math.log(10.0)
@@ -132,18 +145,23 @@ def rescore(
         for hypothesis in n_best
     ]
     for rescorer, weight in zip(rescorers, settings.weights, strict=True):
-        for place, score in enumerate(rescorer.log_probs(texts, before)):
-            totals[place] += weight * score
+        for first in range(0, len(n_best), SLICE_READINGS):
+            texts = [hypothesis.text for hypothesis in n_best[first : first + SLICE_READINGS]]
+            for place, score in enumerate(rescorer.log_probs(texts, before), start=first):
+                totals[place] += weight * score
+            yield None
     order = sorted(range(len(n_best)), key=lambda place: (-totals[place], place))
-    return tuple(replace(n_best[place], score=totals[place]) for place in order)
+    yield tuple(replace(n_best[place], score=totals[place]) for place in order)
 
 
 @dataclass(frozen=True)
 class Rescoring:
-    """Models and weights, as `silica lm rescore --out` writes them into one file."""
+    """Models and what each counts, as `silica lm rescore --out` writes them into one file."""
 
     rescorers: tuple[Rescorer, ...]
     settings: RescoreSettings
+    search_model: str = "shipped"
+    """The n-gram of the search: a file, or `shipped`."""
 
     @classmethod
     def load(cls, path: Path) -> "Rescoring":
@@ -151,6 +169,7 @@ class Rescoring:
         try:
             kept: dict[str, Any] = json.loads(path.read_text())
             models = [(path.parent / str(model["file"]), float(model["weight"])) for model in kept["models"]]
+            search = str(kept["search_model"])
             settings = RescoreSettings(
                 float(kept["lm_weight"]),
                 float(kept["word_bonus"]),
@@ -165,19 +184,28 @@ class Rescoring:
             raise LanguageError(
                 f"{path} is no rescoring that `silica lm rescore --out` wrote ({error!r})"
             ) from None
-        return cls(tuple(open_rescorer(model) for model, _ in models), settings)
+        rescorers = tuple(open_rescorer(model) for model, _ in models)
+        return cls(rescorers, settings, search if search == "shipped" else str(path.parent / search))
 
     def save(self, path: Path, models: Sequence[Path]) -> None:
-        """Write weights and models' places."""
+        """Write the weights, and where the models lie as seen from the file."""
+
+        def seen(model: Path | str) -> str:
+            return os.path.relpath(model, path.parent)
+
         named = [
-            {"file": os.path.relpath(model, path.parent), "weight": weight}
+            {"file": seen(model), "weight": weight}
             for model, weight in zip(models, self.settings.weights, strict=True)
         ]
-        kept = {"lm_weight": self.settings.lm_weight, "word_bonus": self.settings.word_bonus}
+        kept = {
+            "search_model": self.search_model if self.search_model == "shipped" else seen(self.search_model),
+            "lm_weight": self.settings.lm_weight,
+            "word_bonus": self.settings.word_bonus,
+            "longest_list": self.settings.longest_list,
+            "models": named,
+        }
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            json.dumps(kept | {"longest_list": self.settings.longest_list, "models": named}, indent=1) + "\n"
-        )
+        path.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def open_rescorer(model: Path) -> Rescorer:
@@ -208,8 +236,17 @@ class RescoredUtterance:
         return self._searched.best()
 
     def finish(self) -> tuple[Hypothesis, ...]:
+        *_, ranked = self.finish_in_slices()
+        assert ranked is not None
+        return ranked
+
+    def finish_in_slices(self) -> Iterator[tuple[Hypothesis, ...] | None]:
+        """As finish(), a few milliseconds at a time: None after each slice of work, the readings at last."""
         found = self._searched.finish()
-        if len(found) < 2:
-            return found
-        ranked = rescore(found, self._rescoring.rescorers, self._rescoring.settings, self._settings)
-        return ranked[: self._settings.n_best]
+        if len(found) > 1:
+            rescoring = self._rescoring
+            for ranked in in_slices(found, rescoring.rescorers, rescoring.settings, self._settings):
+                if ranked is not None:
+                    found = ranked
+                yield None
+        yield found[: self._settings.n_best]

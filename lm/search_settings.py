@@ -24,6 +24,8 @@ class SearchSettings:
     """Added once for each word: the language model alone prefers few words."""
     unknown_penalty: float = 10.0
     """Subtracted once for each word that the language model does not know."""
+    partial_agreement: float = 0.0
+    """While an utterance goes on, a word is told once this share of all readings' probability stands behind it."""
     n_best: int = 1
     hotwords: tuple[Hotword, ...] = ()
 
@@ -40,6 +42,8 @@ class SearchSettings:
                 raise LanguageError(f"{field.name} is {value}: expected a finite number.")
         if self.lm_weight < 0 or self.unknown_penalty < 0:
             raise LanguageError("lm_weight and unknown_penalty may not be negative.")
+        if not 0 <= self.partial_agreement <= 1:
+            raise LanguageError(f"partial_agreement is {self.partial_agreement}: expected a share, 0 to 1.")
         if self.token_floor > 0:
             raise LanguageError(f"token_floor is {self.token_floor}: a natural logarithm is at most 0.")
         if not 0 < self.beam_spread <= 600:

@@ -4,13 +4,13 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from acoustic.runtime import Backend
     from acoustic.windows import LogProbs
     from lm.decoders import Decoder
+    from lm.language import Language
     from lm.search_settings import SearchSettings
     from service.offline import CutRules, TimedWord
 
@@ -33,13 +33,10 @@ def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
         "--decoder", choices=DECODERS, default="beam", help="how words are searched (default: beam)"
     )
     parser.add_argument(
-        "--language-model", default="shipped", metavar="FILE", help="KenLM binary; `shipped` or `none`"
-    )
-    parser.add_argument(
-        "--rescore",
-        type=Path,
+        "--language-model",
+        default="shipped",
         metavar="FILE",
-        help="rank the readings of a finished utterance again; `silica lm rescore --out` writes the file",
+        help="KenLM binary, or what `silica lm rescore --out` wrote; `shipped` or `none`",
     )
     parser.add_argument("--width", type=int, help="how many readings the beam keeps")
     parser.add_argument("--lm-weight", type=float, help="how much the language model counts")
@@ -65,15 +62,9 @@ class Listener:
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> "Listener":
         """Open what the line asks for; says on stderr when a beam has to do without a language model."""
-        from lm.decoders import open_decoder
-
         backend = open_from(arguments)
-        ngram, name = _language_model(arguments)
-        decoder = open_decoder(arguments.decoder, backend.config.alphabet, ngram)
-        if arguments.rescore:
-            from lm.rescore import Rescoring, RescoringDecoder
-
-            decoder = RescoringDecoder(decoder, Rescoring.load(arguments.rescore))
+        language, name = _language(arguments)
+        decoder = language.decoder(arguments.decoder, backend.config.alphabet)
         return cls(backend, decoder, _search_settings(arguments), name)
 
     def words(self, pieces: "Iterable[LogProbs]", rules: "CutRules | None" = None) -> "Iterator[TimedWord]":
@@ -96,18 +87,15 @@ def open_from(arguments: argparse.Namespace) -> "Backend":
     return open_backend(arguments.model or catalogue.default_name(), arguments.device, arguments.precision)
 
 
-def _language_model(arguments: argparse.Namespace) -> tuple[Any, str]:
-    if arguments.decoder == "greedy" or arguments.language_model == "none":
-        return None, "none"
-    from lm.ngram import NGram
+def _language(arguments: argparse.Namespace) -> "tuple[Language, str]":
+    from lm.language import Language
 
-    if arguments.language_model != "shipped":
-        return NGram.load(arguments.language_model), str(arguments.language_model)
-    shipped = NGram.shipped()
-    if shipped is None:
+    name = "none" if arguments.decoder == "greedy" else str(arguments.language_model)
+    language = Language.load(name)
+    if language.ngram is None and name != "none":
         sys.stderr.write("silica: no language model is in the box: the beam searches without one\n")
-        return None, "none"
-    return shipped, "shipped"
+        name = "none"
+    return language, name
 
 
 def _search_settings(arguments: argparse.Namespace) -> "SearchSettings":

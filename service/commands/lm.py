@@ -40,6 +40,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tune.add_argument(
         "--model", type=Path, action="append", help="repeat for other prunings; default: shipped"
     )
+    tune.add_argument(
+        "--prune",
+        type=int,
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="N",
+        help="build a model with this pruning and try it too; repeatable; needs --text or --recipe",
+    )
+    tune.add_argument("--text", type=Path, action="append", default=[], help="text to build from; repeatable")
+    tune.add_argument("--recipe", type=Path, help="a recipe that names the texts to build from")
+    tune.add_argument("--texts-folder", type=Path, help="where the texts that the recipe names lie")
     tune.add_argument("--weights", type=float, nargs="+", default=[0.3, 0.4, 0.5, 0.6, 0.7])
     tune.add_argument("--bonuses", type=float, nargs="+", default=[0.5, 1.0, 1.5])
     tune.add_argument("--every", type=int, default=1, help="take one clip in this many (default 1)")
@@ -67,7 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rescore.add_argument("--carry", action="store_true", help="let them know what was said before each clip")
     rescore.add_argument("--longest-list", type=int, default=16, help="readings a clip (default 16)")
     rescore.add_argument(
-        "--out", type=Path, metavar="FILE", help="writes the models and their best weights, for --rescore"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="writes the models and their best weights (.json), to be given as --language-model",
     )
     for verb in (measured, info, marks, adapt, tune, readable, rescore):
         verb.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -224,8 +239,11 @@ def _adapt(arguments: argparse.Namespace) -> int:
 def _tune(arguments: argparse.Namespace) -> int:
     from lm.tuning import read_clips, tune, write
 
-    models = [_model(path) for path in arguments.model or [Path("shipped")]]
+    models = [_model(path) for path in arguments.model or []] or (
+        [] if arguments.prune else [_model(Path("shipped"))]
+    )
     clips = read_clips(arguments.manifest, arguments.log_probs, arguments.every)
+    models += _prunings(arguments)
     tuned = tune(clips, models, arguments.weights, arguments.bonuses, _progress)
     values, picture = write(tuned, arguments.out)
     figures: dict[str, object] = {
@@ -238,6 +256,30 @@ def _tune(arguments: argparse.Namespace) -> int:
         "picture": str(picture),
     }
     return _show(figures, arguments.json)
+
+
+def _prunings(arguments: argparse.Namespace) -> list[Path]:
+    """The models that `silica lm tune --prune` asks for, built beside the results."""
+    from lm.building import build_several
+    from lm.errors import LanguageError
+    from lm.recipe import read_recipe, settings_from
+
+    if not arguments.prune:
+        return []
+    texts, base = tuple(arguments.text), None
+    if arguments.recipe:
+        recipe = read_recipe(arguments.recipe, arguments.texts_folder)
+        texts, base = (*texts, *recipe.texts), recipe.settings
+    if not texts:
+        raise LanguageError("--prune builds models: give it text with --text or --recipe")
+    wanted = {}
+    for prune in arguments.prune:
+        settings = settings_from(base, prune=prune)
+        wanted[arguments.out / f"pruned-{'-'.join(map(str, prune))}.binary"] = settings
+    missing = {path: settings for path, settings in wanted.items() if not path.is_file()}
+    if missing:
+        build_several(texts, missing, _progress)
+    return list(wanted)
 
 
 def _readable(arguments: argparse.Namespace) -> int:
@@ -271,7 +313,8 @@ def _rescore(arguments: argparse.Namespace) -> int:
     if arguments.out:
         last = found.steps[-1].best_weights
         settings = RescoreSettings(last[0], last[-1], last[1:-1], arguments.longest_list)
-        Rescoring(tuple(rescorers.values()), settings).save(arguments.out, arguments.rescorer)
+        search_model = str(arguments.model)
+        Rescoring(tuple(rescorers.values()), settings, search_model).save(arguments.out, arguments.rescorer)
     if arguments.json:
         from dataclasses import asdict
 

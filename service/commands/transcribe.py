@@ -31,7 +31,6 @@ HERE_ONLY = (
     "precision",
     "decoder",
     "language_model",
-    "rescore",
     "width",
     "lm_weight",
     "word_bonus",

@@ -3,6 +3,7 @@
 import math
 import pickle
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 
 import kenlm
@@ -156,6 +157,27 @@ def test_what_is_stable_never_changes_and_only_grows(tiny: NGram) -> None:
         assert final.words[: len(promised)] == promised
         assert final.stable_words == len(final.words)
         assert promised
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_words_are_told_once_enough_probability_stands_behind_them(seed: int) -> None:
+    frames = frames_of(seed, frames=7, classes=4)
+    expected = all_readings(frames, " ab")
+    total = sum(expected.values())
+    decoder = BeamDecoder(" ab")
+
+    def told(agreement: float) -> list[str]:
+        utterance = decoder.start(replace(UNPRUNED, partial_agreement=agreement))
+        utterance.push(frames)
+        return [word.text for word in utterance.best().words]
+
+    everything = told(0.0)
+    for agreement in (0.05, 0.3, 0.6, 0.9):
+        behind = [
+            sum(expected[text] for text in expected if text.startswith(" ".join(everything[:count]))) / total
+            for count in range(1, len(everything) + 1)
+        ]
+        assert told(agreement) == everything[: sum(share >= agreement for share in behind)]
 
 
 def test_words_carry_ordered_frames_inside_the_utterance(tiny: NGram) -> None:

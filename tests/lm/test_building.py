@@ -5,6 +5,7 @@ import json
 import lzma
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lm.adapting import AdaptSettings, adapt
@@ -105,6 +106,24 @@ def test_the_command_builds_measures_adapts_and_describes(
     assert main(["lm", "adapt", str(written), "--base", "birds.binary", "--out", "mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == "mine.binary"
     assert NGram.load(tmp_path / "mine.binary").order == 3
+
+
+@needs_lmplz
+def test_tuning_builds_the_prunings_it_is_to_try(
+    written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frames = np.full((3, 28), -9.0, np.float32)
+    frames[[0, 1, 2], [20, 27, 0]] = 0.0
+    np.save(tmp_path / "clip.npy", frames)
+    (tmp_path / "manifest.jsonl").write_text('{"audio": "clip.flac", "text": "t"}')
+    line = ["lm", "tune", str(tmp_path / "manifest.jsonl"), "--log-probs", str(tmp_path)]
+    line += ["--prune", "0", "--prune", "0", "0", "1", "--weights", "0.3", "--bonuses", "1.5"]
+    assert main([*line, "--out", str(tmp_path / "tuned")]) == 2
+    assert "--text or --recipe" in capsys.readouterr().err
+    assert main([*line, "--text", str(written), "--out", str(tmp_path / "tuned"), "--json"]) == 0
+    tuned = json.loads((tmp_path / "tuned" / "tuned.json").read_text())
+    assert {point["model"] for point in tuned["tried"]} == {"pruned-0.binary", "pruned-0-0-1.binary"}
+    assert (tmp_path / "tuned" / "pruned-0.binary").stat().st_size > 0
 
 
 def test_a_missing_text_is_named_before_anything_is_compiled(

@@ -11,7 +11,9 @@ import torch
 
 from lm.decoders import open_decoder
 from lm.errors import LanguageError
+from lm.greedy import GreedyDecoder
 from lm.hypothesis import Hypothesis, Word
+from lm.language import Language
 from lm.ngram import NGram
 from lm.rescore import (
     NGramRescorer,
@@ -88,17 +90,26 @@ def test_a_rescoring_decoder_ranks_again_when_an_utterance_ends(tmp_path: Path) 
     assert again.finish() == unchanged
 
     wanted = Rescoring(
-        (NGramRescorer(DATA / "tiny-plain.binary"),), RescoreSettings(0.0, 1.0, (3.0,), longest_list=8)
+        (NGramRescorer(DATA / "tiny-plain.binary"),),
+        RescoreSettings(0.0, 1.0, (3.0,), longest_list=8),
+        str(DATA / "tiny-bigram.binary"),
     )
     wanted.save(tmp_path / "rescoring.json", [DATA / "tiny-plain.binary"])
     loaded = Rescoring.load(tmp_path / "rescoring.json")
     assert loaded.settings == wanted.settings
     moved = RescoringDecoder(beam, loaded).start(search)
     moved.push(frames)
-    found = moved.finish()
+    *slices, found = moved.finish_in_slices()
+    assert slices and set(slices) == {None}
+    assert found is not None
     assert len(found) == 3
     assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
     assert found[0].text != unchanged[0].text
+
+    language = Language.load(str(tmp_path / "rescoring.json"))
+    assert language.ngram is not None and language.ngram.order == 2
+    assert isinstance(language.decoder("beam", ALPHABET), RescoringDecoder)
+    assert isinstance(language.decoder("greedy", ALPHABET), GreedyDecoder)
 
 
 def test_a_file_that_is_no_rescoring_is_refused(tmp_path: Path) -> None:
