@@ -1,4 +1,4 @@
-"""NovoGrad against its paper's formulas, schedules against theirs, and the moving average."""
+"""NovoGrad and Muon against their papers' formulas, schedules against theirs, and the moving average."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from training.averages import MovingAverage
 from training.errors import TrainingError
-from training.optimisers import NovoGrad, build_optimiser, clip_gradients
+from training.optimisers import NovoGrad, build_optimiser, clip_gradients, orthogonalised
 from training.schedules import Schedule
 
 
@@ -54,21 +54,56 @@ def test_novograd_does_not_depend_on_the_scale_of_the_gradient() -> None:
     assert torch.allclose(results[0], results[1], atol=1e-5)
 
 
-def test_novograd_resumes_from_its_state() -> None:
-    def run(interrupted: bool) -> torch.Tensor:
-        weight = nn.Parameter(torch.ones(3))
-        optimiser = NovoGrad([weight], 0.1)
-        for step in range(4):
-            if interrupted and step == 2:
-                state = optimiser.state_dict()
-                weight = nn.Parameter(weight.detach().clone())
-                optimiser = NovoGrad([weight], 0.1)
-                optimiser.load_state_dict(state)
-            weight.grad = torch.tensor([1.0, 2.0, float(step)])
-            optimiser.step()
-        return weight.detach()
+@pytest.mark.parametrize("shape", [(3, 24, 24), (2, 8, 40), (2, 40, 8)])
+def test_orthogonalised_matrices_have_singular_values_near_one(shape: tuple[int, int, int]) -> None:
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    values = torch.linalg.svdvals(orthogonalised(matrices))
+    assert float(values.min()) > 0.5 and float(values.max()) < 1.35
+    directions = torch.linalg.svd(matrices, full_matrices=False)
+    nearest = directions.U @ directions.Vh
+    likeness = (orthogonalised(matrices) * nearest).sum((1, 2)) / nearest.square().sum((1, 2))
+    assert float(likeness.min()) > 0.7
 
-    assert torch.equal(run(False), run(True))
+
+def test_muon_steps_matrices_by_their_direction_and_the_rest_as_adam() -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv1d(16, 16, 3), nn.Conv1d(16, 16, 5, groups=16), nn.Conv1d(16, 4, 1))
+    rate = 0.01
+    muon = build_optimiser("muon", model, rate=rate, betas=(0.9, 0.99), momentum=0.95)
+    twin = [weight.detach().clone().requires_grad_() for weight in model.parameters()]
+    adam = torch.optim.AdamW(twin, lr=rate, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0)
+    before = model[0].weight.detach().clone()
+    for step in range(4):
+        for weight, same in zip(model.parameters(), twin, strict=True):
+            same.grad = torch.randn(weight.shape)
+            weight.grad = same.grad.clone() * (1000.0 if weight is model[0].weight else 1.0)
+        muon.step()
+        adam.step()
+        if step == 0:
+            moved = (model[0].weight.detach() - before).reshape(16, -1)
+            values = torch.linalg.svdvals(moved) / (rate * 0.2 * 48**0.5)
+            assert float(values.min()) > 0.5 and float(values.max()) < 1.35
+    for weight, same in list(zip(model.parameters(), twin, strict=True))[1:]:
+        assert torch.allclose(weight, same, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["novograd", "muon"])
+def test_an_optimiser_resumes_from_its_state(name: str) -> None:
+    def run(interrupted: bool) -> torch.Tensor:
+        torch.manual_seed(4)
+        model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))
+        optimiser = build_optimiser(name, model, rate=0.1)
+        for step in range(4):
+            if step == 2 and interrupted:
+                state = optimiser.state_dict()
+                optimiser = build_optimiser(name, model, rate=0.1)
+                optimiser.load_state_dict(state)
+            optimiser.zero_grad()
+            model(torch.eye(6)).square().sum().backward()
+            optimiser.step()
+        return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+    assert torch.equal(run(interrupted=True), run(interrupted=False))
 
 
 def test_frozen_parameters_stay_out_and_vectors_are_not_decayed() -> None:
@@ -82,7 +117,7 @@ def test_frozen_parameters_stay_out_and_vectors_are_not_decayed() -> None:
     model.requires_grad_(False)
     with pytest.raises(TrainingError, match="frozen"):
         build_optimiser("sgd", model, rate=0.1)
-    with pytest.raises(TrainingError, match="novograd, adamw, sgd"):
+    with pytest.raises(TrainingError, match="novograd, muon, adamw, sgd"):
         build_optimiser("adam", nn.Linear(1, 1), rate=0.1)
 
 
