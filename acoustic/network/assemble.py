@@ -95,7 +95,10 @@ class Network(nn.Module):
 
     def logits(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Unnormalised scores [batch, outputs, classes]."""
-        masks = Masks(lengths)
+        return self.scores(features, Masks(lengths))
+
+    def scores(self, features: Tensor, masks: Masks) -> Tensor:
+        """The same, with the masks of this run."""
         x = self.hidden(features, masks)
         if self.config.masks != "none":
             x = masks.apply(x, self.config.stride_frames)

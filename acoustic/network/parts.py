@@ -34,6 +34,11 @@ class Masks:
         mask = self.at(x, rate)
         return x if mask is None else x * mask.to(x.dtype)
 
+    def reached(self, x: Tensor, unit: "Unit") -> tuple[Tensor, int]:
+        """The input of a convolution, and how many zeros belong to its left (`acoustic.network.carrying` puts
+        what was heard before in their place)."""
+        return x, unit.left
+
 
 class BatchNorm(nn.BatchNorm1d):
     """Batch norm that can leave padding out of its statistics."""
@@ -128,9 +133,9 @@ class Unit(Normed):
         """[batch, inputs, time] to [batch, outputs, time / stride]."""
         if self.masked:
             x = masks.apply(x, self.rate)
-        padding = self.left
-        if self.left != self.right:
-            x = F.pad(x, (self.left, self.right))
+        x, padding = masks.reached(x, self)
+        if padding != self.right:
+            x = F.pad(x, (padding, self.right))
             padding = 0
         reaching = self.conv if self.depthwise is None else self.depthwise
         x = F.conv1d(

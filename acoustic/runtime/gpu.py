@@ -1,22 +1,25 @@
 """The GPU backend: PyTorch in FP16, a few static shapes, each one captured CUDA graph, warmed before ready.
 
-Features, normalisation, network and softmax are one graph: the host only lines up sound and copies results.
+Features, normalisation, network and softmax are one graph: the host only lines up sound and copies results. A
+stream's carried state travels with its windows, as on the CPU.
 On a CPU the same code runs with the graphs off, which is how it is tested without a GPU.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from acoustic.carried import State
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.features import FrontEnd, line_up
 from acoustic.folding import fold
-from acoustic.normalisation import Memory, first_memory
+from acoustic.network.carrying import Carrying
+from acoustic.normalisation import Memory
 from acoustic.runtime.backend import (
     NOT_FINITE,
     NOT_HEARD,
@@ -25,12 +28,11 @@ from acoustic.runtime.backend import (
     in_pieces,
     joined,
     kept_outputs,
-    running_memory,
     streaming_config,
     whole_features,
 )
-from acoustic.shape import FeatureConfig
-from acoustic.windows import Heard, LogProbs, Samples, Window, default_plan, with_hop
+from acoustic.runtime.memories import Carried, Sums, following_states, normalise_rows, state_before
+from acoustic.windows import Heard, LogProbs, Samples, Window, carries, default_plan, with_hop
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 HOPS_S = (0.16, 0.32, 0.64, 1.28)
@@ -64,9 +66,10 @@ class GpuBackend:
         self.device = torch.device(device)
         self.trained_config = checkpoint.config
         self.config = streaming_config(checkpoint.config)
-        self.plan = default_plan(self.config)
-        self._type = torch.float16 if self.precision == "fp16" else torch.float32
-        self._network = fold(checkpoint).network().to(self.device, self._type)
+        self.plan = default_plan(self.config, carried=True)
+        self.type = torch.float16 if self.precision == "fp16" else torch.float32
+        self._network = fold(checkpoint).network().to(self.device, self.type)
+        self.carrying = Carrying(self._network) if carries(self.config) else None
         self._front_end = FrontEnd(self.config.features).to(self.device)
         self._batches = tuple(sorted(batches))
         frames = {with_hop(self.config, self.plan, hop).frames for hop in hops_s} | {self.plan.frames}
@@ -87,8 +90,8 @@ class GpuBackend:
         """Each window's log-probabilities, in the order given, in as few buckets as hold them."""
         by_frames: dict[int, list[int]] = {}
         for index, window in enumerate(windows):
-            if window.span.carried:
-                raise AcousticError("This backend carries no state: cut its streams by its own plan.")
+            if window.span.carried and self.carrying is None:
+                raise AcousticError(f"{self.config.name} carries no state: cut its streams by its own plan.")
             by_frames.setdefault(self._room_for(window.span.frames), []).append(index)
         heard: dict[int, Heard] = {}
         for frames, indices in by_frames.items():
@@ -111,7 +114,7 @@ class GpuBackend:
 
     @torch.inference_mode()
     def _run(self, features: Tensor) -> LogProbs:
-        log_probs, _ = self._network(features[None].to(self._type))
+        log_probs, _ = self._network(features[None].to(self.type))
         return np.asarray(log_probs[0].float().cpu().numpy(), np.float32)
 
     def bucket(self, batch: int, frames: int) -> "Bucket":
@@ -130,32 +133,19 @@ class GpuBackend:
             self._buckets[batch, frames] = bucket
         return bucket
 
-    def arithmetic(self, sound: Tensor, lengths: Tensor, known: "Sums | None") -> "Results":
+    def arithmetic(
+        self, sound: Tensor, lengths: Tensor, known: "Sums | None", carried: "Carried | None"
+    ) -> "Results":
         """From lined-up sound [batch, samples] and each row's frames to everything, all on the device."""
         features = self._front_end.log_mels(sound)
         finite = torch.isfinite(features).flatten(1).all(dim=1)
         features, sums = normalise_rows(self.config.features, features, lengths, known)
-        log_probs, _ = self._network(features.to(self._type), lengths)
-        return Results(log_probs.float(), sums, finite)
-
-
-@dataclass
-class Sums:
-    """The memory of running normalisation for each row of a batch, on the device."""
-
-    frames: Tensor  # [batch]
-    sums: Tensor  # [batch, mels]
-    squares: Tensor
-    new_first: Tensor  # [batch]: the first frame that counts
-
-    @staticmethod
-    def empty(batch: int, mels: int, device: torch.device) -> "Sums":
-        """Room for a batch."""
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.float64, device=device)
-
-        return Sums(zeros(batch), zeros(batch, mels), zeros(batch, mels), zeros(batch))
+        features = features.to(self.type)
+        if carried is None or self.carrying is None:
+            log_probs, _ = self._network(features, lengths)
+            return Results(log_probs.float(), finite, sums)
+        log_probs, following = self.carrying(features, lengths, carried.state, carried.hop)
+        return Results(log_probs, finite, following=following)
 
 
 @dataclass
@@ -163,34 +153,9 @@ class Results:
     """What one run leaves on the device."""
 
     log_probs: Tensor  # [batch, outputs, classes]
-    sums: Sums | None
     finite: Tensor  # [batch]: whether the features were
-
-
-def normalise_rows(
-    config: FeatureConfig, features: Tensor, lengths: Tensor, known: Sums | None
-) -> tuple[Tensor, Sums | None]:
-    """[batch, mels, frames] by each row's own rule, as `acoustic.normalisation` does it for one."""
-    positions = torch.arange(features.shape[-1], device=features.device)[None, :]
-    valid = positions < lengths[:, None]
-    if known is None:
-        mean = features.new_tensor(config.mean or ())[None, :, None]
-        deviation = features.new_tensor(config.deviation or ())[None, :, None]
-        return (features - mean) / (deviation + config.deviation_floor) * valid[:, None, :], None
-    counted = (valid & (positions >= known.new_first[:, None])).to(torch.float64)
-    exact = features.to(torch.float64)
-    frames = known.frames + counted.sum(dim=1)
-    sums = known.sums + (exact * counted[:, None, :]).sum(dim=-1)
-    squares = known.squares + (exact.square() * counted[:, None, :]).sum(dim=-1)
-    fade = (config.memory_frames / frames.clamp(min=1.0)).clamp(max=1.0)
-    frames, sums, squares = frames * fade, sums * fade[:, None], squares * fade[:, None]
-    count = frames.clamp(min=1e-9)[:, None]
-    mean = sums / count
-    deviation = (squares / count - mean.square()).clamp(min=0.0).sqrt()
-    centred = features - mean.to(features.dtype)[:, :, None]
-    scaled = centred / (deviation.to(features.dtype)[:, :, None] + config.deviation_floor)
-    # Rows of padding have seen nothing: whatever they became, it must not be NaN times zero.
-    return torch.where(valid[:, None, :], scaled, 0.0), Sums(frames, sums, squares, known.new_first)
+    sums: Sums | None = None
+    following: Tensor | None = None  # [batch, numbers]: the state of the windows to come
 
 
 class Bucket:
@@ -208,6 +173,9 @@ class Bucket:
         self._lengths = torch.full((batch,), frames, device=device)
         running = features.normalise == "running"
         self._known = Sums.empty(batch, features.mels, device) if running else None
+        self._carried: Carried | None = None
+        if backend.carrying is not None:
+            self._carried = Carried.empty(batch, backend.carrying.size, backend.type, device)
         self._results = self._compute()
         self._replay: Callable[[], Any] | None = None
         if captured:
@@ -215,7 +183,7 @@ class Bucket:
 
     @torch.inference_mode()
     def _compute(self) -> Results:
-        return self.backend.arithmetic(self._sound, self._lengths, self._known)
+        return self.backend.arithmetic(self._sound, self._lengths, self._known, self._carried)
 
     def _capture(self) -> None:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -248,9 +216,15 @@ class Bucket:
         config = self.backend.config
         for index, (window, memory) in enumerate(zip(windows, memories, strict=True)):
             kept = log_probs[index, kept_outputs(config, window)].copy()
+            sound = np.isfinite(kept).all()
+            if isinstance(memory, State):
+                sound = sound and np.isfinite(memory.values).all()
+                # A window that fails hands on the state it was given, also where that is the empty one.
+                window = replace(window, memory=state_before(window, memory))
+                memory = window.memory if window.span.last else memory
             if not finite[index]:
                 results.append(failed(config, window, NOT_FINITE))
-            elif not np.isfinite(kept).all():
+            elif not sound:
                 results.append(failed(config, window, NOT_HEARD))
             else:
                 results.append(Heard(window.span, kept, memory))
@@ -269,26 +243,14 @@ class Bucket:
             self._sound.copy_(self._host_sound, non_blocking=True)
             self._lengths.copy_(self._host_lengths, non_blocking=True)
             if self._known is not None:
-                self._load_memories(self._known, windows)
+                self._known.load(features, windows)
+            if self._carried is not None:
+                self._carried.load(self.backend.config, windows)
 
-    def _load_memories(self, known: Sums, windows: Sequence[Window]) -> None:
-        features = self.backend.config.features
-        rows = []
-        for window in windows:
-            memory = running_memory(window) or first_memory(features)
-            assert memory is not None
-            rows.append(memory)
-        count = len(windows)
-        first = [float(window.span.new_first - window.span.first_frame) for window in windows]
-        known.frames[:count] = torch.tensor([row.frames for row in rows], dtype=torch.float64)
-        known.sums[:count] = torch.from_numpy(np.stack([row.sums for row in rows]))
-        known.squares[:count] = torch.from_numpy(np.stack([row.squares for row in rows]))
-        known.new_first[:count] = torch.tensor(first, dtype=torch.float64)
-
-    def _memories(self, windows: Sequence[Window]) -> list[Memory | None]:
-        known = self._results.sums
-        if known is None:
-            return [None] * len(windows)
-        frames = known.frames.cpu().tolist()
-        sums, squares = known.sums.cpu().numpy(), known.squares.cpu().numpy()
-        return [Memory(frames[row], sums[row].copy(), squares[row].copy()) for row in range(len(windows))]
+    def _memories(self, windows: Sequence[Window]) -> Sequence[Memory | State | None]:
+        """What the next windows of these streams need to know."""
+        if self._results.sums is not None:
+            return self._results.sums.memories(len(windows))
+        if self._results.following is not None:
+            return following_states(windows, self._results.following)
+        return [None] * len(windows)

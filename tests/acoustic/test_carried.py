@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from acoustic.config import published
 from acoustic.errors import AcousticError
 from acoustic.export import onnx_bytes
 from acoustic.export_carried import METADATA_KEY, empty_state
-from acoustic.runtime import hear_stream
+from acoustic.folding import fold
+from acoustic.network.carrying import Carrying
+from acoustic.runtime import Backend, hear_stream
 from acoustic.runtime.backend import Precision
 from acoustic.runtime.cpu import CpuBackend, open_session
 from acoustic.runtime.gpu import GpuBackend
@@ -54,6 +57,9 @@ NETWORKS = {
 }
 BOX = untrained(NETWORKS["like the model in the box"])
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
+Kind = Literal["fp32", "int8", "buckets"]
+KINDS: tuple[Kind, ...] = ("fp32", "int8", "buckets")
+"""The CPU backend in both precisions, and the GPU backend with its graphs off."""
 
 
 @pytest.fixture(autouse=True)
@@ -80,16 +86,18 @@ def sound(seconds: float, seed: int = 0) -> np.ndarray:
 
 
 @cache
-def backend_of(precision: Precision, network: str = "like the model in the box") -> CpuBackend:
+def backend_of(kind: Kind, network: str = "like the model in the box") -> Backend:
     checkpoint = untrained(NETWORKS[network])
-    if precision == "int8":
+    if kind == "buckets":
+        return GpuBackend(checkpoint, "cpu", batches=(1, 4, 8))
+    if kind == "int8":
         checkpoint = with_ranges(checkpoint, calibrate(checkpoint, [sound(12)], keep=False))
-    return CpuBackend(checkpoint, precision)
+    return CpuBackend(checkpoint, kind)
 
 
-def assert_same(precision: Precision, heard: np.ndarray, whole: np.ndarray) -> None:
+def assert_same(kind: Kind, heard: np.ndarray, whole: np.ndarray) -> None:
     assert heard.shape == whole.shape
-    if precision == "fp32" or not heard.size:
+    if kind != "int8" or not heard.size:
         np.testing.assert_allclose(heard, whole, atol=1e-4)
         np.testing.assert_array_equal(heard.argmax(axis=1), whole.argmax(axis=1))
     else:
@@ -128,13 +136,13 @@ def test_every_kind_of_layer_goes_on_where_it_stopped(name: str, precision: Prec
     np.testing.assert_allclose(heard, whole, atol=1e-4 if precision == "fp32" else 1e-5)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data(), samples=st.integers(0, 60_000), seed=st.integers(0, 5))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_stream_is_the_whole_recording_whatever_the_hops_and_pushes(
-    precision: Precision, data: st.DataObject, samples: int, seed: int
+    kind: Kind, data: st.DataObject, samples: int, seed: int
 ) -> None:
-    backend = backend_of(precision)
+    backend = backend_of(kind)
     recording = sound(4, seed)[:samples]
     stream = StreamWindows(backend.config, backend.plan)
     assert stream.needs_order
@@ -149,16 +157,16 @@ def test_a_stream_is_the_whole_recording_whatever_the_hops_and_pushes(
             assert heard.error is None
             stream.heard(heard)
             pieces.append(heard.log_probs)
-    assert_same(precision, np.concatenate(pieces), backend.whole(recording))
+    assert_same(kind, np.concatenate(pieces), backend.whole(recording))
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seconds", [0.0, 0.001, 0.05, 0.64, 1.0, 7.337])
-def test_the_default_plan_hears_it_all(precision: Precision, seconds: float) -> None:
-    backend = backend_of(precision)
+def test_the_default_plan_hears_it_all(kind: Kind, seconds: float) -> None:
+    backend = backend_of(kind)
     assert backend.plan.carried and not backend.plan.left_frames
     samples = sound(seconds)
-    assert_same(precision, hear_stream(backend, samples), backend.whole(samples))
+    assert_same(kind, hear_stream(backend, samples), backend.whole(samples))
 
 
 def test_the_model_in_the_box_streams_so() -> None:
@@ -169,10 +177,10 @@ def test_the_model_in_the_box_streams_so() -> None:
     assert_same("fp32", hear_stream(backend, samples), backend.whole(samples))
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_company_changes_nothing(precision: Precision) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_company_changes_nothing(kind: Kind) -> None:
     """Windows of many streams, at their beginning, within and at their end, of several hops, in any order."""
-    backend = backend_of(precision)
+    backend = backend_of(kind)
     windows = []
     for seed in range(11):
         windows += ordered(backend, sound(0.7 + seed / 7, seed), hop_frames=(16, 64)[seed % 2])
@@ -186,7 +194,7 @@ def test_company_changes_nothing(precision: Precision) -> None:
         np.testing.assert_allclose(values(heard.memory), values(alone[index].memory), atol=1e-5)
 
 
-def ordered(backend: CpuBackend, samples: np.ndarray, hop_frames: int) -> list[Window]:
+def ordered(backend: Backend, samples: np.ndarray, hop_frames: int) -> list[Window]:
     """The windows of a stream, each with the state that it would have had."""
     stream = StreamWindows(backend.config, replace(backend.plan, hop_frames=hop_frames))
     windows = []
@@ -201,13 +209,13 @@ def values(memory: object) -> np.ndarray:
     return memory.values
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", [0, 2])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
 def test_a_poisoned_window_leaves_its_state_and_its_company_as_they_were(
-    precision: Precision, place: int, value: float
+    kind: Kind, place: int, value: float
 ) -> None:
-    backend = backend_of(precision)
+    backend = backend_of(kind)
     windows = [ordered(backend, sound(3, seed), 64)[place] for seed in range(4)]
     clean = backend.forward(windows)
     samples = windows[2].samples.copy()
@@ -255,8 +263,9 @@ def test_an_hour_is_held_in_the_room_of_two_windows() -> None:
 
 
 def test_the_state_is_as_small_as_what_the_kernels_reach_back() -> None:
-    for precision, size in (("fp32", 4), ("int8", 1)):
-        (heard,) = backend_of(precision).forward(ordered(backend_of(precision), sound(2), 64)[:1])
+    sizes: dict[Kind, int] = {"fp32": 4, "int8": 1, "buckets": 4}
+    for kind, size in sizes.items():
+        (heard,) = backend_of(kind).forward(ordered(backend_of(kind), sound(2), 64)[:1])
         config = NETWORKS["like the model in the box"]
         channels, expected = config.features.mels, 0
         for block in config.blocks:
@@ -266,25 +275,51 @@ def test_the_state_is_as_small_as_what_the_kernels_reach_back() -> None:
         assert values(heard.memory).nbytes == expected * size
 
 
+@pytest.mark.parametrize("kind", ["fp32", "buckets"])
 @pytest.mark.parametrize("memory", [None, State(np.zeros(3, np.float32))], ids=["none", "of another model"])
-def test_windows_out_of_order_or_of_another_model_are_refused(memory: State | None) -> None:
-    backend = backend_of("fp32")
+def test_windows_out_of_order_or_of_another_model_are_refused(memory: State | None, kind: Kind) -> None:
+    backend = backend_of(kind)
     window = ordered(backend, sound(2), 64)[1]
     with pytest.raises(AcousticError, match=r"in order|another model"):
         backend.forward([replace(window, memory=memory)])
 
 
-def test_a_backend_that_carries_nothing_says_so() -> None:
+def test_a_model_that_carries_nothing_says_so() -> None:
     window = ordered(backend_of("fp32"), sound(2), 64)[0]
-    buckets = GpuBackend(BOX, "cpu", batches=(1,))
-    assert not buckets.plan.carried
-    for backend in (buckets, CpuBackend(untrained(published["tiny"]), "fp32")):
+    tiny = untrained(published["tiny"])
+    for backend in (CpuBackend(tiny, "fp32"), GpuBackend(tiny, "cpu", batches=(1,))):
+        assert not backend.plan.carried
         with pytest.raises(AcousticError, match="carries no state"):
             backend.forward([window])
 
 
-def test_overlapping_windows_still_run_on_a_model_that_could_carry() -> None:
-    backend = backend_of("fp32")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_pytorch_carries_what_the_onnx_graph_carries(name: str) -> None:
+    """For every kind of layer, the state laid out alike: a stream may go on with the other one."""
+    config = NETWORKS[name]
+    checkpoint = untrained(config)
+    session = open_session(onnx_bytes(checkpoint, carried=True))
+    carrying = Carrying(fold(checkpoint).network())
+    empty = empty_state(session.get_modelmeta().custom_metadata_map[METADATA_KEY], rounded=False)
+    assert empty.shape == (carrying.size,) and not empty.any()
+    features = torch.randn(2, 64, 203, generator=torch.Generator().manual_seed(5))
+    state, at = np.stack([empty] * 2), 0
+    for hop in (1, 3, 2, 5, 1):
+        hop *= config.stride_frames
+        piece = features[:, :, at : at + hop + config.look_ahead_frames]
+        given = {"features": piece.numpy(), "state": state, "hop": np.array([hop]), "wanted": np.array([hop])}
+        log_probs, following = session.run(None, given)
+        with torch.inference_mode():
+            frames, hops = torch.full((2,), piece.shape[-1]), torch.full((2,), hop)
+            heard, left = carrying(piece, frames, torch.from_numpy(state), hops)
+        np.testing.assert_allclose(heard[:, : log_probs.shape[1]].numpy(), log_probs, atol=1e-4)
+        np.testing.assert_allclose(left.numpy(), following, atol=1e-4)
+        state, at = left.numpy(), at + hop
+
+
+@pytest.mark.parametrize("kind", ["fp32", "buckets"])
+def test_overlapping_windows_still_run_on_a_model_that_could_carry(kind: Kind) -> None:
+    backend = backend_of(kind)
     samples = sound(3)
     streamed = hear_stream(backend, samples, default_plan(backend.config))
     np.testing.assert_allclose(streamed, backend.whole(samples), atol=1e-4)
