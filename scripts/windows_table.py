@@ -3,16 +3,20 @@
     python scripts/windows_table.py MANIFEST_FOLDER --model quartznet15x5-en [--limit 100] [--update acoustic/README.md]
 
 Every left with every hop and look-ahead, other normalisations around the centre; every figure on the same
-recordings. With --update the rows go between the markers of that file. Half an hour of one core with VNNI in INT8.
+recordings. That is half an hour of one quiet core with VNNI in INT8, so what was measured is kept (--results) and a
+run that was stopped goes on; cells that are not measured yet show a dash. The most telling cells come first.
+--update writes the table between the markers of that file, after every cell.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +25,6 @@ from acoustic import catalogue
 from acoustic.calibration import known_ranges, with_ranges
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import SPEECH_DEVIATION, SPEECH_MEAN
-from acoustic.features import frame_count
 from acoustic.runtime.backend import hear_stream, whole_features
 from acoustic.runtime.cpu import CpuBackend
 from acoustic.windows import LogProbs, Samples, StreamWindows, WindowPlan, plan_for
@@ -31,36 +34,46 @@ from lm.text import normalise
 from service.audio.files import read_mono
 
 BEGIN, END = "<!-- windows table: begin -->", "<!-- windows table: end -->"
-CENTRE = (2.56, 0.64)
 LEFTS = (1.28, 2.56, 5.12)
 HOPS = (0.16, 0.32, 0.64, 1.28)
 LOOK_AHEADS = (0.3, 0.48, 0.64, 0.8, 1.28, 2.0)
 NORMALISATIONS = ("running", "fixed", "utterance")
+CENTRE = (2.56, 0.64, 0.8)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of the table: all look-aheads with one left context, hop and normalisation."""
+class Cell:
+    """One figure of the table."""
 
     normalisation: str
     left_s: float
     hop_s: float
+    look_ahead_s: float
+
+    @property
+    def name(self) -> str:
+        """In the file of results."""
+        return f"{self.normalisation} {self.left_s} {self.hop_s} {self.look_ahead_s}"
 
     @property
     def heard(self) -> float:
-        """How often each frame goes through the network, at a look-ahead of 0.8 s."""
-        return (self.left_s + self.hop_s + 0.8) / self.hop_s
+        """How often each frame goes through the network."""
+        return (self.left_s + self.hop_s + self.look_ahead_s) / self.hop_s
+
+    @property
+    def away(self) -> int:
+        """In how many things the cell differs from the centre."""
+        mine = (self.left_s, self.hop_s, self.look_ahead_s)
+        return sum(one != other for one, other in zip(mine, CENTRE, strict=True))
 
 
-def table_rows() -> Iterator[Row]:
-    """The centre in every normalisation, then running normalisation with everything, the dearest last."""
-    for normalisation in NORMALISATIONS:
-        yield Row(normalisation, *CENTRE)
-    for row in sorted(
-        (Row("running", left, hop) for left in LEFTS for hop in HOPS), key=lambda row: row.heard
-    ):
-        if (row.left_s, row.hop_s) != CENTRE:
-            yield row
+def cells() -> list[Cell]:
+    """Running normalisation with everything, the others at the centre's left and hop; the nearest and cheapest
+    first."""
+    left, hop, _ = CENTRE
+    every = [Cell("running", *windows) for windows in product(LEFTS, HOPS, LOOK_AHEADS)]
+    every += [Cell(kind, left, hop, ahead) for kind in NORMALISATIONS[1:] for ahead in LOOK_AHEADS]
+    return sorted(every, key=lambda cell: (cell.away > 1, cell.heard))
 
 
 def backends(checkpoint: Checkpoint, precision: str) -> dict[str, CpuBackend]:
@@ -113,6 +126,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=100, help="recordings, evenly spread over the manifest")
     parser.add_argument("--longest-s", type=float, default=8.0, help="leave longer recordings out (time)")
     parser.add_argument("--update", type=Path, help="file with the markers to write the table between")
+    parser.add_argument("--results", type=Path, default=Path("tests/perf/results/windows.json"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
 
@@ -123,42 +137,93 @@ def main() -> int:
     checkpoint = catalogue.find(arguments.model)
     made = backends(checkpoint, arguments.precision)
     alphabet = checkpoint.config.alphabet
-    seconds = sum(frame_count(checkpoint.config.features, len(samples)) for samples, _ in recordings) / 100
-
-    whole = errors(made["utterance"].whole, recordings, alphabet)
-    rows: dict[Row, str] = {}
-    for row in table_rows():
-        began = time.process_time()
-        backend = made[row.normalisation]
-        rates = []
-        for look_ahead_s in LOOK_AHEADS:
-            plan = plan_for(backend.config, row.left_s, row.hop_s, look_ahead_s)
-            hear: Callable[[CpuBackend, Samples, WindowPlan], LogProbs] = (
-                with_foresight if row.normalisation == "utterance" else hear_stream
-            )
-            counts = errors(lambda sound: hear(backend, sound, plan), recordings, alphabet)  # noqa: B023
-            rates.append(f"{100 * counts.rate:.2f}")
-        rows[row] = (
-            f"| {row.normalisation} | {row.left_s:.2f} | {row.hop_s:.2f} | {' | '.join(rates)} | {row.heard:.1f} |"
-        )
-        print(rows[row], f"{time.process_time() - began:.0f} s", file=sys.stderr, flush=True)
-
-    head = (
+    seconds = sum(len(samples) for samples, _ in recordings) / checkpoint.config.features.sample_rate
+    about = (
         f"{arguments.model}, {arguments.precision.upper()}, greedy, {len(recordings)} recordings "
-        f"({seconds / 60:.0f} minutes, {whole.words:,} words, none over {arguments.longest_s:.0f} s) of "
-        f"`{arguments.folder.name}`; {time.strftime('%Y-%m-%d')}. Heard whole: **{whole.rate:.2%}** WER. In windows, "
-        "percent of words wrong by look-ahead; *heard* is how often each frame goes through the network at 0.8 s.\n\n"
-        f"| normalised by | left s | hop s | {' | '.join(f'{ahead} s' for ahead in LOOK_AHEADS)} | heard |\n"
-        f"|---|--:|--:|{'--:|' * len(LOOK_AHEADS)}--:|"
+        f"({seconds / 60:.0f} minutes, none over {arguments.longest_s:.0f} s) of `{arguments.folder.name}`"
     )
-    shown = sorted(rows, key=lambda row: (NORMALISATIONS.index(row.normalisation), row.left_s, row.hop_s))
-    table = "\n".join([head, *(rows[row] for row in shown)])
-    print(table)
-    if arguments.update:
-        text = arguments.update.read_text()
-        before, after = text.split(BEGIN)[0], text.split(END)[1]
-        arguments.update.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+    results = Results(arguments.results, about)
+    if results.whole is None:
+        results.add("whole", errors(made["utterance"].whole, recordings, alphabet))
+    for cell in cells():
+        if cell.name in results.known:
+            continue
+        began = time.process_time()
+        backend = made[cell.normalisation]
+        plan = plan_for(backend.config, cell.left_s, cell.hop_s, cell.look_ahead_s)
+        hear: Callable[[CpuBackend, Samples, WindowPlan], LogProbs] = (
+            with_foresight if cell.normalisation == "utterance" else hear_stream
+        )
+        counts = errors(lambda sound: hear(backend, sound, plan), recordings, alphabet)  # noqa: B023
+        results.add(cell.name, counts)
+        print(
+            f"{cell.name}: {counts.rate:.2%}, {time.process_time() - began:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+        if arguments.update:
+            update(arguments.update, results.table())
+    print(results.table())
     return 0
+
+
+def update(file: Path, table: str) -> None:
+    """Put the table between the file's markers."""
+    text = file.read_text()
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    file.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+
+
+class Results:
+    """What was measured so far, kept in a file: words wrong by cell."""
+
+    def __init__(self, file: Path, about: str) -> None:
+        self.file = file
+        self.known: dict[str, dict[str, Any]] = {}
+        self.about = about
+        if file.exists():
+            kept = json.loads(file.read_text())
+            if kept["about"] != about:
+                raise SystemExit(
+                    f"{file} holds figures of {kept['about']}: name another file with --results."
+                )
+            self.known = kept["cells"]
+
+    @property
+    def whole(self) -> dict[str, Any] | None:
+        """Whole recordings."""
+        return self.known.get("whole")
+
+    def add(self, name: str, counts: ErrorCounts) -> None:
+        """Keep a figure."""
+        self.known[name] = {"errors": counts.errors, "words": counts.words, "date": time.strftime("%Y-%m-%d")}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps({"about": self.about, "cells": self.known}, indent=1) + "\n")
+
+    def table(self) -> str:
+        """In Markdown."""
+        assert self.whole is not None
+        dates = sorted({figure["date"] for figure in self.known.values()})
+        lines = [
+            f"{self.about}, {self.whole['words']:,} words; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}. Heard "
+            f"whole: **{percent(self.whole)} %** WER. In windows, percent of words wrong by look-ahead; *heard* is how "
+            "often each frame goes through the network at 0.8 s.\n",
+            f"| normalised by | left s | hop s | {' | '.join(f'{ahead} s' for ahead in LOOK_AHEADS)} | heard |",
+            f"|---|--:|--:|{'--:|' * len(LOOK_AHEADS)}--:|",
+        ]
+        rows = dict.fromkeys((cell.normalisation, cell.left_s, cell.hop_s) for cell in cells())
+        for row in sorted(rows, key=lambda row: (NORMALISATIONS.index(row[0]), row[1:])):
+            figures = [self.known.get(Cell(*row, ahead).name) for ahead in LOOK_AHEADS]
+            if any(figures):
+                shown = " | ".join(percent(figure) for figure in figures)
+                kind, left, hop = row
+                lines.append(f"| {kind} | {left:.2f} | {hop:.2f} | {shown} | {Cell(*row, 0.8).heard:.1f} |")
+        return "\n".join(lines)
+
+
+def percent(figure: dict[str, Any] | None) -> str:
+    """Words wrong."""
+    return "–" if figure is None else f"{100 * figure['errors'] / figure['words']:.2f}"
 
 
 if __name__ == "__main__":
