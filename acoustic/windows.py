@@ -191,6 +191,21 @@ class StreamWindows:
                 return ready
             ready.append(self._window(span, end))
 
+    def cut_short(self) -> list[Window]:
+        """A window for the outputs that the sound so far allows, though its hop is not full (none: none yet)."""
+        if self._finished:
+            return []
+        usual = self.plan
+        for hop in range(usual.hop_frames - self.config.stride_frames, 0, -self.config.stride_frames):
+            self.plan = replace(usual, hop_frames=hop)
+            span = self._next_span()
+            end = self._sound(span)[1]
+            window = [self._window(span, end)] if end <= self._received else []
+            self.plan = usual
+            if window:
+                return window
+        return []
+
     def finish(self) -> list[Window]:
         """The sound is over: one last window keeps all outputs that are still owed (none: no window)."""
         if self._finished:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from service.errors import ServiceError
+from service.usage import Usage
 
 PREFIX = "sk_silica_"
 
@@ -116,11 +117,11 @@ def revoke_key(file: Path, name_or_id: str) -> Key:
 class KeyRing:
     """The keys in force, what each uses now, and what it has used today. Follows changes of the file."""
 
-    def __init__(self, file: Path | None) -> None:
+    def __init__(self, file: Path | None, usage: Usage | None = None) -> None:
+        """Without `usage`, what keys use is not counted: nobody is served through such a ring."""
         self.file = file
+        self.usage = usage
         self.streams: dict[str, int] = {}
-        self.seconds: dict[str, float] = {}
-        self.day = ""
         self._stamp: tuple[int, int] | None = None
         self._looked_s = float("-inf")
         self._keys: dict[str, Key] = {}
@@ -171,11 +172,12 @@ class KeyRing:
         self.look(now_s)
         return not self.needed or key.hash in self._keys
 
-    def take(self, key: Key, today: str) -> None:
+    def take(self, key: Key) -> None:
         """One more stream for this key; ServiceError when it may not have it. Give it back with `release`."""
-        if today != self.day:
-            self.day, self.seconds = today, {}
-        if key.max_streams is not None and self.streams.get(key.id, 0) >= key.max_streams:
+        elsewhere = 0
+        if key.max_streams is not None and self.usage is not None:
+            elsewhere = self.usage.streams_elsewhere(key.id)
+        if key.max_streams is not None and self.streams.get(key.id, 0) + elsewhere >= key.max_streams:
             raise ServiceError(
                 "key_streams",
                 f"Key {key.name!r} already has its {key.max_streams} streams open.",
@@ -183,12 +185,12 @@ class KeyRing:
                 retry_after_s=5.0,
             )
         self.check_minutes(key)
-        self.streams[key.id] = self.streams.get(key.id, 0) + 1
+        self._count(key, 1)
 
     def check_minutes(self, key: Key) -> None:
         """ServiceError "key_minutes" when the day's audio of this key is used up."""
         limit = key.minutes_per_day
-        if limit is not None and self.seconds.get(key.id, 0.0) >= limit * 60:
+        if limit is not None and self.usage is not None and self.usage.seconds(key.id) >= limit * 60:
             raise ServiceError(
                 "key_minutes",
                 f"Key {key.name!r} has used its {limit:g} minutes of audio for today (UTC).",
@@ -198,8 +200,21 @@ class KeyRing:
 
     def heard(self, key: Key, seconds: float) -> None:
         """So much audio of this key was taken in."""
-        self.seconds[key.id] = self.seconds.get(key.id, 0.0) + seconds
+        if self.usage is not None and self.needed:
+            self.usage.heard(key.id, seconds)
 
     def release(self, key: Key) -> None:
         """One stream of this key ended."""
-        self.streams[key.id] = max(0, self.streams.get(key.id, 0) - 1)
+        self._count(key, -1)
+
+    def close(self) -> None:
+        """What was used is written down."""
+        if self.usage is not None:
+            self.usage.close()
+
+    def _count(self, key: Key, change: int) -> None:
+        now = self.streams[key.id] = max(0, self.streams.get(key.id, 0) + change)
+        if not now:
+            del self.streams[key.id]
+        if key.max_streams is not None and self.usage is not None:
+            self.usage.set_streams(key.id, now)

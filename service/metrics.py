@@ -3,18 +3,20 @@
 Who sets what stands in the comments: `streams` is the recogniser with its workers, `http` the faces.
 """
 
+import os
 import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
-    Info,
     disable_created_metrics,
     generate_latest,
+    multiprocess,
 )
 
 LATENCY_S = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.65, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -22,6 +24,11 @@ WORK_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5
 BATCH = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 REVISION = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 
+SHARED = "PROMETHEUS_MULTIPROC_DIR"
+"""Set before prometheus_client is imported: several processes then keep their figures in files of that folder."""
+SUM: Literal["livesum"] = "livesum"
+MOST: Literal["livemax"] = "livemax"
+"""How a gauge of several processes is told: their sum, or the largest of them."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -31,6 +38,12 @@ def build_version() -> str:
         return version("silica-stt")
     except PackageNotFoundError:
         return "0+unknown"
+
+
+def forget_process(pid: int) -> None:
+    """A process of several is gone: its gauges no longer count, its counters do."""
+    if os.environ.get(SHARED):
+        multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
 class Metrics:
@@ -73,12 +86,15 @@ class Metrics:
         )
         self.decode_s = self._histogram("decode_seconds", "Word search over one window's outputs.", WORK_S)
         self.emit_s = self._histogram("emit_seconds", "From hypothesis to events handed to the face.", WORK_S)
-        self.hop_s = self._gauge("hop_seconds", "Hop in force.", ("model",))
+        self.hop_s = self._gauge("hop_seconds", "Hop in force.", ("model",), mode=MOST)
         self.load = self._gauge(
-            "load_ratio", "Work asked for as a share of what was measured possible.", ("model",)
+            "load_ratio", "Work asked for as a share of what was measured possible.", ("model",), mode=MOST
         )
         self.capacity_streams = self._gauge(
-            "capacity_streams", "Streams this machine carries with this model, as estimated now.", ("model",)
+            "capacity_streams",
+            "Streams this machine carries with this model, as estimated now.",
+            ("model",),
+            mode=MOST,
         )
         self.worker_restarts = self._counter("worker_restarts", "Workers replaced, by kind.", ("kind",))
         self.windows_poisoned = self._counter("windows_poisoned", "Windows whose outputs were not numbers.")
@@ -123,26 +139,34 @@ class Metrics:
             "warnings", "Things noticed in clients' sound and said to them.", ("kind",)
         )
         self.model_reloads = self._counter("model_reloads", "Models loaded anew while serving.", ("outcome",))
-        self.draining = self._gauge("draining", "1 while no new streams are taken in.")
+        self.draining = self._gauge("draining", "1 while no new streams are taken in.", mode=MOST)
         self.loop_stall_s = self._histogram(
             "loop_stall_seconds", "How late the event loop's own tick came.", WORK_S
         )
 
-        self.build = Info("silica_build", "Version and Python that run.", registry=self.registry)
-        self.build.info({"version": build_version(), "python": platform.python_version()})
-        self.model = Gauge(
-            "silica_model_info",
+        self.build = self._gauge(
+            "build_info", "Version and Python that run.", ("version", "python"), mode=MOST
+        )
+        self.build.labels(build_version(), platform.python_version()).set(1)
+        self.model = self._gauge(
+            "model_info",
             "1 for each model being served.",
             ("name", "architecture", "device", "precision"),
-            registry=self.registry,
+            mode=MOST,
         )
 
     def expose(self) -> bytes:
         """Everything in Prometheus' text format."""
-        return generate_latest(self.registry)
+        if not os.environ.get(SHARED):
+            return generate_latest(self.registry)
+        together = CollectorRegistry()
+        multiprocess.MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+        return generate_latest(together)
 
-    def _gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Gauge:
-        return Gauge(f"silica_{name}", help, labels, registry=self.registry)
+    def _gauge(
+        self, name: str, help: str, labels: Sequence[str] = (), mode: Literal["livesum", "livemax"] = SUM
+    ) -> Gauge:
+        return Gauge(f"silica_{name}", help, labels, registry=self.registry, multiprocess_mode=mode)
 
     def _counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(f"silica_{name}", help, labels, registry=self.registry)

@@ -5,11 +5,14 @@ Knows no wire. What a stream is lies in streams.py.
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from service.errors import ServiceError
 from service.logs import say
 from service.metrics import Metrics
+from service.scheduling.board import Board, columns_for
+from service.scheduling.device import Client, Serving
 from service.settings import Settings
 from service.streams import Recogniser, RecogniserOptions
 
@@ -36,10 +39,21 @@ RETIRE_S = 600.0
 class ServedModels:
     """Every recogniser of this process. The first name is the one that streams get who name none we have."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        board: Board | None = None,
+        open_device: Callable[[str, Client], Serving] | None = None,
+        reload_for_all: Callable[[str | None], Awaitable[tuple[str, ...]]] | None = None,
+    ) -> None:
+        """Several processes that share devices bring how to open one, and how to reload for all of them."""
         self.settings = settings
         self.metrics = metrics
-        self.names = tuple(dict.fromkeys((settings.model, *settings.more_models)))
+        self.names = settings.models
+        self.board = board if board is not None else Board(columns_for(self.names))
+        self._open_device = open_device
+        self._reload_for_all = reload_for_all
         self._serving: dict[str, Recogniser] = {}
         self._retiring: dict[Recogniser, asyncio.Task[None]] = {}
         self._reloading = False
@@ -74,6 +88,8 @@ class ServedModels:
 
     async def reload(self, name: str | None = None) -> tuple[str, ...]:
         """Load one model (or all) anew and serve new streams with it; the old one ends with its last stream."""
+        if self._reload_for_all is not None:
+            return await self._reload_for_all(name)  # `renew` follows, here as everywhere
         wanted = self.names if name is None else (name,)
         if any(one not in self.names for one in wanted):
             raise ServiceError(
@@ -85,19 +101,24 @@ class ServedModels:
         try:
             for one in wanted:
                 try:
-                    fresh = await self._started(one)
+                    await self.renew(one)
                 except Exception as error:
                     # The old model goes on serving: a broken file on disk must not take the service down.
                     self.metrics.model_reloads.labels("failed").inc()
                     say(logging.ERROR, "model not reloaded", model=one, reason=str(error))
                     raise
-                old, self._serving[one] = self._serving[one], fresh
                 self.metrics.model_reloads.labels("done").inc()
                 say(logging.INFO, "model reloaded", model=one)
-                await self._retire(old)
         finally:
             self._reloading = False
         return wanted
+
+    async def renew(self, name: str) -> None:
+        """New streams of this model go to a fresh recogniser; the old one ends with its last stream."""
+        fresh = await self._started(name)
+        old, self._serving[name] = self._serving.get(name), fresh
+        if old is not None:
+            await self._retire(old)
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Take no more streams; let the open ones finish for so long."""
@@ -110,12 +131,21 @@ class ServedModels:
 
     async def _started(self, name: str) -> Recogniser:
         device: Literal["cpu", "cuda"] = self.settings.device
-        fresh = Recogniser(name, device, recogniser_options(self.settings), self.metrics)
+        opener = self._open_device
+        fresh = Recogniser(
+            name,
+            device,
+            recogniser_options(self.settings),
+            self.metrics,
+            self.board,
+            None if opener is None else lambda client: opener(name, client),
+        )
         await fresh.start()
         return fresh
 
     async def _retire(self, old: Recogniser) -> None:
         """Let the streams of a replaced model finish, then free it; does not wait for that."""
+        old.retire()
         # A long time: these streams are in the middle of a talk and have done nothing wrong.
         ending = asyncio.create_task(old.stop(drain_s=max(self.settings.drain_s, RETIRE_S)))
         self._retiring[old] = ending

@@ -1,34 +1,66 @@
 """The one friendly screen that `silica serve` prints: where it is, what runs, how much it carries."""
 
+import contextlib
 import json
 import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from service.http.server import Server
+    from collections.abc import Callable, Iterator
+
+    from service.settings import Settings
 
 
-def facts(server: "Server") -> dict[str, object]:
+def address(settings: "Settings", port: int) -> str:
+    """Where this machine's own programs reach the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(settings.host, settings.host)
+    scheme = "https" if settings.tls_certificate else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host and '[' not in host else host}:{port}"
+
+
+def facts(settings: "Settings", port: int, streams_most: int, keys: bool) -> dict[str, object]:
     """What a person or a script wants to know about a server that just became ready."""
-    room = server.models.default.capacity()
-    socket = server.address.replace("http", "ws", 1)
+    here = address(settings, port)
+    socket = here.replace("http", "ws", 1)
     return {
-        "page": f"{server.address}/",
+        "page": f"{here}/",
         "listen": f"{socket}/v1/listen",
         "vosk": f"{socket}/vosk",
-        "health": f"{server.address}/readyz",
-        "metrics": f"{server.address}/metrics",
-        "models": list(server.models.names),
-        "device": server.settings.device,
-        "streams_most": room.streams_most,
-        "keys": server.keys.needed,
-        "port": server.port,
+        "health": f"{here}/readyz",
+        "metrics": f"{here}/metrics",
+        "models": list(settings.models),
+        "device": settings.device,
+        "workers": settings.workers,
+        "streams_most": streams_most,
+        "keys": keys,
+        "port": port,
     }
 
 
-def show(server: "Server", as_json: bool = False) -> None:
+@contextlib.contextmanager
+def starting(settings: "Settings") -> "Iterator[Callable[[], None]]":
+    """Say at once what is being started, and on a terminal that it goes on; the given function ends that."""
+    models = ", ".join(settings.models)
+    what = f"Silica is warming {models} on {settings.device} for {settings.host}:{settings.port}"
+    if not sys.stderr.isatty() or settings.log_format == "json":
+        if settings.log_format == "plain":
+            sys.stderr.write(f"{what} ...\n")
+            sys.stderr.flush()
+        yield lambda: None
+        return
+    from rich.console import Console
+
+    status = Console(stderr=True).status(f"{what} (10 to 20 seconds; Ctrl-C stops it)")
+    status.start()
+    try:
+        yield status.stop
+    finally:
+        status.stop()
+
+
+def show(settings: "Settings", port: int, streams_most: int, keys_asked: bool, as_json: bool = False) -> None:
     """Print it."""
-    known = facts(server)
+    known = facts(settings, port, streams_most, keys_asked)
     if as_json:
         sys.stdout.write(json.dumps(known) + "\n")
         sys.stdout.flush()
@@ -39,15 +71,16 @@ def show(server: "Server", as_json: bool = False) -> None:
 
     table = Table.grid(padding=(0, 2))
     keys = "asked for" if known["keys"] else "not asked for (loopback only)"
-    if not known["keys"] and server.settings.insecure:
+    if not known["keys"] and settings.insecure:
         keys = "not asked for, and open to the network (--insecure)"
     for name, value in (
         ("page", known["page"]),
         ("live", known["listen"]),
         ("vosk", known["vosk"]),
         ("metrics", known["metrics"]),
-        ("model", ", ".join(server.models.names)),
+        ("model", ", ".join(settings.models)),
         ("device", known["device"]),
+        *((("processes", f"{settings.workers} speak with clients"),) if settings.workers > 1 else ()),
         ("capacity", f"about {known['streams_most']} live streams"),
         ("keys", keys),
     ):

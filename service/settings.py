@@ -78,6 +78,13 @@ class Settings:
         30.0, "recognition", "an utterance is cut at this length", low=2, high=120
     )
 
+    workers: int = setting(
+        1,
+        "capacity",
+        "processes that speak with clients; more than one share the port and the device",
+        low=1,
+        high=64,
+    )
     engine_workers: int | None = setting(None, "capacity", "acoustic processes on a CPU", low=1, high=256)
     decode_workers: int | None = setting(None, "capacity", "word search workers", low=1, high=256)
     max_streams: int | None = setting(
@@ -131,6 +138,11 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "logs", "least severe that is told"
     )
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every model to be served, the default first."""
+        return tuple(dict.fromkeys((self.model, *self.more_models)))
 
 
 YES = ("true", "1", "yes", "on")

@@ -274,14 +274,13 @@ class Stream:
         for effect in self.session.take(what):
             if isinstance(effect, Hear):
                 self._ready_s[effect.key] = self._house.now_s()
-                self._house.engine.submit(self.id, effect.key, effect.window, self._live, effect.urgent)
+                self._house.device.submit(self.id, effect.key, effect.window, self._live, effect.urgent)
             elif isinstance(effect, Push | Conclude | Replay):
-                self._house.decoders.send(self.id, effect)
+                self._house.device.send(self.id, effect)
             elif isinstance(effect, Tell):
                 self._tell(effect.event)
             elif isinstance(effect, Abandon):
-                self._house.engine.forget(self.id, list(self._ready_s))
-                self._house.decoders.forget(self.id)
+                self._house.device.release(self.id, list(self._ready_s))
                 self._ready_s.clear()
                 self._serial_ready_s.clear()
                 self._small, self._small_samples = [], 0

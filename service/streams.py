@@ -5,41 +5,28 @@ decoder's workers.
 """
 
 import asyncio
-import os
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from acoustic import catalogue
-from acoustic.checkpoint import describe
-from acoustic.errors import AcousticError
 from acoustic.windows import Heard, with_hop
 from lm.errors import LanguageError
 from lm.hotwords import spelled
-from service.core.clock import SAMPLE_RATE
 from service.core.messages import WindowKey
 from service.core.session import Session
 from service.core.stream_settings import StreamSettings
 from service.errors import ServiceError
 from service.metrics import Metrics
-from service.scheduling.capacity import (
-    CapacityModel,
-    curve_key,
-    default_cache_folder,
-    load_curve,
-    save_curve,
-)
+from service.scheduling.board import Board, columns_for
 from service.scheduling.decode_worker import Answer, Open
-from service.scheduling.decoding import DecodePool
-from service.scheduling.engine import Engine
-from service.scheduling.process import together
+from service.scheduling.device import Client, Device, DeviceOptions, Serving
 from service.stream import Stream
 
 __all__ = ["Capacity", "Recogniser", "RecogniserOptions", "Stream", "StreamSettings"]
 
 SWEEP_S = 0.5
-"""One timer for all streams: idle limits, parked ones, the hop in force."""
+"""One timer for all streams: idle limits and parked ones."""
 FINISH_S = 10.0
 """How long the finals of drained streams are waited for."""
 RETRY_S = 5.0
@@ -48,23 +35,16 @@ DEFAULT_STREAM = StreamSettings()
 
 
 @dataclass(frozen=True)
-class RecogniserOptions:
-    """How the recogniser uses the machine. None: measured or derived from it at start."""
+class RecogniserOptions(DeviceOptions):
+    """How the recogniser uses the machine, and how long it keeps who vanished."""
 
-    precision: str | None = None
-    engine_workers: int | None = None
-    decode_workers: int | None = None
-    language_model: str | Path | None = "shipped"
-    max_streams: int | None = None
-    hops_s: tuple[float, ...] = (0.16, 0.32, 0.64, 1.28)
     resume_s: float = 30.0
     parked_limit: int = 256
-    cache_folder: Path | None = None
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the recogniser carries now and how much it could."""
+    """What the device carries now, for everybody that it serves, and how much it could."""
 
     streams: int
     streams_most: int
@@ -80,38 +60,27 @@ class Recogniser:
     def __init__(
         self,
         model: str,
-        device: Literal["cpu", "cuda"] = "cpu",
+        kind: Literal["cpu", "cuda"] = "cpu",
         options: RecogniserOptions = RecogniserOptions(),
         metrics: Metrics | None = None,
+        board: Board | None = None,
+        open_device: Callable[[Client], Serving] | None = None,
     ) -> None:
         self.model_name = model
         self.options = options
         self.metrics = metrics if metrics is not None else Metrics()
-        self.device = device
-        self._processors = (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        )
-        lanes = 1 if device == "cuda" else options.engine_workers or self._processors
-        self.engine = Engine(model, device, options.precision, lanes, self.metrics, self._heard)
-        words = options.language_model
-        self._decode_workers = options.decode_workers or max(1, self._processors // 2)
-        self.decoders = DecodePool(
-            None if words in (None, "none") else str(words),
-            self._decode_workers,
-            self.metrics,
-            lambda stream, answer: self._answered(stream, answer),
-            lambda stream: self._streams[stream].worker_lost() if stream in self._streams else None,
-            self._given_up,
-        )
-        self._capacity: CapacityModel
+        self.board = board if board is not None else Board(columns_for((model,)))
+        self.device: Serving
+        if open_device is None:
+            self.device = Device(model, kind, options, self.metrics, self.board, self)
+        else:
+            self.device = open_device(self)
         self._hops: dict[float, int] = {}
         self._streams: dict[str, Stream] = {}
         self._parked: dict[str, tuple[Stream, float]] = {}
         self._parked_counted = 0
-        self._held_hop_s: float | None = None
-        self._live_channels = 0
-        self._batch_streams = 0
         self._sweeper: asyncio.TimerHandle | None = None
+        self._held_hop = False
         self._empty = asyncio.Event()
         self._started = False
         self._draining = False
@@ -119,21 +88,17 @@ class Recogniser:
     # ---- life
 
     async def start(self) -> None:
-        """Start the workers, warm and measure them. Returns when streams may come."""
-        try:
-            # At once: each spends seconds on imports, loading and compiling that the other need not wait for.
-            await together(self.engine.start(), self._start_decoders())
-            config, plan = self.engine.config, self.engine.plan
-            hops = {hop_s: with_hop(config, plan, hop_s).hop_frames for hop_s in sorted(self.options.hops_s)}
-            self._hops = hops
-            await self._measure()
-        except BaseException:
-            await self.decoders.stop()
-            await self.engine.stop()
-            raise
+        """Start the device. Returns when streams may come."""
+        await self.device.start()
+        config, plan = self.device.config, self.device.plan
+        self._hops = {
+            hop_s: with_hop(config, plan, hop_s).hop_frames for hop_s in sorted(self.options.hops_s)
+        }
         self._started = True
         self._empty.set()
-        self.metrics.model.labels(self.model_name, config.name, self.device, self.engine.precision).set(1)
+        self.metrics.model.labels(self.model_name, config.name, self.device.kind, self.device.precision).set(
+            1
+        )
         self._sweep()
 
     async def stop(self, drain_s: float = 0.0) -> None:
@@ -148,15 +113,19 @@ class Recogniser:
                 stream.cancel("drained")
             self._parked.clear()
             self._count_parked()
-            await self.decoders.stop()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        await self.engine.stop()
+        await self.device.stop()
+
+    def retire(self) -> None:
+        """Another follows under this name: no new streams."""
+        self._draining = True
+        self.device.retire()
 
     @property
     def ready(self) -> bool:
         """Warm, workers of both kinds alive, and not draining."""
-        return self._started and not self._draining and self.engine.alive and self.decoders.alive
+        return self._started and not self._draining and self.device.alive
 
     @property
     def draining(self) -> bool:
@@ -169,14 +138,13 @@ class Recogniser:
         """A new stream; ServiceError "capacity" (with retry_after_s) when full, "draining" when stopping."""
         self._check_room(settings)
         hotwords = self._checked_hotwords(settings)
-        session = Session(
-            self.engine.config, with_hop(self.engine.config, self.engine.plan, max(self._hops)), settings
-        )
-        stream = Stream(str(uuid.uuid4()), settings, session, self)
+        config = self.device.config
+        session = Session(config, with_hop(config, self.device.plan, max(self._hops)), settings)
+        stream = Stream(new_id(self.board.row), settings, session, self)
         self._streams[stream.id] = stream
         self._count(settings, +1)
         self.metrics.sessions.inc()
-        self.decoders.pin(stream.id, Open(settings.n_best, hotwords, settings.decoder))
+        self.device.pin(stream.id, Open(settings.n_best, hotwords, settings.decoder))
         stream.begin(self.model_name)
         return stream
 
@@ -216,19 +184,18 @@ class Recogniser:
         """Keep to one of the hops whatever the load (None: by load again): for measurements."""
         if hop_s is not None and hop_s not in self._hops:
             raise ServiceError("hop", f"No hop of {hop_s} s.", f"There are {sorted(self._hops)}.")
-        self._held_hop_s = hop_s
-        self._choose_hop()
+        self._held_hop = hop_s is not None
+        self.device.hold_hop(hop_s)
 
     def capacity(self) -> Capacity:
         """Room and load now."""
-        hop_s = self._capacity.hop_s
         return Capacity(
-            len(self._streams),
+            round(self._figure("live") + self._figure("batch")),
             self._streams_most(),
             len(self._parked),
-            hop_s,
-            self._capacity.load(self._live_channels, hop_s),
-            len(self.engine.planner),
+            self._figure("hop_s"),
+            self._figure("load"),
+            round(self._figure("waiting")),
         )
 
     # ---- what streams and workers ask of the house
@@ -239,8 +206,8 @@ class Recogniser:
 
     def hop_frames(self, widest: bool) -> int:
         """The hop of windows to come: the one in force, or the widest for files and for who is behind."""
-        wide = widest and self._held_hop_s is None
-        return self._hops[max(self._hops) if wide else self._capacity.hop_s]
+        wide = widest and not self._held_hop
+        return self._hops[max(self._hops) if wide else self._figure("hop_s")]
 
     def closed(self, stream: Stream, reason: str) -> None:
         """A stream has told Closed: its slot is free. Counted here and nowhere else."""
@@ -251,19 +218,25 @@ class Recogniser:
         if not self._streams:
             self._empty.set()
 
-    def _heard(self, stream: str, key: WindowKey, heard: Heard) -> None:
+    # ---- what the device says (Client)
+
+    def heard(self, stream: str, key: WindowKey, heard: Heard) -> None:
+        """A window was heard."""
         if stream in self._streams:
             self._streams[stream].heard(key, heard)
 
-    def _answered(self, stream: str, answer: Answer) -> None:
+    def answered(self, stream: str, answer: Answer) -> None:
+        """The decode worker answered."""
         if stream in self._streams:
-            session = self._streams[stream].session
-            before = session.processed_samples
             self._streams[stream].answered(answer)
-            sound_s = session.settings.channels * (session.processed_samples - before) / SAMPLE_RATE
-            self._capacity.observe_decode(answer.decode_s, sound_s)
 
-    def _given_up(self, stream: str) -> None:
+    def lost(self, stream: str) -> None:
+        """The stream's decode worker is new."""
+        if stream in self._streams:
+            self._streams[stream].worker_lost()
+
+    def given_up(self, stream: str) -> None:
+        """The stream kills its decode workers."""
         if stream in self._streams:
             self._streams[stream].fail(
                 "decoder",
@@ -271,40 +244,6 @@ class Recogniser:
             )
 
     # ---- inside
-
-    async def _start_decoders(self) -> None:
-        """As soon as the model's alphabet is known, which takes a look at its file and no engine."""
-
-        def look() -> str:
-            try:
-                path = catalogue.locate(self.model_name)
-                config = describe(path)[0] if path else catalogue.find(self.model_name).config
-            except (AcousticError, OSError) as error:
-                raise ServiceError("model", str(error)) from None
-            return config.alphabet
-
-        await self.decoders.start(await asyncio.get_running_loop().run_in_executor(None, look))
-
-    async def _measure(self) -> None:
-        config, plan, options = self.engine.config, self.engine.plan, self.options
-        folder = options.cache_folder or default_cache_folder()
-        lanes = len(self.engine.lanes)
-        key = curve_key(self.model_name, config, plan, self.device, self.engine.precision, lanes)
-        curve = load_curve(folder, key)
-        if curve is None:
-            curve = await self.engine.measure(tuple(self._hops))
-            save_curve(folder, key, curve)
-        self.engine.curve = curve
-        context = round((plan.left_frames + plan.look_ahead_frames) / config.frames_per_second * 16000)
-        self._capacity = CapacityModel(
-            curve,
-            lanes,
-            self._processors if self.device == "cpu" else float("inf"),
-            context,
-            tuple(self._hops),
-            self._decode_workers,
-            batch=1 if self.device == "cpu" else 16,
-        )
 
     def _check_room(self, settings: StreamSettings) -> None:
         if not self._started or self._draining:
@@ -315,9 +254,9 @@ class Recogniser:
         if not 1 <= settings.channels <= 8:
             raise ServiceError("channels", f"{settings.channels} channels.", "A stream has 1 to 8.")
         if settings.priority == "live":
-            full = self._live_channels + settings.channels > self._streams_most()
+            full = self._figure("live") + settings.channels > self._streams_most()
         else:
-            full = self._batch_streams >= BATCH_STREAMS_PER_LANE * max(1, len(self.engine.lanes))
+            full = self._figure("batch") >= BATCH_STREAMS_PER_LANE * max(1, self._figure("alive"))
         if full:
             raise ServiceError(
                 "capacity",
@@ -330,42 +269,34 @@ class Recogniser:
         from lm.search_settings import SearchSettings
 
         try:
-            hotwords = spelled(settings.hotwords, self.engine.config.alphabet)
+            hotwords = spelled(settings.hotwords, self.device.config.alphabet)
             SearchSettings(n_best=settings.n_best, hotwords=hotwords)
         except LanguageError as error:
             raise ServiceError("hotwords", str(error)) from None
         return hotwords
 
+    def _figure(self, name: str) -> float:
+        """One of the figures that everybody who serves this model shares."""
+        return self.board.total(f"{name}:{self.model_name}")
+
     def _streams_most(self) -> int:
-        return self.options.max_streams or self._capacity.streams_most()
+        return self.options.max_streams or round(self._figure("most"))
 
     def _count(self, settings: StreamSettings, change: int) -> None:
         if settings.priority == "live":
-            self._live_channels += change * settings.channels
+            self.board.add(f"live:{self.model_name}", change * settings.channels)
         else:
-            self._batch_streams += change
+            self.board.add(f"batch:{self.model_name}", change)
         self._empty.clear()
-        self.engine.live_streams = self._live_channels
         self.metrics.sessions_open.inc(change)
-        self._choose_hop()
 
     def _count_parked(self) -> None:
         """By its change, since several recognisers share the gauge."""
         self.metrics.sessions_parked.inc(len(self._parked) - self._parked_counted)
         self._parked_counted = len(self._parked)
 
-    def _choose_hop(self) -> None:
-        hop_s = self._held_hop_s or self._capacity.choose_hop(self._live_channels)
-        self._capacity.hop_s = hop_s
-        if self._draining:
-            return  # the one that follows under this name speaks for it now
-        name = self.model_name
-        self.metrics.hop_s.labels(name).set(hop_s)
-        self.metrics.load.labels(name).set(self._capacity.load(self._live_channels, hop_s))
-        self.metrics.capacity_streams.labels(name).set(self._streams_most())
-
     def _sweep(self) -> None:
-        """Twice a second: who is silent for too long, who has not come back, which hop the load allows."""
+        """Twice a second: who is silent for too long, who has not come back."""
         now_s = self.now_s()
         for stream in list(self._streams.values()):
             limit_s = stream.settings.idle_limit_s
@@ -380,8 +311,6 @@ class Recogniser:
                 del self._parked[stream_id]
                 stream.cancel("lost")
         self._count_parked()
-        self._capacity.observe_wait(self.engine.take_live_wait_s())
-        self._choose_hop()
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     async def _wait_empty(self, limit_s: float) -> None:
@@ -390,3 +319,9 @@ class Recogniser:
                 await asyncio.wait_for(self._empty.wait(), limit_s)
             except TimeoutError:
                 return
+
+
+def new_id(row: int) -> str:
+    """A stream's name. Where several processes serve, it begins with the number of the one that has it."""
+    name = str(uuid.uuid4())
+    return f"{row:02x}{name[2:]}" if row else name

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,19 +70,51 @@ class Confinement:
     stall_s: float = 10.0
 
 
+Count = Callable[[int], int]
+"""Told of a change, answers how many there are now."""
+
+
+def _own_count() -> Count:
+    children = 0
+
+    def count(change: int) -> int:
+        nonlocal children
+        children += change
+        return children
+
+    return count
+
+
 class Nursery:
     """Keeps the root process from which children are forked, and counts them."""
 
-    def __init__(self, most: int = 64, confinement: Confinement = Confinement()) -> None:
+    def __init__(
+        self,
+        most: int = 64,
+        confinement: Confinement = Confinement(),
+        count: Count | None = None,
+        on_failure: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         self.most = most
+        self.on_failure = on_failure
+        """Told why a child failed: its sound was undecodable, it stalled, or it crashed."""
         self.confinement = confinement
-        self.children = 0
+        self._count = count or _own_count()
         self._root: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
+    @property
+    def children(self) -> int:
+        """Children now."""
+        return self._count(0)
+
+    def let_go(self) -> None:
+        """One child less."""
+        self._count(-1)
+
     def check_room(self) -> None:
         """ServiceError "containers" when no more children may be."""
-        if self.children >= self.most:
+        if self.children >= self.most:  # of every process that serves here
             raise ServiceError(
                 "containers",
                 f"All {self.most} decoders for compressed sound are in use.",
@@ -134,7 +166,7 @@ class Nursery:
                     "Try again.",
                     retry_after_s=2.0,
                 ) from None
-        self.children += 1
+        self._count(1)
         return ContainerDecoder(ours, 1 if mix else channels, self)
 
     def stop(self) -> None:
@@ -188,7 +220,7 @@ class ContainerDecoder:
         if self._open:
             self._open = False
             self._sock.close()
-            self._nursery.children -= 1
+            self._nursery.let_go()
             if self._pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._pid, signal.SIGKILL)
@@ -214,6 +246,7 @@ class ContainerDecoder:
                     self.format = json.loads(payload)
                 elif kind == FAILED:
                     self._pid = None
+                    self._nursery.on_failure("undecodable")
                     raise _undecodable(payload.decode(errors="replace"))
                 elif kind == DONE:
                     self._done, self._pid = True, None
@@ -246,11 +279,13 @@ class ContainerDecoder:
                 async with asyncio.timeout(stall_s):
                     part = await asyncio.get_running_loop().sock_recv(self._sock, 262144)
             except TimeoutError:
+                self._nursery.on_failure("stalled")
                 raise _undecodable(f"its decoder gave no answer for {stall_s:g} s") from None
             except ConnectionError:
                 part = b""
             if not part:
                 self._pid = None
+                self._nursery.on_failure("crashed")
                 raise _undecodable("its decoder was ended: it crashed or used more than one stream may")
             self._buffer += part
 

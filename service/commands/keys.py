@@ -29,6 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from service.keys import add_key, default_keys_file, read_keys, revoke_key
     from service.settings import load_settings
+    from service.usage import Usage, usage_file
 
     file: Path = arguments.file or load_settings().keys_file or default_keys_file()
     if arguments.action == "add":
@@ -47,8 +48,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "revoke":
         gone = revoke_key(file, arguments.name)
         print(json.dumps({"id": gone.id, "name": gone.name}) if arguments.json else f"revoked {gone.name}")
+        if not read_keys(file) and not arguments.json:
+            print(
+                "That was the last key: servers that use this file let nobody in now. Make another with "
+                f"`silica keys add NAME`, or remove {file} and start them anew: without keys they "
+                "listen on this machine only."
+            )
         return 0
-    keys = [{name: value for name, value in asdict(key).items() if name != "hash"} for key in read_keys(file)]
+    used = Usage(usage_file(file)) if usage_file(file).exists() else None
+    keys = [
+        {name: value for name, value in asdict(key).items() if name != "hash"}
+        | {"minutes_today": round(used.seconds(key.id) / 60, 1) if used else 0.0}
+        for key in read_keys(file)
+    ]
     if arguments.json:
         print(json.dumps({"file": str(file), "keys": keys}))
         return 0
@@ -58,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{entry['max_streams']} streams" if entry["max_streams"] else "",
             f"{entry['minutes_per_day']:g} min/day" if entry["minutes_per_day"] else "",
             "admin" if entry["admin"] else "",
+            f"{entry['minutes_today']:g} min today" if entry["minutes_today"] else "",
         ]
         print(f"  {entry['id']}  {entry['name']:<24} {entry['created']}  {', '.join(filter(None, limits))}")
     return 0

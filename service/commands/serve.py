@@ -2,6 +2,12 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from service.settings import Settings
 
 HELP = "serve live transcription on one port"
 
@@ -27,6 +33,31 @@ def run(arguments: argparse.Namespace) -> int:
         print(as_toml(settings), end="")
         return 0
 
+    import os
+    import shutil
+    import sys
+    import tempfile
+
+    from service.preflight import check, unknown_variables
+    from service.screen import starting
+
+    for sentence in unknown_variables():
+        print(f"silica: {sentence}", file=sys.stderr)
+    check(settings)
+    if settings.workers == 1:
+        with starting(settings) as ready:
+            return serve(settings, ready, arguments.json)
+    # Before prometheus_client is imported, here and in every process that we start.
+    folder = os.environ["PROMETHEUS_MULTIPROC_DIR"] = tempfile.mkdtemp(prefix="silica-metrics-")
+    try:
+        with starting(settings) as ready:
+            return serve(settings, ready, arguments.json)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def serve(settings: "Settings", ready: "Callable[[], None]", as_json: bool) -> int:
+    """Start everything, say so, and serve until told to stop."""
     import asyncio
     import signal
 
@@ -34,20 +65,43 @@ def run(arguments: argparse.Namespace) -> int:
 
     # Before our own imports, which take as long as those of the workers: side by side.
     begin_fork_server()
-    from service.http.server import Server
     from service.logs import start_logging
     from service.screen import show
 
     start_logging(settings.log_format, settings.log_level)
 
-    async def serve() -> None:
+    async def alone() -> None:
+        from service.http.server import Server
+
+        async with Server(settings) as server:
+
+            def tell() -> None:
+                ready()
+                room = server.models.default.capacity().streams_most
+                show(settings, server.port, room, server.keys.needed, as_json)
+
+            await server.run_until_stopped(tell)
+
+    async def as_house() -> None:
+        from service.fronts.house import House
+        from service.preflight import open_keys
+
+        async with House(settings) as house:
+
+            def tell() -> None:
+                ready()
+                room = house.board.total(f"most:{settings.model}")
+                show(settings, house.port, round(room), open_keys(settings).needed, as_json)
+
+            await house.run_until_stopped(tell)
+
+    async def life() -> None:
         # Until the server takes them over: SIGTERM stops the start, SIGHUP means nothing yet.
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         loop.add_signal_handler(signal.SIGTERM, task.cancel)
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
-        async with Server(settings) as server:
-            await server.run_until_stopped(lambda: show(server, as_json=arguments.json))
+        await (alone() if settings.workers == 1 else as_house())
 
     factory = None
     if settings.uvloop:
@@ -59,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
             pass
     with asyncio.Runner(loop_factory=factory) as runner:
         try:
-            runner.run(serve())
+            runner.run(life())
         except asyncio.CancelledError:
             return 143
     return 0

@@ -4,6 +4,7 @@ A Finalize closes a segment: its windows are padded and flushed, and a fresh seg
 never reach the decoder, but for a short lead before the first letter. No decoder, no queue, no clock here.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,15 +17,15 @@ from acoustic.config import ModelConfig
 from acoustic.windows import Heard, StreamWindows, Window, WindowPlan
 from lm.hypothesis import Hypothesis
 from service.core.clock import FRAME_S, FRAME_SAMPLES, SAMPLE_RATE
-from service.core.endpoint import Endpointer, EndpointRule, Signal
+from service.core.endpoint import Endpointer, EndpointRule, Quiet, Signal
 from service.core.events import Alternative, Event, Final, Partial, SpeechStarted, UtteranceEnded
 from service.core.messages import Conclude, Hear, Push, Replay, WindowKey
 from service.core.stream_settings import StreamSettings
 from service.core.transcript import Transcript
 
+LONG_QUIET = 1_000_000
 LEAD_FRAMES = 20
 """Frames before the first letter that the decoder hears too."""
-SILENCE_DB = -100.0
 
 Frames = npt.NDArray[np.float32]
 Later = Callable[[], Event | None]
@@ -50,8 +51,9 @@ class Segment:
     next_index: int = 0
     frames_done: int = 0
     heard: dict[int, Heard] = field(default_factory=dict)
-    energies_db: deque[float] = field(default_factory=deque)
-    unmeasured: list[Frames] = field(default_factory=list)
+    quiet: deque[int] = field(default_factory=deque)
+    """For how many frames the energy has been quiet, for each frame whose outputs have not come."""
+    unmeasured: Frames = field(default_factory=lambda: np.zeros(0, np.float32))
 
     @property
     def samples(self) -> int:
@@ -62,23 +64,10 @@ class Segment:
         """Where in the stream so many frames of this segment end, in samples."""
         return self.base_samples + min(frames * FRAME_SAMPLES, self.samples)
 
-    def energy_db(self) -> float:
-        """The energy of the next frame; padding beyond the sound is silence."""
-        if not self.energies_db and self.unmeasured:
-            self._measure()
-        return self.energies_db.popleft() if self.energies_db else SILENCE_DB
-
-    def _measure(self) -> None:
-        sound = np.concatenate(self.unmeasured)
-        whole = sound.size // FRAME_SAMPLES * FRAME_SAMPLES
-        # Sound that is not finite is the engine's to refuse; here it must only not warn.
-        with np.errstate(all="ignore"):
-            frames = sound[:whole].reshape(-1, FRAME_SAMPLES)
-            power = np.einsum("ij,ij->i", frames, frames) / FRAME_SAMPLES
-            self.energies_db.extend((10 * np.log10(power + 1e-10)).tolist())
-        self.unmeasured = [sound[whole:]] if whole < sound.size else []
-        if self.heading is not None and self.unmeasured and not whole:
-            self.unmeasured = []
+    def quiet_frames(self, ahead: int) -> tuple[int, int]:
+        """For how long it has been quiet at the next frame, and so many frames later. Beyond the sound is silence."""
+        now = self.quiet.popleft() if self.quiet else LONG_QUIET
+        return now, self.quiet[ahead - 1] if 0 < ahead <= len(self.quiet) else LONG_QUIET if ahead else now
 
 
 @dataclass
@@ -103,6 +92,11 @@ class Channel:
         self.endpointer = Endpointer(EndpointRule.of(settings.endpointing_ms, settings.max_utterance_s))
         self.done = False
         self.told_samples = 0
+        self._quiet = Quiet()
+        ahead_s = plan.look_ahead_frames / config.frames_per_second
+        self._hurry = self.endpointer.rule.hurry_frames(math.ceil(ahead_s / FRAME_S))
+        # Energy is known as far ahead as the network looks, less its edge.
+        self._ahead = min(self.endpointer.rule.ahead_frames, max(0, math.floor(ahead_s / FRAME_S) - 1))
         self._config, self._plan = config, plan
         self._hop_frames = plan.hop_frames
         self._segments: deque[Segment] = deque([self._new_segment(0, 0)])
@@ -132,9 +126,13 @@ class Channel:
 
     def push(self, samples: Frames) -> list[Hear]:
         """Take sound; answers the windows that may run now."""
-        segment = self._segments[-1]
-        segment.unmeasured.append(samples)
-        return self._ready(segment, segment.windows.push(samples), urgent=False)
+        segment, ready, begin = self._segments[-1], [], 0
+        for end in self._measure(segment, samples):
+            # Somebody may have finished: what can be heard of the end does not wait for the hop to fill.
+            ready += self._ready(segment, segment.windows.push(samples[begin:end]), urgent=False)
+            ready += self._ready(segment, segment.windows.cut_short(), urgent=False)
+            begin = end
+        return ready + self._ready(segment, segment.windows.push(samples[begin:]), urgent=False)
 
     def end_segment(self, heading: Heading) -> list[Hear]:
         """Flush what is owed. Finalizes without sound between them are answered as one."""
@@ -243,6 +241,25 @@ class Channel:
 
     # ---- inside
 
+    def _measure(self, segment: Segment, samples: Frames) -> list[int]:
+        """The energy of every new frame; answers after which samples a pause is long enough to hurry."""
+        held = segment.unmeasured.size
+        sound = np.concatenate([segment.unmeasured, samples]) if held else samples
+        whole = sound.size // FRAME_SAMPLES * FRAME_SAMPLES
+        segment.unmeasured = sound[whole:].copy()
+        # Sound that is not finite is the engine's to refuse; here it must only not warn.
+        with np.errstate(all="ignore"):
+            frames = sound[:whole].reshape(-1, FRAME_SAMPLES)
+            power = np.einsum("ij,ij->i", frames, frames) / FRAME_SAMPLES
+            energies_db = np.nan_to_num(10 * np.log10(power + 1e-10)).tolist()
+        hurries = []
+        for number, energy_db in enumerate(energies_db, start=1):
+            quiet = self._quiet.step(energy_db)
+            segment.quiet.append(quiet)
+            if quiet in self._hurry:
+                hurries.append(number * FRAME_SAMPLES - held)
+        return hurries
+
     def _new_segment(self, number: int, base_samples: int) -> Segment:
         windows = StreamWindows(self._config, self._plan)
         if self._hop_frames != self._plan.hop_frames:
@@ -274,7 +291,7 @@ class Channel:
         before = segment.frames_done - lead
         for row, mass in enumerate((1.0 - quiet).tolist(), start=lead):
             segment.frames_done += 1
-            signal = self.endpointer.step(mass, segment.energy_db())
+            signal = self.endpointer.step(mass, *segment.quiet_frames(self._ahead))
             since = self.endpointer.frames_since_letter
             if since == 0:
                 self._word_pending = True

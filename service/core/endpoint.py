@@ -1,9 +1,12 @@
 """When an utterance begins and ends: a pure function of the frames, one 20 ms frame at a time.
 
-Two witnesses: the network (mass on letters) and the energy over the noise floor. Both quiet: the short limit
-ends the utterance; letters quiet but sound going on: the long one. No clock, no decoder, no samples here.
+Two witnesses: the network (mass on letters) and the energy over the noise floor. The network hears late, since
+it looks ahead; the energy of that look-ahead is known already. Letters quiet for half the limit and energy for
+all of it end an utterance, or letters for all of it and energy for half, or letters alone for twice as long.
+No clock, no decoder, no samples here.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 
@@ -13,13 +16,38 @@ LETTER_MASS = 0.3
 """Mass outside blank and space from which a frame counts as speech."""
 QUIET_DB_ABOVE_FLOOR = 10.0
 SURELY_QUIET_DB = -60.0
-FLOOR_RISE_DB = 0.05
-"""A frame: the floor follows louder rooms by 2.5 dB a second, and quieter ones at once."""
+FLOOR_BLOCK_FRAMES = 25
+FLOOR_BLOCKS = 8
+"""The floor is the quietest frame of the last four seconds: nobody speaks so long without a gap."""
+LOWEST_FLOOR_DB = SURELY_QUIET_DB - QUIET_DB_ABOVE_FLOOR
 LEAST_SILENCE_FRAMES = 5
 """Silences between letters of one word are as long as this: no setting makes the endpointer faster."""
 PAUSE_FRAMES = 6
 """A pause good enough to cut at once the utterance is near its length limit."""
 NEAR_LIMIT = 0.75
+
+
+HURRY_AGAIN_FRAMES = 8
+
+
+class Quiet:
+    """The energy's word: for how many frames it has been quiet."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self._seen = 0
+        self._blocks_db: deque[float] = deque([0.0], FLOOR_BLOCKS)
+
+    def step(self, energy_db: float) -> int:
+        """One more frame."""
+        if self._seen % FLOOR_BLOCK_FRAMES == 0:
+            self._blocks_db.append(energy_db)
+        self._seen += 1
+        self._blocks_db[-1] = min(self._blocks_db[-1], energy_db)
+        floor_db = max(LOWEST_FLOOR_DB, min(self._blocks_db))
+        low = energy_db < max(SURELY_QUIET_DB, floor_db + QUIET_DB_ABOVE_FLOOR)
+        self.frames = self.frames + 1 if low else 0
+        return self.frames
 
 
 class Speech(Enum):
@@ -57,6 +85,23 @@ class EndpointRule:
         )
         return cls(silence, max(PAUSE_FRAMES, round(max_utterance_s / FRAME_S)))
 
+    @property
+    def half_frames(self) -> int | None:
+        """Letters must have been silent for so long, when the energy has been quiet for the whole limit."""
+        return None if self.silence_frames is None else max(LEAST_SILENCE_FRAMES, self.silence_frames // 2)
+
+    @property
+    def ahead_frames(self) -> int:
+        """The energy is asked for so far beyond the frame whose letters are known."""
+        return 0 if self.silence_frames is None else self.silence_frames - (self.half_frames or 0)
+
+    def hurry_frames(self, look_ahead_frames: int) -> tuple[int, ...]:
+        """After so much quiet the network's word, whose look-ahead is full now, may end the utterance."""
+        if self.half_frames is None:
+            return ()
+        first = look_ahead_frames + self.half_frames + 1
+        return (first, first + HURRY_AGAIN_FRAMES)
+
 
 class Endpointer:
     """The utterance states of one channel: quiet -> speech -> candidate -> (final) -> quiet."""
@@ -65,15 +110,13 @@ class Endpointer:
         self.rule = rule
         self.state = Speech.QUIET
         self.frames_since_letter = 0
-        self._floor_db = 0.0
-        self._quiet_frames = 0
         self._length_frames = 0
 
-    def step(self, letter_mass: float, energy_db: float) -> Signal | None:
-        """One more frame. ENDED and CUT mean: this frame is the utterance's last."""
-        self._floor_db = min(energy_db, self._floor_db + FLOOR_RISE_DB)
-        low = energy_db < max(SURELY_QUIET_DB, self._floor_db + QUIET_DB_ABOVE_FLOOR)
-        self._quiet_frames = self._quiet_frames + 1 if low else 0
+    def step(self, letter_mass: float, quiet_frames: int, quiet_ahead: int = 0) -> Signal | None:
+        """One more frame, and for how long the energy has been quiet here and `ahead_frames` later.
+
+        ENDED and CUT mean: this frame is the utterance's last.
+        """
         if letter_mass >= LETTER_MASS:
             self.frames_since_letter = 0
             return self._letter()
@@ -81,7 +124,7 @@ class Endpointer:
         if self.state is Speech.QUIET:
             return None
         self._length_frames += 1
-        return self._silence()
+        return self._silence(quiet_frames, quiet_ahead)
 
     def flush(self) -> None:
         """The utterance was ended from outside (Finalize, Finish)."""
@@ -99,11 +142,12 @@ class Endpointer:
             return Signal.STARTED
         return Signal.WITHDRAWN if before is Speech.CANDIDATE else None
 
-    def _silence(self) -> Signal | None:
-        run, silence = self.frames_since_letter, self.rule.silence_frames
-        if silence is not None:
-            both_quiet = self._quiet_frames >= silence // 2
-            if (run >= silence and both_quiet) or run >= 2 * silence:
+    def _silence(self, quiet_frames: int, quiet_ahead: int) -> Signal | None:
+        run, silence, half = self.frames_since_letter, self.rule.silence_frames, self.rule.half_frames
+        if silence is not None and half is not None:
+            over = run >= half and quiet_ahead >= silence
+            over = over or (run >= silence and quiet_frames >= silence // 2)
+            if over or run >= 2 * silence:
                 self.flush()
                 return Signal.ENDED
         near_limit = self._length_frames >= NEAR_LIMIT * self.rule.longest_frames
@@ -112,7 +156,7 @@ class Endpointer:
             return Signal.CUT
         if silence is not None and self.state is Speech.SPEECH:
             early = max(LEAST_SILENCE_FRAMES, silence // 2)
-            if early <= run and self._quiet_frames >= early // 2:
+            if early <= run and quiet_frames >= early // 2:
                 self.state = Speech.CANDIDATE
                 return Signal.CANDIDATE
         return None

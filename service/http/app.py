@@ -12,6 +12,7 @@ from service.http.auth import auth_middleware, key_of
 from service.http.health import add_health_routes
 from service.http.listen import add_listen_routes
 from service.http.sessions import Sessions
+from service.http.sisters import Sisters
 from service.http.state import STATE, State
 from service.keys import KeyRing
 from service.logs import say
@@ -29,10 +30,16 @@ OPTIONAL_FACES = {
 MOST_BODY_BYTES = 512 * 1024 * 1024
 
 
-def make_app(settings: Settings, metrics: Metrics, models: ServedModels, keys: KeyRing) -> web.Application:
+def make_app(
+    settings: Settings,
+    metrics: Metrics,
+    models: ServedModels,
+    keys: KeyRing,
+    sisters: Sisters | None = None,
+) -> web.Application:
     """The application of one process. The models are started by whoever runs it."""
     app = web.Application(middlewares=[answer_middleware, auth_middleware], client_max_size=MOST_BODY_BYTES)
-    app[STATE] = State(settings, metrics, models, keys, Sessions(settings, metrics))
+    app[STATE] = State(settings, metrics, models, keys, Sessions(settings, metrics, models.board), sisters)
     add_health_routes(app)
     add_listen_routes(app)
     if settings.admin:

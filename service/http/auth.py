@@ -3,7 +3,6 @@
 Keys themselves lie in service/keys.py.
 """
 
-import ipaddress
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -11,21 +10,12 @@ from aiohttp import web
 from service.errors import ServiceError
 from service.http.state import STATE
 from service.keys import ANONYMOUS, Key
+from service.preflight import is_loopback
 from service.settings import Settings
 
 GUARDED = ("/v1/", "/vosk", "/admin/")
 KEY: web.RequestKey[Key] = web.RequestKey("key", Key)
 SUBPROTOCOLS = ("token", "bearer")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    if host.lower().rstrip(".") in ("localhost", "ip6-localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def secret_of(request: web.BaseRequest) -> str | None:
@@ -77,14 +67,3 @@ def key_of(request: web.Request) -> Key:
     """The key of a guarded request."""
     found: Key = request.get(KEY, ANONYMOUS)
     return found
-
-
-def check_exposed(settings: Settings, keys_needed: bool) -> None:
-    """Refuse to listen beyond this machine without keys, unless told that this is meant."""
-    if is_loopback(settings.host) or keys_needed or settings.insecure:
-        return
-    raise ServiceError(
-        "exposed",
-        f"refusing to listen on {settings.host!r} without API keys: anyone who can reach it could use it.",
-        "Make a key with `silica keys add NAME`, or pass --insecure if that is what you want.",
-    )

@@ -71,6 +71,8 @@ async def at_work(app: web.Application) -> AsyncIterator[None]:
     )
     caller = WebhookCaller(store, settings.webhook_hosts)
     app[DESK] = Desk(store, runner)
+    if state.sisters is not None:
+        state.sisters.wakers.append(runner.wake)
     runner.start()
     caller.start()
     yield
@@ -131,6 +133,8 @@ async def create(request: web.Request) -> web.Response:
         if not new:
             kept.unlink(missing_ok=True)
     desk.runner.wake()
+    if state.sisters is not None:
+        state.sisters.nudge()  # another process may be the one that hears jobs
     told = found.told()
     if new and webhook is not None:
         told["webhook"]["secret"] = job.webhook_secret

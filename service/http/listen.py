@@ -5,7 +5,6 @@ Everything that can be refused is refused before the upgrade, as an HTTP answer.
 
 import asyncio
 import logging
-import time
 import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from service.http.answers import REQUEST_ID, SERVER
 from service.http.auth import SUBPROTOCOLS, key_of
 from service.http.conversation import CLOSE_S, Conversation
 from service.http.sessions import Session
+from service.http.sisters import pass_on
 from service.http.state import STATE, State
 from service.keys import Key
 from service.logs import say
@@ -45,6 +45,9 @@ async def listen(request: web.Request) -> web.StreamResponse:
     key = key_of(request)
     state.listening.enter_socket("deepgram")
     try:
+        sister = state.sisters.owner(asked.resume) if asked.resume and state.sisters else None
+        if sister is not None:
+            return await pass_on(request, sister, state.settings.max_message_bytes)
         if asked.resume is not None:
             session = await state.listening.resume(asked.resume, key, asked.after)
             say(logging.INFO, "resumed", session=session.id, after=asked.after)
@@ -170,7 +173,7 @@ def open_session(
 ) -> Session:
     """Take the key's slot and the recogniser's; both are given back exactly once, by `release`."""
     recogniser = state.models.pick(asked.model)
-    state.keys.take(key, time.strftime("%Y-%m-%d", time.gmtime()))
+    state.keys.take(key)
     try:
         stream = _open_stream(state, recogniser, asked, key)
     except BaseException:

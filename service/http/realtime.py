@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import uuid
 
 from aiohttp import WSMsgType, web
@@ -46,7 +45,7 @@ async def realtime(request: web.Request) -> web.StreamResponse:
         )
     state.listening.enter_socket("openai")
     try:
-        state.keys.take(key, time.strftime("%Y-%m-%d", time.gmtime()))
+        state.keys.take(key)
         try:
             socket = web.WebSocketResponse(
                 max_msg_size=MOST_MESSAGE_BYTES, compress=False, protocols=("realtime",), timeout=2.0

@@ -4,56 +4,56 @@ import asyncio
 import contextlib
 import logging
 import signal
-import ssl
 from collections.abc import Callable
 
 from aiohttp import web
 
-from service.errors import ServiceError
 from service.http.app import make_app
-from service.http.auth import check_exposed
+from service.http.sisters import Sisters
 from service.http.state import STATE
-from service.keys import KeyRing, default_keys_file
 from service.logs import say
 from service.metrics import Metrics
 from service.models import ServedModels
+from service.preflight import cannot_listen, check_exposed, keys_file, open_keys, tls_context
+from service.screen import address
 from service.settings import Settings
+from service.usage import Usage, usage_file
 
 
 class Server:
     """`async with Server(settings) as server:` serves until the block ends; `run_until_stopped` waits for a signal.
 
-    Several servers may share models that somebody else started (and stops).
+    Several servers may share models that somebody else started (and stops), or a port (then they are sisters).
     """
 
     def __init__(
-        self, settings: Settings, metrics: Metrics | None = None, models: ServedModels | None = None
+        self,
+        settings: Settings,
+        metrics: Metrics | None = None,
+        models: ServedModels | None = None,
+        *,
+        owns_models: bool | None = None,
+        sisters: Sisters | None = None,
     ) -> None:
-        keys_file = settings.keys_file or default_keys_file()
-        self.keys = KeyRing(keys_file if settings.keys_file or keys_file.exists() else None)
+        self.keys = open_keys(settings)
+        if self.keys.file is not None:
+            self.keys.usage = Usage(usage_file(keys_file(settings)))
         check_exposed(settings, self.keys.needed)
         self.settings = settings
         self.metrics = metrics if metrics is not None else Metrics()
-        self._owns_models = models is None
+        self._owns_models = models is None if owns_models is None else owns_models
         self.models = models if models is not None else ServedModels(settings, self.metrics)
-        self.app = make_app(settings, self.metrics, self.models, self.keys)
+        self.app = make_app(settings, self.metrics, self.models, self.keys, sisters)
+        self._sisters = sisters
         self.port = settings.port
         self._runner: web.AppRunner | None = None
         self._stopping = asyncio.Event()
         self._stopped = False
 
     @property
-    def scheme(self) -> str:
-        """http, or https with a certificate."""
-        return "https" if self.settings.tls_certificate else "http"
-
-    @property
     def address(self) -> str:
         """Where this machine's own programs reach it."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(
-            self.settings.host, self.settings.host
-        )
-        return f"{self.scheme}://{f'[{host}]' if ':' in host and '[' not in host else host}:{self.port}"
+        return address(self.settings, self.port)
 
     async def __aenter__(self) -> "Server":
         await self.bind()
@@ -70,7 +70,7 @@ class Server:
 
     async def bind(self) -> None:
         """Open the port. Health is answered at once; /readyz says no until the models are warm."""
-        tls = self._tls()
+        tls = tls_context(self.settings)
         self._runner = web.AppRunner(
             self.app, access_log=None, handle_signals=False, shutdown_timeout=5.0, keepalive_timeout=75.0
         )
@@ -82,24 +82,28 @@ class Server:
                 self.settings.port,
                 ssl_context=tls,
                 backlog=1024,
+                reuse_port=self._sisters is not None,
             )
             await site.start()
+            if self._sisters is not None:
+                self._sisters.own_socket.unlink(missing_ok=True)
+                await web.UnixSite(self._runner, str(self._sisters.own_socket), backlog=1024).start()
         except OSError as error:
             await self._close()
-            raise ServiceError(
-                "port",
-                f"cannot listen on {self.settings.host} port {self.settings.port}: {error.strerror or error}.",
-                "Is another server running there? Choose another with --port.",
-            ) from None
+            raise cannot_listen(self.settings.host, self.settings.port, error) from None
         except BaseException:
             await self._close()
             raise
         self.port = int(self._runner.addresses[0][1])
 
-    async def run_until_stopped(self, when_ready: Callable[[], None] | None = None) -> None:
-        """Serve until SIGTERM or SIGINT, then drain. SIGHUP loads the models anew; a second signal ends at once."""
+    async def run_until_stopped(
+        self,
+        when_ready: Callable[[], None] | None = None,
+        signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT),
+    ) -> None:
+        """Serve until one of these signals, then drain. SIGHUP loads the models anew; a second ends at once."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals:
             loop.add_signal_handler(number, self._signalled)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         try:
@@ -117,7 +121,7 @@ class Server:
                     await drain
                 await self._close()
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in (*signals, signal.SIGHUP):
                 loop.remove_signal_handler(number)
 
     def begin_drain(self) -> None:
@@ -150,21 +154,8 @@ class Server:
 
         self._reloading = asyncio.get_running_loop().create_task(reload())
 
-    def _tls(self) -> ssl.SSLContext | None:
-        if self.settings.tls_certificate is None:
-            return None
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        try:
-            context.load_cert_chain(self.settings.tls_certificate, self.settings.tls_key)
-        except (OSError, ssl.SSLError) as error:
-            raise ServiceError(
-                "tls",
-                f"cannot use the certificate {self.settings.tls_certificate} with its key: {error}.",
-                "Both must be PEM files and belong together.",
-            ) from None
-        return context
-
     async def _close(self) -> None:
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
+        self.keys.close()

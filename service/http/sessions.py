@@ -17,6 +17,7 @@ from service.dialects.vosk import VoskDialect
 from service.errors import ServiceError
 from service.keys import Key
 from service.metrics import Metrics
+from service.scheduling.board import Board
 from service.settings import Settings
 from service.streams import Recogniser, Stream
 
@@ -58,15 +59,17 @@ class Session:
 class Sessions:
     """Every session by its id."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, board: Board) -> None:
         self.settings = settings
         self.metrics = metrics
-        self.sockets = 0
+        self.board = board
+        self._sockets = 0
         self.nursery = Nursery(
             settings.container_streams,
             Confinement(settings.container_memory_mb, settings.container_cpu_s, settings.container_stall_s),
+            self._count_children,
+            lambda reason: metrics.container_failures.labels(reason).inc(),
         )
-        metrics.container_children.set_function(lambda: self.nursery.children)
         self._sessions: dict[str, Session] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._idle = asyncio.Event()
@@ -87,20 +90,28 @@ class Sessions:
 
     def enter_socket(self, dialect: str) -> None:
         """One more open socket; ServiceError "sockets" when there are too many. Undone by `leave_socket`."""
-        if self.sockets >= self.settings.max_sockets:
+        if self.board.total("sockets") >= self.settings.max_sockets:
             raise ServiceError(
                 "sockets", "Too many sockets are open here.", "Try again soon.", retry_after_s=5.0
             )
-        self.sockets += 1
+        self._sockets += 1
+        self.board.add("sockets", 1)
         self._idle.clear()
         self.metrics.sockets_open.labels(dialect).inc()
 
     def leave_socket(self, dialect: str) -> None:
         """One less."""
-        self.sockets -= 1
+        self._sockets -= 1
+        self.board.add("sockets", -1)
         self.metrics.sockets_open.labels(dialect).dec()
-        if self.sockets == 0:
+        if self._sockets == 0:
             self._idle.set()
+
+    def _count_children(self, change: int) -> int:
+        if change:
+            self.board.add("containers", change)
+            self.metrics.container_children.inc(change)
+        return round(self.board.total("containers"))
 
     def add(self, session: Session) -> None:
         """A session begins."""

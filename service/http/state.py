@@ -14,6 +14,7 @@ from service.settings import Settings
 
 if TYPE_CHECKING:
     from service.http.sessions import Sessions
+    from service.http.sisters import Sisters
 
 
 @dataclass
@@ -25,6 +26,8 @@ class State:
     models: ServedModels
     keys: KeyRing
     listening: "Sessions"
+    sisters: "Sisters | None" = None
+    """The other processes behind this port, if there are any."""
     clock: Callable[[], float] = time.monotonic
     draining: bool = False
     ticked_s: float = field(default_factory=time.monotonic)

@@ -7,7 +7,6 @@ in service/dialects/deepgram_file.py and openai.py.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -186,7 +185,7 @@ def charged(state: State, key: Key) -> Iterator[Account]:
     """One of the key's streams while the block lasts; its sound is counted at the end."""
     if state.draining:
         raise ServiceError("draining", "The server is being stopped.", "Try again soon.", retry_after_s=5.0)
-    state.keys.take(key, time.strftime("%Y-%m-%d", time.gmtime()))
+    state.keys.take(key)
     account = Account()
     try:
         yield account

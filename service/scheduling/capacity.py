@@ -1,10 +1,11 @@
-"""What this machine carries: measured forward and decode times, the hop they allow, the streams they allow.
+"""What this machine carries: what a second of sound costs, the hop that allows, the streams that allows.
 
-The curve is measured at start, kept in a file, and corrected by every batch that runs. No clock, no worker.
+Costs are measured at start, corrected both ways by everything that runs, and kept in a file. No clock, no worker.
 """
 
 import hashlib
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ NARROW_LOAD = 0.5
 """A narrower hop is taken again only when it would load the machine less than this."""
 CORRECTION = 0.02
 """Weight of one batch in the live correction."""
+MEMORY_S = 300.0
+"""So much sound weighs as much as everything that was learned before it."""
 LATE = 0.5
 """Windows that wait for longer than this share of the hop are late: something the curve does not know takes time."""
 MOST_PRESSURE = 8.0
@@ -58,21 +61,36 @@ class Curve:
 
 
 @dataclass
-class CapacityModel:
-    """Load and room, from the curve, the decode cost and the number of processors."""
+class Costs:
+    """What a second of one stream's sound costs, in processor seconds."""
 
     curve: Curve
+    decode_s_per_s: float = 0.005
+    """Word search."""
+    loop_s_per_s: float = 0.004
+    """Event loop and transport."""
+
+    def observe(self, heard_s: float, decode_s: float, loop_s: float) -> None:
+        """So much sound was heard, and cost so much: the averages follow, upwards as downwards."""
+        weight = heard_s / (heard_s + MEMORY_S)
+        self.decode_s_per_s += weight * (min(10.0, decode_s / heard_s) - self.decode_s_per_s)
+        self.loop_s_per_s += weight * (min(1.0, loop_s / heard_s) - self.loop_s_per_s)
+
+
+@dataclass
+class CapacityModel:
+    """Load and room, from the costs and what there is of engine, decoders and processors."""
+
+    costs: Costs
     lanes: int
     processors: float
-    """Processors that engine and decoders share; infinite where the engine is a device of its own."""
+    """Processors that engine, decoders and loops share; infinite where the engine is a device of its own."""
     context_samples: int
     """Left context and look-ahead of a window."""
     hops_s: tuple[float, ...]
     decode_lanes: int = 1
-    decode_s_per_s: float = 0.01
-    """Decode seconds a second of sound, live average."""
-    overhead_s_per_s: float = 0.004
-    """Event loop and transport, a second of sound."""
+    fronts: int = 1
+    """Event loops that share the streams."""
     batch: int = 8
     hop_s: float = field(default=0.0)
     pressure: float = 1.0
@@ -84,29 +102,30 @@ class CapacityModel:
     def engine_s_per_s(self, hop_s: float) -> float:
         """Engine seconds a second of one stream's sound."""
         samples = self.context_samples + round(hop_s * 16000)
-        return self.curve.forward_s(self.batch, samples) / self.batch / hop_s
+        return self.costs.curve.forward_s(self.batch, samples) / self.batch / hop_s
 
     def load(self, streams: float, hop_s: float) -> float:
         """Share of what the machine can do: the fullest of engine, decoders and processors."""
         engine = streams * self.engine_s_per_s(hop_s)
-        decode = streams * self.decode_s_per_s
-        overhead = streams * self.overhead_s_per_s
+        decode = streams * self.costs.decode_s_per_s
+        loop = streams * self.costs.loop_s_per_s
         return self.pressure * max(
             engine / self.lanes,
             decode / self.decode_lanes,
-            overhead,
-            (engine + decode + overhead) / self.processors,
+            loop / self.fronts,
+            (engine + decode + loop) / self.processors,
         )
 
-    def streams_most(self) -> int:
-        """Live streams that fit at the widest hop."""
-        return max(LEAST_STREAMS, int(TARGET_LOAD / self.load(1.0, self.hops_s[-1])))
+    def streams_most(self, others: float = 0.0) -> int:
+        """Live streams that fit at the widest hop beside what other models load the machine with."""
+        room = max(0.0, TARGET_LOAD - others)
+        return max(LEAST_STREAMS, int(room / self.load(1.0, self.hops_s[-1])))
 
-    def choose_hop(self, streams: int) -> float:
+    def choose_hop(self, streams: float, others: float = 0.0) -> float:
         """The narrowest hop that the load allows; it widens at once and narrows only with room to spare."""
         for hop_s in self.hops_s:
             limit = TARGET_LOAD if hop_s >= self.hop_s else NARROW_LOAD
-            if self.load(streams, hop_s) <= limit:
+            if self.load(streams, hop_s) + others <= limit:
                 self.hop_s = hop_s
                 return hop_s
         self.hop_s = self.hops_s[-1]
@@ -118,11 +137,6 @@ class CapacityModel:
             self.pressure = min(MOST_PRESSURE, self.pressure * 1.3)
         else:
             self.pressure = max(1.0, self.pressure * 0.95)
-
-    def observe_decode(self, seconds: float, sound_s: float) -> None:
-        """The decoder took so long over so much sound."""
-        if sound_s > 0:
-            self.decode_s_per_s += 0.01 * (min(10.0, seconds / sound_s) - self.decode_s_per_s)
 
 
 def default_cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -137,22 +151,32 @@ def curve_key(*parts: object) -> str:
     return hashlib.sha256(repr((parts, machine)).encode()).hexdigest()[:24]
 
 
-def load_curve(folder: Path, key: str) -> Curve | None:
-    """A kept measurement; None when there is none or it cannot be read (it is then measured again)."""
+def load_capacity(folder: Path, key: str) -> Costs | None:
+    """Kept costs; None when there are none or they cannot be read (they are then measured again)."""
     try:
         kept = json.loads((folder / f"capacity-{key}.json").read_text(encoding="utf-8"))
-        return Curve(float(kept["base_s"]), float(kept["per_sample_s"]))
+        base_s, per_sample_s, decode, loop = (
+            float(kept[name]) for name in ("base_s", "per_sample_s", "decode_s_per_s", "loop_s_per_s")
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    sound = all(math.isfinite(each) and each >= 0 for each in (base_s, per_sample_s, decode, loop))
+    return Costs(Curve(base_s, per_sample_s), decode, loop) if sound and base_s + per_sample_s > 0 else None
 
 
-def save_curve(folder: Path, key: str, curve: Curve) -> None:
-    """Keep a measurement; a folder that cannot be written only costs measuring again."""
-    text = json.dumps({"base_s": curve.base_s, "per_sample_s": curve.per_sample_s})
+def save_capacity(folder: Path, key: str, costs: Costs) -> None:
+    """Keep the costs as they are believed now; a folder that cannot be written only costs measuring again."""
+    curve = costs.curve
+    kept = {
+        "base_s": curve.base_s * curve.scale,
+        "per_sample_s": curve.per_sample_s * curve.scale,
+        "decode_s_per_s": costs.decode_s_per_s,
+        "loop_s_per_s": costs.loop_s_per_s,
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f"capacity-{key}.{os.getpid()}.tmp"
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(json.dumps(kept), encoding="utf-8")
         temporary.replace(folder / f"capacity-{key}.json")
     except OSError:
         return

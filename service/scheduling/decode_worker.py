@@ -3,12 +3,22 @@
 import contextlib
 import socket
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from lm.hypothesis import Hypothesis
+from service.core.clock import FRAME_S
 from service.core.messages import Conclude, Push, Replay
 from service.scheduling.process import one_thread, serve, tell
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+REHEARSED = "the people who came to the house that night said they had never heard such a thing before "
+FRAMES_A_LETTER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,7 @@ class Forget:
     """The stream is gone."""
 
 
+Slices = Iterator[tuple[Hypothesis, ...] | None]
 Command = Open | Forget | Push | Conclude | Replay
 Batch = list[tuple[str, Command]]
 
@@ -42,9 +53,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The decoders are loaded and compiled."""
+    """The decoders are loaded and compiled; what a second of sound costs them."""
 
-    language_model: str
+    decode_s_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,44 +65,96 @@ class Unable:
     message: str
 
 
+@dataclass
+class Ranking:
+    """An ended utterance whose readings are being ranked again, a slice at a time."""
+
+    answer: Answer
+    slices: "Slices"
+
+
 class Desk:
     """The state of one worker: decoders by kind, streams, open utterances."""
 
     def __init__(self, alphabet: str, language_model: str | None) -> None:
-        from lm.ngram import NGram
+        from lm.language import Language
 
         self._alphabet = alphabet
-        if language_model is None:
-            self._ngram = None
-        else:
-            self._ngram = NGram.shipped() if language_model == "shipped" else NGram.load(language_model)
+        self._language = Language.load(language_model or "none")
         self._decoders: dict[str, Any] = {}
         self._streams: dict[str, tuple[Any, Any]] = {}
         self._utterances: dict[tuple[str, int, int], Any] = {}
+        self._ranking: dict[str, deque[Ranking | Answer]] = {}
 
-    def warm(self) -> None:
-        """Compile and touch everything once, so that the first stream waits for nothing."""
-        import numpy as np
+    def warm(self) -> float:
+        """Compile and touch everything once, so that the first stream waits for nothing; then measure.
 
+        Answers the seconds that a second of rehearsed speech takes.
+        """
+        frames = rehearsal(self._alphabet)
         self.handle([("", Open(1, (), "beam"))])
-        frames = np.full((4, len(self._alphabet) + 1), -4.0, np.float32)
-        self.handle([("", Push(1, 0, 1, frames, True)), ("", Conclude(2, 0, 1)), ("", Forget())])
+        self.handle([("", Push(1, 0, 1, frames[:32], True)), ("", Conclude(2, 0, 1))])
+        begin = time.perf_counter()
+        pieces = [Push(3, 0, 2, frames[at : at + 32], True) for at in range(0, len(frames), 32)]
+        self.handle([*(("", piece) for piece in pieces), ("", Conclude(4, 0, 2)), ("", Forget())])
+        while self.go_on() is not None:
+            pass
+        return (time.perf_counter() - begin) / (len(frames) * FRAME_S)
 
     def handle(self, batch: Batch) -> list[Answer]:
-        """Every command in order; an answer for each that wants one."""
+        """Every command in order; an answer for each that wants one, if it does not wait for a ranking."""
         answers: list[Answer] = []
         for stream, command in batch:
             begin = time.perf_counter()
             if isinstance(command, Push | Conclude):
+                hypotheses: tuple[Hypothesis, ...] = ()
+                slices, error = None, None
                 try:
-                    hypotheses, error = self._answer(stream, command), None
+                    if isinstance(command, Conclude):
+                        slices, hypotheses = self._conclude(stream, command)
+                    else:
+                        hypotheses = self._push(stream, command)
                 except Exception as trouble:  # one stream's trouble stays that stream's
-                    hypotheses, error = (), f"{type(trouble).__name__}: {trouble}"
-                answers.append(Answer(stream, command.serial, hypotheses, time.perf_counter() - begin, error))
+                    error = f"{type(trouble).__name__}: {trouble}"
+                answer = Answer(stream, command.serial, hypotheses, time.perf_counter() - begin, error)
+                if slices is not None:
+                    self._ranking.setdefault(stream, deque()).append(Ranking(answer, slices))
+                elif stream in self._ranking:
+                    self._ranking[stream].append(answer)  # a stream's answers keep their order
+                else:
+                    answers.append(answer)
             else:
                 # What goes wrong here is told with the stream's next push, which finds it missing.
                 with contextlib.suppress(Exception):
                     self._note(stream, command)
+        return answers
+
+    def go_on(self) -> list[Answer] | None:
+        """Rank a few readings of one ended utterance, then the next stream's: no stream waits for all of it.
+
+        Answers what is finished by that; None when there is nothing to rank.
+        """
+        if not self._ranking:
+            return None
+        stream, waiting = next(iter(self._ranking.items()))
+        ranking, begin = waiting[0], time.perf_counter()
+        assert isinstance(ranking, Ranking)
+        del self._ranking[stream]
+        try:
+            found, error = next(ranking.slices), None
+        except Exception as trouble:
+            found, error = (), f"{type(trouble).__name__}: {trouble}"
+        spent_s = ranking.answer.decode_s + time.perf_counter() - begin
+        ranking.answer = replace(ranking.answer, hypotheses=found or (), decode_s=spent_s, error=error)
+        answers: list[Answer] = []
+        if found is not None:
+            waiting.popleft()
+            answers.append(ranking.answer)
+            while waiting and isinstance(following := waiting[0], Answer):
+                answers.append(following)
+                waiting.popleft()
+        if waiting:
+            self._ranking[stream] = waiting
         return answers
 
     def _note(self, stream: str, command: Open | Forget | Replay) -> None:
@@ -104,14 +167,19 @@ class Desk:
         elif stream in self._streams:
             self._utterance(stream, command.channel, command.utterance).push(command.log_probs)
 
-    def _answer(self, stream: str, command: Push | Conclude) -> tuple[Hypothesis, ...]:
+    def _push(self, stream: str, command: Push) -> tuple[Hypothesis, ...]:
         utterance = self._utterance(stream, command.channel, command.utterance)
-        if isinstance(command, Conclude):
-            del self._utterances[stream, command.channel, command.utterance]
-            return tuple(utterance.finish())
         if len(command.log_probs):
             utterance.push(command.log_probs)
         return (utterance.best(),) if command.want else ()
+
+    def _conclude(self, stream: str, command: Conclude) -> "tuple[Slices | None, tuple[Hypothesis, ...]]":
+        """The readings; or, where they are ranked again, the way to them."""
+        utterance = self._utterance(stream, command.channel, command.utterance)
+        del self._utterances[stream, command.channel, command.utterance]
+        if hasattr(utterance, "finish_in_slices"):
+            return utterance.finish_in_slices(), ()
+        return None, tuple(utterance.finish())
 
     def _utterance(self, stream: str, channel: int, number: int) -> Any:
         key = (stream, channel, number)
@@ -121,17 +189,32 @@ class Desk:
         return self._utterances[key]
 
     def _settings(self, command: Open) -> tuple[Any, Any]:
-        from lm.decoders import open_decoder
         from lm.search_settings import SearchSettings
 
         if command.decoder not in self._decoders:
-            self._decoders[command.decoder] = open_decoder(
-                command.decoder,  # type: ignore[arg-type]
-                self._alphabet,
-                self._ngram,
-            )
+            kind: Any = command.decoder
+            self._decoders[kind] = self._language.decoder(kind, self._alphabet)
         settings = SearchSettings(n_best=command.n_best, hotwords=command.hotwords)
         return self._decoders[command.decoder], settings
+
+
+def rehearsal(alphabet: str) -> "npt.NDArray[np.float32]":
+    """Log-probabilities as of somebody who speaks without a pause and is heard with doubt."""
+    import numpy as np
+
+    classes = [alphabet.find(letter) for letter in REHEARSED * 2]
+    rng = np.random.default_rng(0)
+    doubt = rng.dirichlet(np.full(len(alphabet) + 1, 0.3), len(classes) * FRAMES_A_LETTER)
+    share = rng.beta(1.0, 4.0, (len(doubt), 1))
+    heard = np.zeros_like(doubt)
+    heard[:, -1] = 1.0
+    for at, letter in enumerate(classes):
+        heard[at * FRAMES_A_LETTER] = 0.0
+        heard[at * FRAMES_A_LETTER, letter] = 1.0
+    found: npt.NDArray[np.float32] = np.log(np.maximum((1 - share) * heard + share * doubt, 1e-6)).astype(
+        "f4"
+    )
+    return found
 
 
 def main(channel: socket.socket, alphabet: str, language_model: str | None) -> None:
@@ -141,9 +224,9 @@ def main(channel: socket.socket, alphabet: str, language_model: str | None) -> N
 
     try:
         desk = Desk(alphabet, language_model)
-        desk.warm()
+        decode_s_per_s = desk.warm()
     except (LanguageError, OSError) as error:
         tell(channel, Unable(str(error)))
         return
-    tell(channel, Ready(language_model or "none"))
-    serve(channel, desk.handle)
+    tell(channel, Ready(decode_s_per_s))
+    serve(channel, desk.handle, desk.go_on)

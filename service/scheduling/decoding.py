@@ -59,6 +59,8 @@ class DecodePool:
     ) -> None:
         self._language_model = language_model
         self._alphabet = ""
+        self.measured_s_per_s = 0.0
+        """Decode seconds a second of rehearsed speech, as the first worker measured it at its start."""
         self._metrics = metrics
         self._on_answer, self._on_lost, self._on_given_up = on_answer, on_lost, on_given_up
         self.workers = [Worker() for _ in range(workers)]
@@ -167,7 +169,9 @@ class DecodePool:
         if worker is None:
             return
         for answer in answers:
-            worker.in_flight.popleft()
+            # Answers of one stream keep their order; a stream whose readings are ranked again lets others pass.
+            asked = (answer.stream, answer.serial)
+            worker.in_flight.remove(next(each for each in worker.in_flight if each[:2] == asked))
             self._strikes.pop(answer.stream, None)
             if answer.stream in worker.streams:
                 self._on_answer(answer.stream, answer)
@@ -237,5 +241,6 @@ class DecodePool:
             await process.close()
             raise ServiceError("language_model", what.message)
         assert isinstance(what, Ready)
+        self.measured_s_per_s = self.measured_s_per_s or what.decode_s_per_s
         worker.process, worker.ready = process, True
         self._flush(worker)

@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
@@ -25,6 +26,29 @@ context = multiprocessing.get_context("forkserver")
 T = TypeVar("T")
 
 
+class Frames:
+    """Bytes from a pipe, back into the messages that were framed."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Every message that is now whole; ValueError for one that is longer than any of ours."""
+        self._buffer += data
+        whole, at = [], 0
+        while len(self._buffer) - at >= HEADER.size:
+            (size,) = HEADER.unpack_from(self._buffer, at)
+            if size > LONGEST_MESSAGE:
+                raise ValueError(f"a message of {size} bytes")
+            end = at + HEADER.size + size
+            if len(self._buffer) < end:
+                break
+            whole.append(pickle.loads(memoryview(self._buffer)[at + HEADER.size : end].tobytes()))
+            at = end
+        del self._buffer[:at]
+        return whole
+
+
 class WorkerProcess(asyncio.Protocol):
     """One life of a worker. A dead one is not revived: its owner starts another."""
 
@@ -37,7 +61,7 @@ class WorkerProcess(asyncio.Protocol):
     ) -> None:
         self._target, self._arguments = target, arguments
         self._on_message, self._on_lost = on_message, on_lost
-        self._buffer = bytearray()
+        self._frames = Frames()
         self._transport: asyncio.Transport | None = None
         self._process: BaseProcess | None = None
         self._closed = False
@@ -97,21 +121,14 @@ class WorkerProcess(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        at = 0
-        while len(self._buffer) - at >= HEADER.size:
-            (size,) = HEADER.unpack_from(self._buffer, at)
-            if size > LONGEST_MESSAGE:
-                self.kill()
-                return
-            end = at + HEADER.size + size
-            if len(self._buffer) < end:
-                break
-            message = pickle.loads(memoryview(self._buffer)[at + HEADER.size : end].tobytes())
-            at = end
+        try:
+            messages = self._frames.feed(data)
+        except ValueError:
+            self.kill()
+            return
+        for message in messages:
             if not self._closed:
                 self._on_message(self, message)
-        del self._buffer[:at]
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._closed:
@@ -159,13 +176,24 @@ def framed(message: Any) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def serve(channel: socket.socket, handle: Callable[[Any], Any]) -> None:
-    """The child's life: each message is handled and answered, until the parent is gone."""
+def serve(
+    channel: socket.socket, handle: Callable[[Any], Any], go_on: Callable[[], Any] = lambda: None
+) -> None:
+    """The child's life: each message is handled and answered, until the parent is gone.
+
+    `go_on` does a little of what can wait and answers None once there is none left: it is asked while no message
+    waits, and once after each, so that neither starves the other.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     channel.setblocking(True)
     with channel, contextlib.suppress(ConnectionError, EOFError):
         while True:
+            if (done := go_on()) is not None:
+                if done:
+                    channel.sendall(framed(done))
+                if not select.select([channel], [], [], 0)[0]:
+                    continue
             (size,) = HEADER.unpack(_exactly(channel, HEADER.size))
             answer = handle(pickle.loads(_exactly(channel, size)))
             if answer is not None:

@@ -4,15 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.core.endpoint import Endpointer, EndpointRule, Signal, Speech
+from service.core.endpoint import Endpointer, EndpointRule, Quiet, Signal, Speech
 
 LETTER, BLANK = 0.9, 0.0
 LOUD_DB, QUIET_DB = -20.0, -70.0
 
 
-def run(rule: EndpointRule, frames: list[tuple[float, float]]) -> list[tuple[int, Signal]]:
-    endpointer = Endpointer(rule)
-    signals = [(at, endpointer.step(*frame)) for at, frame in enumerate(frames)]
+def run(
+    rule: EndpointRule, frames: list[tuple[float, float]], looking_ahead: bool = False
+) -> list[tuple[int, Signal]]:
+    endpointer, quiet = Endpointer(rule), Quiet()
+    energies = [quiet.step(energy_db) for _, energy_db in frames]
+    later = energies[rule.ahead_frames if looking_ahead else len(energies) :] + [0] * len(energies)
+    signals = [(at, endpointer.step(mass, energies[at], later[at])) for at, (mass, _) in enumerate(frames)]
     return [(at, signal) for at, signal in signals if signal is not None]
 
 
@@ -23,6 +27,37 @@ SPEECH = [(LETTER, LOUD_DB)] * 10
 def test_speech_then_silence_is_an_early_candidate_and_then_the_end() -> None:
     signals = run(RULE, [(BLANK, QUIET_DB)] * 5 + SPEECH + [(BLANK, QUIET_DB)] * 40)
     assert signals == [(5, Signal.STARTED), (21, Signal.CANDIDATE), (29, Signal.ENDED)]
+
+
+def test_energy_that_is_known_ahead_ends_it_as_soon_as_letters_are_silent_for_half_the_limit() -> None:
+    frames = [(BLANK, QUIET_DB)] * 5 + SPEECH + [(BLANK, QUIET_DB)] * 40
+    assert run(RULE, frames, looking_ahead=True)[-1] == (21, Signal.ENDED)
+
+
+def test_sound_ahead_keeps_it_open() -> None:
+    pause = SPEECH + [(BLANK, QUIET_DB)] * 12 + SPEECH + [(BLANK, QUIET_DB)] * 40
+    ends = [at for at, signal in run(RULE, pause, looking_ahead=True) if signal is Signal.ENDED]
+    assert ends == [10 + 12 + 10 + 6]
+
+
+def test_quiet_is_counted_over_the_floor_of_the_room() -> None:
+    quiet = Quiet()
+    humming = [quiet.step(-45.0) for _ in range(3)]
+    assert humming == [1, 2, 3] and quiet.step(-20.0) == 0
+    assert [quiet.step(-44.0) for _ in range(2)] == [1, 2]
+
+
+def test_digital_silence_does_not_deafen_it_to_a_room() -> None:
+    quiet = Quiet()
+    for energy_db in [-100.0] * 50 + [-52.0] * 205:
+        quiet.step(energy_db)
+    assert quiet.step(-51.0) > 0 and quiet.step(-30.0) == 0
+
+
+def test_the_hurry_comes_when_the_letters_before_the_pause_can_be_known() -> None:
+    assert RULE.half_frames == 7 and RULE.ahead_frames == 8
+    assert RULE.hurry_frames(24) == (32, 40)
+    assert EndpointRule.of(None, 30).hurry_frames(24) == () and EndpointRule.of(None, 30).ahead_frames == 0
 
 
 def test_a_candidate_is_withdrawn_when_speech_goes_on() -> None:
@@ -77,8 +112,9 @@ def test_started_and_ended_alternate_and_no_utterance_outlives_its_limit(
     rule = EndpointRule.of(endpointing_ms, 2)
     endpointer = Endpointer(rule)
     open_since: int | None = None
-    for at, frame in enumerate(frames):
-        signal = endpointer.step(*frame)
+    quiet = Quiet()
+    for at, (mass, energy_db) in enumerate(frames):
+        signal = endpointer.step(mass, quiet.step(energy_db), at % 40)
         if signal is Signal.STARTED:
             assert open_since is None
             open_since = at

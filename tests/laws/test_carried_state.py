@@ -58,7 +58,7 @@ async def test_a_stream_in_company_hears_what_it_hears_alone(
     carrying: Recogniser, stepping: Path, sound: Samples
 ) -> None:
     """Against a plain loop with one held hop: here the hops change with the load, and pushes are ragged."""
-    assert carrying.engine.plan.carried
+    assert carrying.device.engine.plan.carried
     backend = open_backend(stepping)
     plan = with_hop(backend.config, backend.plan, 0.32)
     desk = Desk(backend.config.alphabet, None)
@@ -107,7 +107,7 @@ async def test_a_killed_worker_loses_no_state(carrying: Recogniser, sound: Sampl
     async def feed(stream: Stream, number: int) -> None:
         for at in range(0, sound.shape[1], 8_000):
             if number == 0 and at in (80_000, 160_000):
-                for lane in carrying.engine.lanes:
+                for lane in carrying.device.engine.lanes:
                     assert isinstance(lane, ProcessLane) and lane.process.pid
                     os.kill(lane.process.pid, signal.SIGKILL)
             await stream.push(sound[:, at : at + 8_000])

@@ -91,7 +91,7 @@ async def test_whatever_happens(recogniser: Recogniser, sound: Samples, seed: in
         assert numbers == sorted(set(numbers)), "in order, nothing repeated"
         check_past_is_fixed([event for _, event in client.events])
     assert recogniser.metrics.sessions_open._value.get() == open_before
-    assert recogniser.capacity().streams == 0 and len(recogniser.engine.planner) == 0
+    assert recogniser.capacity().streams == 0 and len(recogniser.device.engine.planner) == 0
     await until_ready(recogniser)
 
 

@@ -52,18 +52,20 @@ async def quietly(recogniser: Recogniser, samples: Samples) -> list[object]:
 def engine_pids(recogniser: Recogniser) -> list[int]:
     return [
         lane.process.pid
-        for lane in recogniser.engine.lanes
+        for lane in recogniser.device.engine.lanes
         if isinstance(lane, ProcessLane) and lane.process.pid
     ]
 
 
 def decoder_pids(recogniser: Recogniser) -> list[int]:
-    return [each.process.pid for each in recogniser.decoders.workers if each.process and each.process.pid]
+    return [
+        each.process.pid for each in recogniser.device.decoders.workers if each.process and each.process.pid
+    ]
 
 
 async def until_ready(recogniser: Recogniser, lanes: int = 2) -> None:
     async with asyncio.timeout(60):
-        while not (recogniser.ready and len(recogniser.engine.lanes) == lanes):  # noqa: ASYNC110
+        while not (recogniser.ready and len(recogniser.device.engine.lanes) == lanes):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 

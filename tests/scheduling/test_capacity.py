@@ -7,11 +7,12 @@ import pytest
 from service.scheduling.capacity import (
     TARGET_LOAD,
     CapacityModel,
+    Costs,
     Curve,
     curve_key,
     default_cache_folder,
-    load_curve,
-    save_curve,
+    load_capacity,
+    save_capacity,
 )
 
 HOPS_S = (0.16, 0.32, 0.64, 1.28)
@@ -19,7 +20,7 @@ HOPS_S = (0.16, 0.32, 0.64, 1.28)
 
 def model(**more: object) -> CapacityModel:
     given = {
-        "curve": Curve(0.001, 1e-7),
+        "costs": Costs(Curve(0.001, 1e-7), 0.01, 0.004),
         "lanes": 2,
         "processors": 2.0,
         "context_samples": 48_000,
@@ -71,12 +72,32 @@ def test_the_hop_narrows_only_with_room_to_spare() -> None:
     assert capacity.choose_hop(1) == HOPS_S[0]
 
 
-def test_slow_decoding_limits_the_streams_too() -> None:
-    assert model(decode_s_per_s=0.5).streams_most() < model().streams_most()
+def test_what_everything_costs_is_followed_upwards_and_downwards() -> None:
     capacity = model()
-    for _ in range(2000):
-        capacity.observe_decode(0.5, 1.0)
-    assert capacity.decode_s_per_s == pytest.approx(0.5, rel=0.01)
+    most = capacity.streams_most()
+    for _ in range(200):
+        capacity.costs.observe(heard_s=50.0, decode_s=5.0, loop_s=1.0)
+    assert capacity.costs.decode_s_per_s == pytest.approx(0.1, rel=0.01)
+    assert capacity.costs.loop_s_per_s == pytest.approx(0.02, rel=0.01)
+    assert capacity.streams_most() < most
+    for _ in range(200):
+        capacity.costs.observe(heard_s=50.0, decode_s=0.05, loop_s=0.05)
+    assert capacity.streams_most() > most
+
+
+def test_one_strange_moment_moves_the_costs_little() -> None:
+    costs = Costs(Curve(0.001, 1e-7), 0.01, 0.004)
+    costs.observe(heard_s=10.0, decode_s=1000.0, loop_s=1000.0)
+    assert costs.decode_s_per_s < 0.5 and costs.loop_s_per_s < 0.05
+
+
+def test_event_loops_are_as_many_as_there_are_fronts() -> None:
+    busy = Costs(Curve(0.0001, 1e-9), 0.001, 0.02)
+    assert model(
+        costs=busy, processors=32.0, lanes=32, decode_lanes=16, fronts=4
+    ).streams_most() == pytest.approx(
+        4 * model(costs=busy, processors=32.0, lanes=32, decode_lanes=16).streams_most(), abs=4
+    )
 
 
 def test_lateness_widens_the_hop_and_takes_fewer_streams_until_it_passes() -> None:
@@ -95,20 +116,29 @@ def test_a_device_of_its_own_does_not_share_the_processors() -> None:
     assert model(processors=float("inf"), lanes=2).streams_most() >= model().streams_most()
 
 
-def test_a_measurement_is_kept_and_a_spoiled_file_is_measured_again(tmp_path: Path) -> None:
+def test_costs_are_kept_as_believed_and_a_spoiled_file_is_measured_again(tmp_path: Path) -> None:
     key = curve_key("tiny", "cpu", 2)
     assert key != curve_key("tiny", "cuda", 2)
-    assert load_curve(tmp_path, key) is None
-    save_curve(tmp_path / "deep", key, Curve(0.5, 0.25, scale=3.0))
-    assert load_curve(tmp_path / "deep", key) == Curve(0.5, 0.25)
-    for spoiled in ("", "{}", "[1]", '{"base_s": null, "per_sample_s": 1}'):
+    assert load_capacity(tmp_path, key) is None
+    save_capacity(tmp_path / "deep", key, Costs(Curve(0.5, 0.25, scale=2.0), 0.01, 0.002))
+    assert load_capacity(tmp_path / "deep", key) == Costs(Curve(1.0, 0.5), 0.01, 0.002)
+    rest = '"decode_s_per_s": 1, "loop_s_per_s": 1}'
+    for spoiled in (
+        "",
+        "{}",
+        "[1]",
+        '{"base_s": null, "per_sample_s": 1, ' + rest,
+        '{"base_s": NaN, "per_sample_s": 1, ' + rest,
+        '{"base_s": 0, "per_sample_s": 0, ' + rest,
+        '{"base_s": -1, "per_sample_s": 1, ' + rest,
+    ):
         (tmp_path / f"capacity-{key}.json").write_text(spoiled)
-        assert load_curve(tmp_path, key) is None
+        assert load_capacity(tmp_path, key) is None
 
 
 def test_a_folder_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    save_curve(tmp_path / "file" / "below", "key", Curve())
+    save_capacity(tmp_path / "file" / "below", "key", Costs(Curve()))
 
 
 def test_the_cache_lies_where_silica_keeps_its_things(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import subprocess
 
 import pytest
 
@@ -10,6 +11,7 @@ from service.commands import main
 from service.errors import ServiceError
 from service.keys import Key, KeyRing, add_key, read_keys, revoke_key, write_keys
 from service.logs import masked, say, start_logging
+from service.usage import Usage, process_name, usage_file
 
 
 @pytest.fixture
@@ -49,20 +51,75 @@ def test_changes_are_noticed_within_two_seconds_and_a_vanished_file_closes_the_d
         ring.find(second, 9.0)
 
 
-def test_limits_are_counted_and_given_back():
-    ring = KeyRing(None)
+def test_limits_are_counted_and_given_back(file):
+    day = ["2026-11-22"]
+    ring = KeyRing(file, Usage(usage_file(file), today=lambda: day[0]))
+    write_keys(file, ())
+    ring.look(10.0)
     key = Key("1", "me", "h", "", max_streams=2, minutes_per_day=1.0)
-    ring.take(key, "monday")
-    ring.take(key, "monday")
+    ring.take(key)
+    ring.take(key)
     with pytest.raises(ServiceError, match="2 streams open"):
-        ring.take(key, "monday")
+        ring.take(key)
     ring.release(key)
-    ring.take(key, "monday")
-    ring.heard(key, 60.0)
+    ring.heard(key, 59.0)
+    ring.take(key)
+    ring.heard(key, 1.0)
     with pytest.raises(ServiceError, match="1 minutes of audio for today"):
         ring.check_minutes(key)
     ring.release(key)
-    ring.take(key, "tuesday")
+    day[0] = "2026-11-23"
+    ring.take(key)
+    ring.close()
+
+
+def test_minutes_survive_a_restart_and_are_shared_by_processes(file):
+    clock = [0.0]
+    first = Usage(usage_file(file), lambda: clock[0])
+    second = Usage(usage_file(file), lambda: clock[0])
+    first.heard("key", 30.0)
+    first.write()
+    assert second.seconds("key") == 0.0, "not looked yet"
+    clock[0] = 2.0
+    second.heard("key", 12.0)
+    assert second.seconds("key") == 42.0
+    first.close()
+    second.close()
+    again = Usage(usage_file(file))
+    assert again.seconds("key") == 42.0 and again.seconds("another") == 0.0
+    again.close()
+    assert usage_file(file).stat().st_mode & 0o777 == 0o600
+
+
+def test_streams_of_other_processes_count_until_these_are_no_more(file):
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        usage, theirs = Usage(usage_file(file)), Usage(usage_file(file))
+        theirs._process = process_name(child.pid)
+        theirs.set_streams("key", 2)
+        assert usage.streams_elsewhere("key") == 2
+        ring = KeyRing(file, usage)
+        key = Key("key", "me", "h", "", max_streams=3)
+        ring.take(key)
+        with pytest.raises(ServiceError, match="3 streams open"):
+            ring.take(key)
+        assert theirs.streams_elsewhere("key") == 1
+    finally:
+        child.kill()
+        child.wait()
+    later = Usage(usage_file(file))
+    assert later.streams_elsewhere("key") == 0
+    for each in (usage, theirs, later):
+        each.close()
+
+
+def test_a_usage_file_that_cannot_be_used_does_not_stop_the_service(tmp_path):
+    (tmp_path / "keys-usage.sqlite").write_text("this is no database, and long enough to be noticed as none")
+    usage = Usage(tmp_path / "keys-usage.sqlite")
+    usage.heard("key", 5.0)
+    usage.set_streams("key", 1)
+    assert usage.seconds("key") == 5.0 and usage.streams_elsewhere("key") == 0
+    usage.close()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"keys": [{"id": 1}]}', '{"keys": 3}'])
@@ -85,6 +142,22 @@ def test_the_command_makes_lists_and_revokes(file, capsys):
     assert main(["keys", "revoke", made["id"], *place]) == 0
     assert main(["keys", "revoke", "lap top", *place]) == 2
     assert "there is no key" in capsys.readouterr().err
+
+
+def test_revoking_the_last_key_says_what_that_means(file, capsys):
+    add_key(file, "only")
+    assert main(["keys", "revoke", "only", "--file", str(file)]) == 0
+    told = capsys.readouterr().out
+    assert "the last key" in told and "silica keys add" in told and str(file) in told
+
+
+def test_the_list_tells_what_was_used_today(file, capsys):
+    key, _ = add_key(file, "talker")
+    usage = Usage(usage_file(file))
+    usage.heard(key.id, 90.0)
+    usage.close()
+    assert main(["keys", "list", "--file", str(file)]) == 0
+    assert "1.5 min today" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""What can be told to be wrong before anything is loaded: address, keys, certificate, files. Takes no time at all."""
+
+import ipaddress
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+
+from service.errors import ServiceError
+from service.keys import KeyRing, default_keys_file
+from service.settings import Settings
+
+ELSEWHERE = frozenset({"SILICA_HOME", "SILICA_CONFIG", "SILICA_SERVER", "SILICA_KEY", "SILICA_KENLM_SOURCE"})
+"""Variables of ours that are no setting of the server."""
+
+
+def check(settings: Settings) -> None:
+    """ServiceError for the first thing that cannot work."""
+    check_exposed(settings, open_keys(settings).needed)
+    tls_context(settings)
+    held = held_ports(settings.host, settings.port)
+    for one in held:
+        one.close()
+    words = settings.language_model
+    if words not in ("none", "shipped") and not Path(words).expanduser().is_file():
+        raise ServiceError(
+            "language_model",
+            f"There is no language model {words!r}.",
+            "Name a KenLM file, 'shipped' or 'none'.",
+        )
+
+
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """A sentence for every SILICA_* variable that sets nothing: most likely it is misspelt."""
+    known = {f"SILICA_{item.name.upper()}" for item in fields(Settings)} | ELSEWHERE
+    told = []
+    for name in sorted(environment):
+        if name.startswith("SILICA_") and name not in known:
+            near = get_close_matches(name, known, n=1)
+            told.append(
+                f"{name} is set in the environment and means nothing here."
+                + (f" Did you mean {near[0]}?" if near else "")
+            )
+    return tuple(told)
+
+
+def open_keys(settings: Settings) -> KeyRing:
+    """The keys that the settings name, or the usual file if there is one."""
+    file = keys_file(settings)
+    return KeyRing(file if settings.keys_file or file.exists() else None)
+
+
+def keys_file(settings: Settings) -> Path:
+    """Where the keys lie, if there are any."""
+    return settings.keys_file or default_keys_file()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host.lower().rstrip(".") in ("localhost", "ip6-localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposed(settings: Settings, keys_needed: bool) -> None:
+    """Refuse to listen beyond this machine without keys, unless told that this is meant."""
+    if is_loopback(settings.host) or keys_needed or settings.insecure:
+        return
+    raise ServiceError(
+        "exposed",
+        f"refusing to listen on {settings.host!r} without API keys: anyone who can reach it could use it.",
+        "Make a key with `silica keys add NAME`, or pass --insecure if that is what you want.",
+    )
+
+
+def tls_context(settings: Settings) -> ssl.SSLContext | None:
+    """The certificate and its key, loaded; None without them."""
+    if settings.tls_certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ServiceError(
+            "tls",
+            f"cannot use the certificate {settings.tls_certificate} with its key: {error}.",
+            "Both must be PEM files and belong together.",
+        ) from None
+    return context
+
+
+def held_ports(host: str, port: int) -> list[socket.socket]:
+    """Sockets that hold the port for processes that share it (bound, not listening); ServiceError when taken."""
+    held: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            where = (address[0], held[0].getsockname()[1] if held and not port else port, *address[2:])
+            if port:
+                with _bound(family, kind, protocol, where, socket.SO_REUSEADDR) as alone:
+                    # Not shared at first: another server's shared port must not be joined by mistake.
+                    alone.listen(1)
+            held.append(_bound(family, kind, protocol, where, socket.SO_REUSEPORT))
+    except OSError as error:
+        for one in held:
+            one.close()
+        raise cannot_listen(host, port, error) from None
+    return held
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> ServiceError:
+    """Why the port cannot be had, in words."""
+    return ServiceError(
+        "port",
+        f"cannot listen on {host} port {port}: {error.strerror or error}.",
+        "Is another server running there? Choose another with --port.",
+    )
+
+
+def _bound(family: int, kind: int, protocol: int, where: tuple[object, ...], option: int) -> socket.socket:
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, option, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(where)
+    except OSError:
+        made.close()
+        raise
+    return made

@@ -1,0 +1,309 @@
+"""One model on one machine: engine, decode workers, measured capacity, the hop in force. Owns no stream.
+
+Streams belong to a client (a recogniser, here or in another process); it hands windows and frames in and is
+told what was heard in them.
+"""
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from acoustic import catalogue
+from acoustic.checkpoint import describe
+from acoustic.config import ModelConfig
+from acoustic.errors import AcousticError
+from acoustic.windows import Heard, Window, WindowPlan
+from service.core.messages import Conclude, Push, Replay, WindowKey
+from service.errors import ServiceError
+from service.scheduling.board import Board
+from service.scheduling.capacity import (
+    CapacityModel,
+    Costs,
+    curve_key,
+    default_cache_folder,
+    load_capacity,
+    save_capacity,
+)
+from service.scheduling.decode_worker import Answer, Open
+from service.scheduling.decoding import DecodePool
+from service.scheduling.engine import Engine
+from service.scheduling.process import together
+
+if TYPE_CHECKING:
+    from service.metrics import Metrics
+
+SWEEP_S = 0.5
+"""How often the hop is chosen anew though no stream came or went."""
+LEARN_S = 10.0
+"""Sound that must have been heard before its cost is believed."""
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """How a device uses the machine. None: measured or derived from it at start."""
+
+    precision: str | None = None
+    engine_workers: int | None = None
+    decode_workers: int | None = None
+    language_model: str | Path | None = "shipped"
+    max_streams: int | None = None
+    hops_s: tuple[float, ...] = (0.16, 0.32, 0.64, 1.28)
+    cache_folder: Path | None = None
+    fronts: int = 1
+    """Processes with an event loop of their own that serve its streams."""
+
+
+class Client(Protocol):
+    """Whoever owns the streams."""
+
+    def heard(self, stream: str, key: WindowKey, heard: Heard) -> None:
+        """A window was heard."""
+
+    def answered(self, stream: str, answer: Answer) -> None:
+        """The decode worker answered a Push or Conclude."""
+
+    def lost(self, stream: str) -> None:
+        """Its decode worker is new: it must be told again."""
+
+    def given_up(self, stream: str) -> None:
+        """Its decode worker died of it, repeatedly."""
+
+
+class Serving(Protocol):
+    """What a recogniser needs of a device, be it here or in another process."""
+
+    config: ModelConfig
+    plan: WindowPlan
+    precision: str
+
+    @property
+    def kind(self) -> str:
+        """cpu or cuda."""
+
+    async def start(self) -> None:
+        """Ready when it returns; ServiceError when it cannot be."""
+
+    async def stop(self) -> None:
+        """No more streams of ours."""
+
+    def retire(self) -> None:
+        """Another follows under its name."""
+
+    @property
+    def alive(self) -> bool:
+        """Workers of both kinds work."""
+
+    def pin(self, stream: str, settings: Open) -> None:
+        """A stream begins."""
+
+    def submit(self, stream: str, key: WindowKey, window: Window, live: bool, urgent: bool) -> None:
+        """A window is ready to be heard."""
+
+    def send(self, stream: str, command: Push | Conclude | Replay) -> None:
+        """A command for the stream's decode worker."""
+
+    def release(self, stream: str, keys: list[WindowKey]) -> None:
+        """The stream is gone, and with it these windows."""
+
+    def hold_hop(self, hop_s: float | None) -> None:
+        """Keep to one hop (None: by load)."""
+
+
+class Device:
+    """The device in this process."""
+
+    def __init__(
+        self,
+        model: str,
+        kind: Literal["cpu", "cuda"],
+        options: DeviceOptions,
+        metrics: "Metrics",
+        board: Board,
+        client: Client,
+    ) -> None:
+        self.model_name, self.options = model, options
+        self.kind: str = kind
+        self._metrics, self._board, self._client = metrics, board, client
+        self._processors = (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        )
+        lanes = 1 if kind == "cuda" else options.engine_workers or self._processors
+        self.engine = Engine(model, kind, options.precision, lanes, metrics, self._heard)
+        words = options.language_model
+        self._decode_workers = options.decode_workers or max(1, self._processors // 2)
+        self.decoders = DecodePool(
+            None if words in (None, "none") else str(words),
+            self._decode_workers,
+            metrics,
+            self._answered,
+            client.lost,
+            client.given_up,
+        )
+        self.capacity: CapacityModel
+        self._capacity_key = ""
+        self._held_hop_s: float | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._speaks = False
+        self._heard_s = self._decode_s = self._loop_s = 0.0
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Start the workers, warm and measure them. Returns when streams may come."""
+        try:
+            # At once: each spends seconds on imports, loading and compiling that the other need not wait for.
+            await together(self.engine.start(), self._start_decoders())
+            self.config, self.plan = self.engine.config, self.engine.plan
+            self.precision = self.engine.precision
+            await self._measure()
+        except BaseException:
+            await self.decoders.stop()
+            await self.engine.stop()
+            raise
+        self._speaks = True
+        self._loop_s = self._board.total("loop_s")
+        self._sweep()
+
+    def retire(self) -> None:
+        """The one that follows under this name speaks for it from now on."""
+        self._speaks = False
+
+    async def stop(self) -> None:
+        """End every worker, and keep what was learned of their cost."""
+        if self._speaks:
+            self._keep()
+        self.retire()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self.decoders.stop()
+        await self.engine.stop()
+
+    @property
+    def alive(self) -> bool:
+        """Workers of both kinds work."""
+        return self.engine.alive and self.decoders.alive
+
+    # ---- what streams ask for
+
+    def pin(self, stream: str, settings: Open) -> None:
+        """A stream begins."""
+        self.decoders.pin(stream, settings)
+        self._tell()
+
+    def submit(self, stream: str, key: WindowKey, window: Window, live: bool, urgent: bool) -> None:
+        """A window is ready to be heard."""
+        self.engine.submit(stream, key, window, live, urgent)
+
+    def send(self, stream: str, command: Push | Conclude | Replay) -> None:
+        """A command for the stream's decode worker."""
+        self.decoders.send(stream, command)
+
+    def release(self, stream: str, keys: list[WindowKey]) -> None:
+        """The stream is gone, and with it these windows."""
+        self.engine.forget(stream, keys)
+        self.decoders.forget(stream)
+        self._tell()
+
+    def hold_hop(self, hop_s: float | None) -> None:
+        """Keep to one of the hops whatever the load (None: by load again): for measurements."""
+        self._held_hop_s = hop_s
+        self._tell()
+
+    def _heard(self, stream: str, key: WindowKey, heard: Heard) -> None:
+        self._heard_s += heard.span.kept * self.config.frames_per_output / self.config.frames_per_second
+        self._client.heard(stream, key, heard)
+
+    def _answered(self, stream: str, answer: Answer) -> None:
+        self._decode_s += answer.decode_s
+        self._client.answered(stream, answer)
+
+    # ---- capacity
+
+    async def _start_decoders(self) -> None:
+        """As soon as the model's alphabet is known, which takes a look at its file and no engine."""
+        alphabet = await asyncio.get_running_loop().run_in_executor(None, alphabet_of, self.model_name)
+        await self.decoders.start(alphabet)
+
+    async def _measure(self) -> None:
+        """What is kept of an earlier run, or measured now, with every lane and a decoder at work."""
+        options, plan = self.options, self.plan
+        folder = options.cache_folder or default_cache_folder()
+        lanes = len(self.engine.lanes)
+        key = curve_key(
+            self.model_name,
+            self.config,
+            plan,
+            self.kind,
+            self.precision,
+            lanes,
+            options.language_model,
+        )
+        costs = load_capacity(folder, key)
+        if costs is None:
+            costs = Costs(await self.engine.measure(sorted(options.hops_s)), self.decoders.measured_s_per_s)
+            save_capacity(folder, key, costs)
+        self._capacity_key = key
+        self.engine.curve = costs.curve
+        context = round((plan.left_frames + plan.look_ahead_frames) / self.config.frames_per_second * 16000)
+        self.capacity = CapacityModel(
+            costs,
+            lanes,
+            self._processors if self.kind == "cpu" else float("inf"),
+            context,
+            tuple(sorted(options.hops_s)),
+            self._decode_workers,
+            batch=1 if self.kind == "cpu" else 16,
+            fronts=options.fronts,
+        )
+
+    def _keep(self) -> None:
+        folder = self.options.cache_folder or default_cache_folder()
+        save_capacity(folder, self._capacity_key, self.capacity.costs)
+
+    def _sweep(self) -> None:
+        if self.options.fronts == 1:
+            self._board.put("loop_s", time.thread_time())
+        self.capacity.observe_wait(self.engine.take_live_wait_s())
+        if self._heard_s >= LEARN_S:
+            loop_s = self._board.total("loop_s")
+            self.capacity.costs.observe(self._heard_s, self._decode_s, loop_s - self._loop_s)
+            self._heard_s, self._decode_s, self._loop_s = 0.0, 0.0, loop_s
+        self._tell()
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def _tell(self) -> None:
+        """The hop in force and what goes with it, to whoever asks."""
+        if not self._speaks:
+            return
+        board, name = self._board, self.model_name
+        live = board.total(f"live:{name}")
+        self.engine.live_streams = round(live)
+        others = board.total_of_others("load", name)
+        hop_s = self._held_hop_s or self.capacity.choose_hop(live, others)
+        self.capacity.hop_s = hop_s
+        load = self.capacity.load(live, hop_s)
+        most = self.options.max_streams or self.capacity.streams_most(others)
+        for figure, value in (
+            ("hop_s", hop_s),
+            ("most", most),
+            ("load", load),
+            ("waiting", len(self.engine.planner)),
+            ("alive", len(self.engine.lanes) if self.alive else 0),
+        ):
+            board.put(f"{figure}:{name}", float(value))
+        self._metrics.hop_s.labels(name).set(hop_s)
+        self._metrics.load.labels(name).set(load)
+        self._metrics.capacity_streams.labels(name).set(most)
+
+
+def alphabet_of(model: str) -> str:
+    """The letters that a model writes, from its file or the catalogue."""
+    try:
+        path = catalogue.locate(model)
+        config: Any = describe(path)[0] if path else catalogue.find(model).config
+    except (AcousticError, OSError) as error:
+        raise ServiceError("model", str(error)) from None
+    return str(config.alphabet)

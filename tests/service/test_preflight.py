@@ -1,0 +1,70 @@
+"""What is told before anything is loaded, and what nobody would notice otherwise."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from service.commands import main
+from service.errors import ServiceError
+from service.preflight import check, held_ports, unknown_variables
+from service.settings import Settings
+
+
+def test_a_taken_port_is_told_at_once():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ServiceError, match="Is another server running there"):
+            check(Settings(port=taken.getsockname()[1]))
+
+
+def test_a_shared_port_is_not_joined_by_another_server():
+    held = held_ports("127.0.0.1", 0)
+    port = held[0].getsockname()[1]
+    with socket.socket() as front:
+        front.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        front.bind(("127.0.0.1", port))
+        front.listen()
+        with pytest.raises(ServiceError, match="Is another server running there"):
+            held_ports("127.0.0.1", port)
+    for one in held:
+        one.close()
+
+
+def test_a_certificate_that_is_none_is_told_at_once(tmp_path):
+    (tmp_path / "it.pem").write_text("no certificate")
+    with pytest.raises(ServiceError, match="cannot use the certificate"):
+        check(Settings(port=0, tls_certificate=tmp_path / "it.pem", tls_key=tmp_path / "it.pem"))
+
+
+def test_a_missing_language_model_is_told_at_once(tmp_path):
+    with pytest.raises(ServiceError, match="There is no language model"):
+        check(Settings(port=0, language_model=str(tmp_path / "none.lm")))
+
+
+def test_an_open_port_without_keys_is_refused(tmp_path):
+    with pytest.raises(ServiceError, match="without API keys"):
+        check(Settings(port=0, host="0.0.0.0", keys_file=tmp_path / "keys.json"))
+
+
+def test_misspelt_variables_are_named():
+    told = unknown_variables({"SILICA_PROT": "1", "SILICA_PORT": "2", "SILICA_HOME": "/", "HOME": "/"})
+    assert told == (
+        "SILICA_PROT is set in the environment and means nothing here. Did you mean SILICA_PORT?",
+    )
+
+
+def test_the_verb_refuses_before_it_loads_anything(capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["serve", "--port", str(taken.getsockname()[1])]) == 2
+    assert "Is another server running there? Choose another with --port." in capsys.readouterr().err
+
+
+def test_checking_loads_no_model_and_no_server():
+    program = "import sys; import service.preflight; print({'torch', 'aiohttp', 'numba'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
