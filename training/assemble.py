@@ -34,6 +34,7 @@ from training.loop import Loop, LoopSettings
 from training.objectives import CtcObjective, Objective
 from training.optimisers import build_optimiser
 from training.parallel import World
+from training.precision import AUTO, quickest
 from training.recipe import Recipe
 from training.runs import RunFolder
 from training.schedules import Schedule
@@ -151,7 +152,7 @@ def assemble(
         momentum=part.momentum,
     )
     settings = LoopSettings(
-        precision=recipe.run.precision,
+        precision=quickest(world.device) if recipe.run.precision == AUTO else recipe.run.precision,
         clip=part.clip or None,
         average_decay=recipe.run.average_decay or None,
         log_every=recipe.run.log_every,

@@ -1,5 +1,6 @@
 """Arithmetic of a run: FP32, TF32, BF16, or FP16 with a loss scale that finds its own size."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,11 @@ import torch
 from training.errors import TrainingError
 
 NAMES = ("fp32", "tf32", "bf16", "fp16")
+AUTO = "auto"
+"""In a recipe: whatever is quickest where it runs (`quickest`)."""
+
+WORTH_IT = 1.5
+"""BF16 must be so many times as fast in products to be chosen on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -43,3 +49,20 @@ class Precision:
         # The older of two ways to say it: both torch 2.6 and 2.13 know it, and mixing them is an error.
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
+
+
+def quickest(device: torch.device) -> str:
+    """BF16 where the device computes in it; a CPU that only pretends to is forty times slower, so it is measured."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    return "bf16" if _product_s(torch.float32) > WORTH_IT * _product_s(torch.bfloat16) else "fp32"
+
+
+def _product_s(dtype: torch.dtype, turns: int = 20) -> float:
+    matrix = torch.ones(384, 384, dtype=dtype)
+    times = []
+    for _ in range(turns):
+        began = time.perf_counter()
+        torch.mm(matrix, matrix)
+        times.append(time.perf_counter() - began)
+    return min(times)

@@ -31,7 +31,7 @@ def train_recipe(
     with joined_world(device) as world:
         loop = assemble(recipe, folder, data=data, world=world, stop_after_s=stop_after_s)
         if world.leads:
-            loop.watch.say(f"{recipe.title}: {loop.config.name} in {folder}")
+            loop.watch.say(f"{recipe.title}: {loop.config.name} in {folder}, {loop.precision.name}")
             if world.size != recipe.run.processes:
                 pieces = recipe.run.accumulation * recipe.run.processes // world.size or 1
                 loop.watch.say(

@@ -26,6 +26,7 @@ from training.loop import Loop, LoopSettings
 from training.objectives import CtcObjective, Heard, Loss
 from training.optimisers import build_optimiser
 from training.parallel import World
+from training.precision import quickest
 from training.runs import RunFolder
 from training.schedules import Schedule
 
@@ -198,6 +199,19 @@ def test_bf16_trains_on_a_cpu_and_fp16_is_refused_there(spoken: Path, tmp_path: 
     assert narrow != wide
     with pytest.raises(TrainingError, match="fp16 needs a CUDA device; on a CPU take fp32 or bf16"):
         make(spoken, tmp_path, World(), precision="fp16")
+
+
+@pytest.mark.parametrize(("narrow_s", "chosen"), [(0.001, "bf16"), (0.9, "fp32"), (40.0, "fp32")])
+def test_auto_takes_16_bits_only_where_they_are_quicker(
+    narrow_s: float, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {torch.float32: 1.0, torch.bfloat16: narrow_s}
+    monkeypatch.setattr("training.precision._product_s", lambda dtype: times[dtype])
+    assert quickest(torch.device("cpu")) == chosen
+
+
+def test_the_quickest_precision_is_one_that_trains_here() -> None:
+    assert quickest(torch.device("cpu")) in ("fp32", "bf16")
 
 
 class FullDisk:
