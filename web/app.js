@@ -1,12 +1,13 @@
 // Wires the page together: button, keys, settings, files. What is heard lives in session/, what is seen in views/.
 
+import { minutes } from "./session/export.js";
 import { transcribeFile } from "./session/file.js";
 import { Recording } from "./session/recording.js";
 import { Failure } from "./session/failures.js";
 import { hotwordsOf } from "./session/protocol.js";
 import { EMPTY } from "./session/transcript.js";
 import { Settings } from "./views/settings.js";
-import { SessionView, minutes } from "./views/session-view.js";
+import { SOME_DOUBT, SessionView } from "./views/session-view.js";
 import { followWords } from "./views/tooltip.js";
 import { Waveform, loudness } from "./views/waveform.js";
 
@@ -17,9 +18,11 @@ const STATE_WORDS = {
   idle: "Ready",
   connecting: "Connecting",
   listening: "Listening",
-  reconnecting: "Connection lost, coming back",
+  reconnecting: "Connection lost, what you say is kept",
   finishing: "Last words",
 };
+
+const NO_SOUND = "No sound arrives. Is the right microphone chosen under Settings, and is it switched on?";
 
 const waveform = new Waveform(byId("waveform"));
 const settings = new Settings(byId("settings"));
@@ -27,31 +30,31 @@ let recording = null;
 
 // --- telling people ---
 
-function setState(state, words = STATE_WORDS[state]) {
+function setState(state) {
+  const words = STATE_WORDS[state];
   document.body.dataset.state = state;
   byId("connection-words").textContent = words;
   byId("announcement").textContent = words;
-  const busy = state !== "idle";
-  byId("speak").setAttribute("aria-pressed", String(busy));
-  byId("speak-label").textContent = busy ? "Stop" : "Speak";
+  byId("speak-label").textContent = state === "idle" ? "Speak" : "Stop";
   document.title = state === "listening" ? "● Silica" : "Silica";
 }
 
 function tell(failure) {
   byId("failure-message").textContent = failure.message;
-  byId("failure-advice").textContent = failure.retryAfterS
-    ? `${failure.advice} The server suggests ${Math.ceil(failure.retryAfterS)} seconds.`
-    : failure.advice ?? "";
+  byId("failure-advice").textContent = failure.advice ?? "";
   byId("failure-detail").textContent = failure.detail ?? "";
   byId("failure-more").hidden = !failure.detail;
   byId("failure").hidden = false;
   byId("failure").dataset.code = failure.code ?? "server";
 }
 
-function say(text) {
+// A finished line for screen readers; what is marked for the eye as doubtful is said too.
+function say(words) {
   const spoken = byId("spoken");
   const line = document.createElement("p");
-  line.textContent = text;
+  const unsure = settings.doubts ? words.filter((word) => word.confidence < SOME_DOUBT) : [];
+  const said = words.map((word) => word.text).join(" ");
+  line.textContent = unsure.length ? `${said} (unsure: ${unsure.map((word) => word.text).join(", ")})` : said;
   spoken.append(line);
   while (spoken.childElementCount > SPOKEN_KEPT) spoken.firstElementChild.remove();
 }
@@ -89,6 +92,18 @@ function follow(change) {
 
 // --- speaking ---
 
+// What every session of this page asks the server for.
+function asked() {
+  return { model: settings.model, hotwords: hotwordsOf(settings.hotwords), written: settings.written };
+}
+
+function aboutBreaks({ breaks, lostS }) {
+  if (!breaks) return "";
+  const times = breaks === 1 ? "once" : `${breaks} times`;
+  const missing = lostS ? `${lostS.toFixed(1)} s of sound are missing` : "nothing is missing";
+  return `The connection was lost ${times} and came back; ${missing}.`;
+}
+
 function showFacts({ elapsedS, latencyS, lagS, quality }) {
   byId("elapsed").textContent = minutes(elapsedS);
   byId("latency").textContent = latencyS === null ? "–" : `${latencyS.toFixed(1)} s`;
@@ -110,13 +125,14 @@ async function start() {
     key: settings.key,
     deviceId: settings.microphone,
     raw: !settings.processing,
-    options: { model: settings.model, hotwords: hotwordsOf(settings.hotwords) },
+    options: asked(),
     on: {
-      state: (state, words) => {
+      state: (state) => {
         served ||= state === "listening";
-        setState(state, words);
+        setState(state);
       },
       started: () => {
+        document.body.classList.remove("fresh");
         view = addSession(`Microphone, ${now}`);
         follow(() => {});
         settings.fillMicrophones();
@@ -130,6 +146,8 @@ async function start() {
         waveform.heard(facts.heardS);
         showFacts(facts);
         view?.note(minutes(facts.elapsedS));
+        view?.mention(aboutBreaks(facts));
+        view?.hint(facts.quality === "silent" ? NO_SOUND : "Listening");
       },
       note: (text) => view?.note(text),
       failure: tell,
@@ -174,13 +192,26 @@ const waitingFiles = [];
 let activeFiles = 0;
 
 function addFiles(files) {
+  let first = null;
   for (const file of files) {
     const control = new AbortController();
-    const view = addSession(file.name, { cancellable: true, cancel: () => control.abort() });
-    view.note("waiting");
-    waitingFiles.push({ file, view, control });
+    const waiting = { file, control };
+    waiting.view = addSession(file.name, { cancellable: true, cancel: () => cancelFile(waiting) });
+    waiting.view.note("waiting");
+    waitingFiles.push(waiting);
+    first ??= waiting.view;
+    nextFile();
   }
-  nextFile();
+  first?.node.scrollIntoView();
+}
+
+function cancelFile(waiting) {
+  waiting.control.abort();
+  const at = waitingFiles.indexOf(waiting);
+  if (at < 0) return; // being heard: ends by the signal
+  waitingFiles.splice(at, 1);
+  waiting.view.note("cancelled");
+  waiting.view.ended("");
 }
 
 async function nextFile() {
@@ -191,7 +222,7 @@ async function nextFile() {
     await transcribeFile(file, {
       base: location.href,
       key: settings.key,
-      options: { model: settings.model, hotwords: hotwordsOf(settings.hotwords) },
+      options: asked(),
       signal: control.signal,
       on: {
         progress: (share, words) => {
@@ -204,13 +235,11 @@ async function nextFile() {
   } catch (error) {
     if (control.signal.aborted) view.note("cancelled");
     else {
-      const failure = error instanceof Failure ? error : new Failure("server", String(error));
-      view.note("failed");
-      tell(failure);
+      view.failed(error instanceof Failure ? error : new Failure("server", String(error)));
     }
   } finally {
     activeFiles -= 1;
-    view.ended();
+    view.ended(control.signal.aborted ? "" : undefined);
     nextFile();
   }
 }
@@ -242,7 +271,7 @@ addEventListener("drop", (event) => {
   addFiles(event.dataTransfer.files);
 });
 
-followWords(byId("sessions"), byId("tip"));
+followWords(byId("sessions"), byId("tip"), byId("announcement"));
 waveform.draw();
 settings.fillModels(location.href);
 addEventListener("beforeunload", (event) => { if (recording) event.preventDefault(); });

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.e2e.house import Served, serve, speech, stop, write_wav
 from tests.laws.babbler import make_babbler
@@ -17,7 +17,13 @@ pytestmark = pytest.mark.browser
 LONG_MS = 30_000
 KEEP_SOCKETS = """
 window.sockets = [];
-window.WebSocket = class extends WebSocket { constructor(...all) { super(...all); sockets.push(this); } };
+window.away = false; // no network: nothing can be reached
+const Real = WebSocket;
+window.WebSocket = class extends Real {
+  constructor(address, ...all) { super(away ? "ws://127.0.0.1:9/" : address, ...all); sockets.push(this); }
+};
+const reach = fetch;
+window.fetch = (...all) => (away ? Promise.reject(new TypeError("Failed to fetch")) : reach(...all));
 """
 # The page sees the connection go, and then the server does: it is none of the closes that end a session.
 CUT = """() => {
@@ -83,6 +89,42 @@ def test_a_forgotten_session_is_begun_anew_and_a_full_server_says_so(
     page.context.close()
 
 
+def test_a_break_longer_than_what_is_kept_is_said_and_a_new_session_goes_on(
+    talking: Browser, served: Served, tmp_path: Path
+) -> None:
+    """The page keeps two minutes; here one second, so that a few are too long."""
+    page = opened(talking, served)
+    kept = re.compile(r"BYTES_PER_SECOND \* 120")
+    page.route("**/session/listen.js", lambda route: shortened(route, kept))
+    page.reload()
+    page.click("#speak")
+    expect(page.locator(".word").first).to_be_attached(timeout=LONG_MS)
+    page.evaluate("away = true")
+    page.evaluate(CUT)
+    expect(page.locator("#connection")).to_contain_text("Connection lost", timeout=LONG_MS)
+    expect(page.locator("#lag")).to_have_class("warn", timeout=LONG_MS)
+    page.screenshot(path=tmp_path / "away.png")
+    before = page.locator(".session .word").all_text_contents()
+    page.evaluate("away = false")
+    expect(page.get_by_role("alert")).to_contain_text("came back too late", timeout=LONG_MS)
+    expect(page.locator("body[data-state=listening]")).to_be_attached(timeout=LONG_MS)
+    expect(page.locator(".session .word").nth(len(before) + 3)).to_be_attached(timeout=LONG_MS)
+    page.click("#speak")
+    expect(page.locator("body[data-state=idle]")).to_be_attached(timeout=LONG_MS)
+    assert page.locator(".session .word").all_text_contents()[: len(before)] == before
+    missing = re.search(r"once and came back; ([\d.]+) s of sound are missing", page.inner_text(".remark"))
+    assert missing is not None and float(missing[1]) >= 1
+    page.context.close()
+
+
+def shortened(route: Route, kept: re.Pattern[str]) -> None:
+    """The same module with a smaller bound."""
+    module = route.fetch()
+    text, changed = kept.subn("BYTES_PER_SECOND * 1", module.text())
+    assert changed == 1
+    route.fulfill(response=module, body=text)
+
+
 @pytest.mark.parametrize(
     ("flags", "said", "advice"),
     [
@@ -102,6 +144,6 @@ def test_no_permission_and_no_microphone_are_said_in_words(
     page.click("#speak")
     expect(page.get_by_role("alert")).to_contain_text(said, timeout=LONG_MS)
     expect(page.get_by_role("alert")).to_contain_text(advice)
-    expect(page.get_by_role("button", name="Speak")).to_have_attribute("aria-pressed", "false")
+    expect(page.get_by_role("button", name="Speak")).to_be_visible()
     page.screenshot(path=tmp_path / "refused.png")
     page.context.close()

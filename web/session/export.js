@@ -57,6 +57,14 @@ export function clock(seconds, mark) {
   return `${hours}:${minutes}:${pad(Math.floor(total / 1000) % 60, 2)}${mark}${pad(total % 1000, 3)}`;
 }
 
+// As people write it: 0:07, 1:02:03.
+export function minutes(seconds) {
+  const whole = Math.max(0, Math.floor(seconds));
+  const parts = [Math.floor(whole / 60) % 60, whole % 60].map((part) => String(part).padStart(2, "0"));
+  const hours = Math.floor(whole / 3600);
+  return hours ? `${hours}:${parts.join(":")}` : `${Number(parts[0])}:${parts[1]}`;
+}
+
 export function toText(transcript) {
   return transcript.lines.map((line) => `${line.words.map((word) => word.text).join(" ")}\n`).join("");
 }

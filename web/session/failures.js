@@ -24,18 +24,18 @@ const WORDS = {
   "resume-lost": ["The connection came back too late to go on where it stopped.",
     "What was said until then is kept; words in between may be missing."],
   "too-large": ["This file is larger than the server takes.", "Split it, or leave it as a job: silica jobs add."],
+  "empty-file": ["This file is empty.", "Nothing was recorded in it, or it was not copied whole."],
   "bad-audio": ["The server could not read this sound.", "Most audio and video formats work; is the file complete?"],
   server: ["The server reported a failure.", "What was said until then is kept. Press the button to go on."],
 };
 
 export class Failure extends Error {
-  constructor(code, detail = "", retryAfterS = null) {
+  constructor(code, detail = "") {
     const known = WORDS[code] ? code : "server";
     super(WORDS[known][0]);
     this.code = known;
     this.advice = WORDS[known][1];
     this.detail = detail; // the server's or the browser's own words
-    this.retryAfterS = retryAfterS;
   }
 }
 

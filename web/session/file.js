@@ -1,6 +1,7 @@
 // One file through the server: sent in slices as fast as it is heard, words coming back meanwhile. MP4 files may have
 // their index at the end and cannot be heard from a stream: they are sent whole.
 
+import { minutes } from "./export.js";
 import { Failure, failureFromStatus } from "./failures.js";
 import { LiveSession } from "./listen.js";
 import { FILE_SOUND, fileAddress } from "./protocol.js";
@@ -12,6 +13,7 @@ const POLL_MS = 20;
 
 // on: {progress(share 0..1, words), transcript(t)}. Resolves at the end; rejects with a Failure.
 export async function transcribeFile(file, how) {
+  if (!file.size) throw new Failure("empty-file");
   const kind = new TextDecoder("latin1").decode(await file.slice(4, 8).arrayBuffer());
   return kind === "ftyp" ? sendWhole(file, how) : sendStreamed(file, how);
 }
@@ -54,7 +56,7 @@ async function sendStreamed(file, { base, key, options, signal, on }) {
     on.transcript(settled(transcript));
   }
   if (signal.aborted) throw new Failure("server", "cancelled");
-  on.progress(1, heardS ? `${Math.round(heardS)} s` : "");
+  on.progress(1, heardS ? minutes(heardS) : "");
 }
 
 async function send(file, session) {
@@ -95,5 +97,5 @@ async function sendWhole(file, { base, key, options, signal, on }) {
     transcript = withResults(transcript, { start, duration: end - start, is_final: true, speech_final: true, channel });
   }
   on.transcript(transcript);
-  on.progress(1, `${Math.round(told.metadata.duration)} s`);
+  on.progress(1, minutes(told.metadata.duration));
 }

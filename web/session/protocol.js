@@ -18,8 +18,9 @@ export function hotwordsOf(text) {
   return phrases.filter((phrase) => phrase.length <= LONGEST_HOTWORD).slice(0, MOST_HOTWORDS);
 }
 
-// The address of a session. `sound` says what will be sent; `resume` takes up a lost session.
-export function listenAddress(base, { sound = LIVE_SOUND, model = "", hotwords = [], resume = null } = {}) {
+// The address of a session. `sound` says what will be sent; `written` asks for capitals, punctuation and figures;
+// `resume` takes up a lost session.
+export function listenAddress(base, { sound = LIVE_SOUND, model = "", hotwords = [], written = false, resume = null } = {}) {
   const address = new URL("/v1/listen", base);
   address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
   const query = address.searchParams;
@@ -27,6 +28,7 @@ export function listenAddress(base, { sound = LIVE_SOUND, model = "", hotwords =
   query.set("interim_results", "true");
   for (const [name, value] of Object.entries(sound)) query.set(name, String(value));
   if (model) query.set("model", model);
+  if (written) query.set("smart_format", "true");
   for (const phrase of hotwords) query.append("keyterm", phrase);
   if (resume) {
     query.set("resume", resume.id);
@@ -36,10 +38,11 @@ export function listenAddress(base, { sound = LIVE_SOUND, model = "", hotwords =
 }
 
 // The address that a whole file is sent to in one request.
-export function fileAddress(base, { model = "", hotwords = [] } = {}) {
+export function fileAddress(base, { model = "", hotwords = [], written = false } = {}) {
   const address = new URL("/v1/listen", base);
   address.searchParams.set("utterances", "true");
   if (model) address.searchParams.set("model", model);
+  if (written) address.searchParams.set("smart_format", "true");
   for (const phrase of hotwords) address.searchParams.append("keyterm", phrase);
   return address.href;
 }

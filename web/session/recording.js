@@ -24,6 +24,9 @@ export class Recording {
     this.latestWordEndS = 0;
     this.recent = []; // peaks of the last blocks
     this.stopping = false;
+    this.away = false; // the connection is lost and has not come back yet
+    this.breaks = 0; // times it came back
+    this.lostS = 0; // sound that no server has heard
   }
 
   async start() {
@@ -54,13 +57,19 @@ export class Recording {
       key: this.key,
       options: this.options,
       on: {
-        state: (state, words) => { if (!this.stopping) this.on.state(state, words); },
+        state: (state) => this.state(state),
         message: (message) => this.message(message),
         begunAnew: (taken) => this.begunAnew(taken),
         done: (failure) => this.done(failure),
       },
     });
     this.session.start();
+  }
+
+  state(state) {
+    if (this.away && state === "listening") this.breaks += 1;
+    if (state === "listening" || state === "reconnecting") this.away = state === "reconnecting";
+    if (!this.stopping) this.on.state(state);
   }
 
   async stop() {
@@ -98,6 +107,7 @@ export class Recording {
   }
 
   begunAnew({ fromS, lostS }) {
+    this.lostS += lostS;
     this.transcript = takenOver(this.transcript, { fromS, lostS });
     this.on.transcript(this.transcript);
     this.on.failure(lostS ? new Failure("begun-with-gap", `${lostS.toFixed(1)} s of sound, until ${fromS.toFixed(1)} s`)
@@ -114,10 +124,13 @@ export class Recording {
   }
 
   facts() {
+    const elapsedS = this.sentBytes / BYTES_PER_SECOND;
     this.on.facts({
-      elapsedS: this.sentBytes / (BYTES_PER_SECOND),
+      elapsedS,
       heardS: this.heardS,
-      lagS: this.lagS,
+      lagS: this.away ? elapsedS - this.heardS : this.lagS, // a server that is away tells nothing
+      breaks: this.breaks,
+      lostS: this.lostS,
       latencyS: middle(this.latencies),
       quality: qualityOf(this.recent),
     });

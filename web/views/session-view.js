@@ -1,7 +1,7 @@
 // One recording or file on the page: a heading with its actions, settled lines, and the words still open.
 // Draws what it is given; text goes in by textContent only. Settled lines are never touched again.
 
-import { FORMATS, toText } from "../session/export.js";
+import { FORMATS, minutes, toText } from "../session/export.js";
 
 export const MUCH_DOUBT = 0.5;
 export const SOME_DOUBT = 0.75;
@@ -12,22 +12,21 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
-export function minutes(seconds) {
-  const whole = Math.max(0, Math.floor(seconds));
-  const parts = [Math.floor(whole / 60) % 60, whole % 60].map((part) => String(part).padStart(2, "0"));
-  const hours = Math.floor(whole / 3600);
-  return hours ? `${hours}:${parts.join(":")}` : `${Number(parts[0])}:${parts[1]}`;
-}
-
 export class SessionView {
-  // on: {cancel, remove, say(text)}. `cancellable` for files, which show their progress.
+  // on: {cancel, remove, say(words)}. `cancellable` for files, which show their progress.
   constructor({ title, on, cancellable = false }) {
     this.title = title;
     this.on = on;
     this.transcript = null;
     this.drawn = []; // per line: {node, words} as they stand on the page
     this.meta = element("p", { className: "meta" });
-    this.lines = element("div", { className: "lines" });
+    this.lines = element("div", { className: "lines", tabIndex: -1 });
+    this.lines.setAttribute("role", "group");
+    this.lines.setAttribute("aria-label", `Words of ${title}; with the arrow keys, how sure each is`);
+    this.remark = element("p", { className: "remark", hidden: true });
+    this.remark.setAttribute("role", "status");
+    this.hintLine = element("p", { className: "nothing", hidden: true });
+    this.hintLine.setAttribute("role", "status");
     this.bar = element("div");
     this.progressbar = element("div", { className: "progress", hidden: !cancellable }, this.bar);
     this.progressbar.setAttribute("role", "progressbar");
@@ -38,17 +37,20 @@ export class SessionView {
     this.partialLine = null;
     this.node = element("section", { className: "session" },
       element("header", {}, element("h2", { textContent: title, title }), this.meta, this.actions),
-      this.progressbar, this.lines);
+      this.progressbar, this.remark, this.hintLine, this.lines);
     this.node.setAttribute("aria-label", title);
     this.cancelButton = this.button("Cancel", () => on.cancel());
     this.cancelButton.hidden = !cancellable;
-    this.writeButtons = [
-      this.button("Copy", (button) => this.copy(button)),
-      ...Object.keys(FORMATS).map((format) => this.button(format, () => this.download(format), `Download as ${format}`)),
-    ];
-    this.removeButton = this.button("Remove", () => on.remove());
+    const copy = this.button("Copy", (button) => this.copy(button));
+    const saving = element("div", { className: "saving" }, element("span", { textContent: "Save", ariaHidden: "true" }));
+    this.actions.append(saving);
+    for (const format of Object.keys(FORMATS)) {
+      saving.append(this.button(format, () => this.download(format), `Download as ${format}`));
+    }
+    this.writers = [copy, saving];
+    this.removeButton = this.button("×", () => on.remove(), "Remove");
     this.removeButton.hidden = true;
-    for (const button of this.writeButtons) button.hidden = true;
+    for (const each of this.writers) each.hidden = true;
   }
 
   button(label, onclick, title = label) {
@@ -63,6 +65,31 @@ export class SessionView {
     this.meta.textContent = text;
   }
 
+  // What happened on the way and should be known of this transcript.
+  mention(text) {
+    this.remark.hidden = !text;
+    if (this.remark.textContent !== text) this.remark.textContent = text;
+  }
+
+  // What to do, or what is awaited, as long as there are no words.
+  hint(text) {
+    const none = !this.lines.childElementCount;
+    this.hintLine.hidden = !none;
+    if (none && this.hintLine.textContent !== text) this.hintLine.textContent = text;
+  }
+
+  // What kept this file from being read stands with the file, not over the others.
+  failed(failure) {
+    this.note("failed");
+    const told = element("div", { className: "trouble" }, element("strong", { textContent: failure.message }), " ", failure.advice);
+    if (failure.detail) {
+      told.append(element("details", {}, element("summary", { textContent: "What the machine said" }), element("code", { textContent: failure.detail })));
+    }
+    told.setAttribute("role", "alert");
+    this.trouble = told;
+    this.hintLine.before(told);
+  }
+
   // share: 0..1, or null for "cannot be known".
   progress(share) {
     this.bar.style.width = `${Math.round((share ?? 0) * 100)}%`;
@@ -70,13 +97,12 @@ export class SessionView {
     else this.progressbar.setAttribute("aria-valuenow", String(Math.round(share * 100)));
   }
 
-  ended() {
+  ended(nothing = "No words were heard.") {
     this.cancelButton.hidden = true;
     this.progressbar.hidden = true;
     this.removeButton.hidden = false;
-    if (!this.transcript?.lines.length && !this.lines.childElementCount) {
-      this.lines.append(element("p", { className: "nothing", textContent: "No words were heard." }));
-    }
+    this.hintLine.hidden = true;
+    if (nothing && !this.trouble) this.hint(nothing);
   }
 
   show(transcript) {
@@ -84,7 +110,9 @@ export class SessionView {
     for (const [index, line] of transcript.lines.entries()) this.drawLine(index, line);
     this.drawPartial(transcript.partial);
     const any = transcript.lines.length > 0;
-    for (const button of this.writeButtons) button.hidden = !any;
+    for (const each of this.writers) each.hidden = !any;
+    if (any) this.lines.tabIndex = 0;
+    if (this.lines.childElementCount) this.hintLine.hidden = true;
   }
 
   drawLine(index, line) {
@@ -102,7 +130,7 @@ export class SessionView {
     drawn.open = !line.closed;
     if (line.closed && !drawn.said) {
       drawn.said = true;
-      this.on.say(line.words.map((word) => word.text).join(" "));
+      this.on.say(line.words);
     }
   }
 

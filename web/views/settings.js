@@ -27,6 +27,7 @@ export class Settings {
     this.field("hotwords").value = stored(localStorage, "hotwords");
     this.field("key").value = stored(sessionStorage, "key");
     this.field("processing").checked = stored(localStorage, "processing") === "yes";
+    this.field("written").checked = stored(localStorage, "written") !== "no";
     this.field("doubts").checked = stored(localStorage, "doubts") === "yes";
     dialog.addEventListener("change", () => this.keep());
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
@@ -38,6 +39,7 @@ export class Settings {
   get hotwords() { return this.field("hotwords").value; }
   get key() { return this.field("key").value.trim(); }
   get processing() { return this.field("processing").checked; }
+  get written() { return this.field("written").checked; }
   get doubts() { return this.field("doubts").checked; }
 
   open() {
@@ -48,6 +50,7 @@ export class Settings {
   keep() {
     for (const name of KEPT) store(localStorage, name, this.field(name).value);
     store(localStorage, "processing", this.processing ? "yes" : "no");
+    store(localStorage, "written", this.written ? "yes" : "no");
     store(localStorage, "doubts", this.doubts ? "yes" : "no");
     store(sessionStorage, "key", this.key);
     this.wished = { microphone: this.microphone, model: this.model };

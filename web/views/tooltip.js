@@ -1,26 +1,45 @@
-// One tooltip for all words: shows what `data-about` says, on hover and on touch.
+// One tooltip for all words: shows what `data-about` says, on hover, on touch, and with the arrow keys in a transcript.
 
-export function followWords(root, tip) {
+const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
+
+// `told` is a live region: what the keys have come to is said there.
+export function followWords(root, tip, told) {
   let shownFor = null;
   const hide = () => {
     tip.hidden = true;
+    shownFor?.classList.remove("current");
     shownFor = null;
   };
-  root.addEventListener("pointerover", ({ target }) => {
-    const about = target.dataset?.about;
-    if (!about) return hide();
-    if (target === shownFor) return undefined;
-    shownFor = target;
-    tip.textContent = about;
+  const show = (node) => {
+    hide();
+    shownFor = node;
+    node.classList.add("current");
+    tip.textContent = node.dataset.about;
     tip.hidden = false;
-    const word = target.getBoundingClientRect();
+    const word = node.getBoundingClientRect();
     const box = tip.getBoundingClientRect();
     const left = Math.min(Math.max(8, word.left + word.width / 2 - box.width / 2), innerWidth - box.width - 8);
     tip.style.left = `${left}px`;
     tip.style.top = `${word.top > box.height + 14 ? word.top - box.height - 8 : word.bottom + 8}px`;
-    return undefined;
+  };
+  root.addEventListener("pointerover", ({ target }) => {
+    if (!target.dataset?.about) hide();
+    else if (target !== shownFor) show(target);
   });
   root.addEventListener("pointerleave", hide);
-  addEventListener("scroll", hide, { passive: true });
+  root.addEventListener("focusout", hide);
+  root.addEventListener("keydown", (event) => {
+    const step = STEPS[event.key];
+    if (!step || !event.target.classList.contains("lines")) return;
+    event.preventDefault();
+    const words = [...event.target.querySelectorAll(".word")];
+    const at = words.indexOf(shownFor);
+    const next = words[at < 0 ? (step > 0 ? 0 : words.length - 1) : Math.min(words.length - 1, Math.max(0, at + step))];
+    if (!next) return;
+    next.scrollIntoView({ block: "nearest" });
+    show(next);
+    told.textContent = `${next.textContent}: ${next.dataset.about}`;
+  });
+  addEventListener("scroll", ({ target }) => { if (target === document && !shownFor?.closest(".lines:focus")) hide(); }, { passive: true });
   addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
 }

@@ -62,7 +62,7 @@ export class Waveform {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
     const heard = colour(this.live ? "--accent" : "--faint");
-    const unheard = colour("--faint");
+    const unheard = colour("--unheard");
     const quiet = colour("--line");
     const paint = canvas.getContext("2d");
     paint.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -74,8 +74,8 @@ export class Waveform {
       const known = index >= 0 && back < KEPT;
       const loud = known ? loudness(this.levels[index % KEPT]) : 0;
       const tall = Math.max(BAR_PX, loud * (height - 4));
-      if (!known || loud === 0) paint.fillStyle = quiet;
-      else paint.fillStyle = (index + 1) * BAR_S <= this.heardS + 0.02 || !this.live ? heard : unheard;
+      const waiting = this.live && (index + 1) * BAR_S > this.heardS + 0.02;
+      paint.fillStyle = !known || loud === 0 ? quiet : waiting ? unheard : heard;
       paint.globalAlpha = Math.min(1, 0.12 + x / (width * 0.3)); // older sound fades out to the left
       paint.beginPath();
       paint.roundRect(x, (height - tall) / 2, BAR_PX, tall, BAR_PX / 2);
