@@ -63,10 +63,13 @@ def trained_model(source: Path) -> Checkpoint:
     return Checkpoint(ModelConfig.from_dict(json.loads(state["config"])), weights, {"step": state["step"]})
 
 
-def release(source: Path, out: Path, clips: Sequence[Clip], *, int8: bool = True) -> list[Comparison]:
+def release(
+    source: Path, out: Path, clips: Sequence[Clip], *, int8: bool = True, keep_norms: bool = False
+) -> list[Comparison]:
     """Write `model.safetensors` (folded, FP16) and `model.int8.onnx` into a folder, and compare both.
 
-    The clips serve twice: their sound gives the INT8 ranges (a minute at least), and all forms hear them.
+    The clips serve twice: their sound gives the INT8 ranges (a minute at least), and all forms hear them. With
+    `keep_norms` the batch norms stay apart in the file (whoever serves it folds them): training can go on from it.
     """
     if not clips:
         raise TrainingError("A release is compared on real speech: name a manifest with some clips.")
@@ -82,8 +85,9 @@ def release(source: Path, out: Path, clips: Sequence[Clip], *, int8: bool = True
             )
         ranges = calibrate(served, sounds, keep=False)
         served = with_ranges(served, ranges)
+    kept = trained if keep_norms else served
     out.mkdir(parents=True, exist_ok=True)
-    file = checkpoint.save(out, served.config, served.state, served.card, "fp16")
+    file = checkpoint.save(out, kept.config, kept.state, served.card, "fp16")
     reference = [_hear(trained, sound) for sound in sounds]
     whole = open_backend(file, "cpu", "fp32").whole
     results = [_compare("fp16", file, whole, trained, clips, sounds, reference)]

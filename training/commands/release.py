@@ -18,6 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--clips", type=Path, required=True, help="manifest of speech for INT8's ranges and to compare"
     )
     parser.add_argument("--most", type=int, default=60, help="take at most so many clips (default: 60)")
+    parser.add_argument(
+        "--keep-norms",
+        action="store_true",
+        help="leave batch norms unfolded: training can go on from the file",
+    )
     parser.add_argument("--no-int8", action="store_true", help="FP16 only")
     parser.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
 
@@ -33,7 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
     clips = read_manifest(arguments.clips)
     every = max(1, len(clips) // arguments.most)
     results = release(
-        arguments.source, arguments.out, clips[::every][: arguments.most], int8=not arguments.no_int8
+        arguments.source,
+        arguments.out,
+        clips[::every][: arguments.most],
+        int8=not arguments.no_int8,
+        keep_norms=arguments.keep_norms,
     )
     if arguments.json:
         print(json.dumps({"forms": [asdict(result) for result in results]}))

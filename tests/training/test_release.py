@@ -1,0 +1,66 @@
+"""From a trained network to files that are served: read again, compared, and learnt on from."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from acoustic import checkpoint
+from acoustic.network import build
+from acoustic.shape import ModelConfig
+from training.data.manifests import Clip, read_manifest
+from training.errors import TrainingError
+from training.finetune import start_from
+from training.release import release
+
+
+@pytest.fixture
+def trained(small_network: ModelConfig, tmp_path: Path) -> Path:
+    """A network whose batch norms have seen something."""
+    torch.manual_seed(0)
+    network = build(small_network).train()
+    with torch.no_grad():
+        for _ in range(3):
+            network(torch.randn(4, small_network.features.mels, 200), torch.tensor([200, 180, 150, 90]))
+    return checkpoint.save(tmp_path / "best.safetensors", small_network, network.state_dict())
+
+
+@pytest.fixture
+def minute(spoken: Path) -> list[Clip]:
+    """As much speech as INT8's ranges want."""
+    return read_manifest(spoken) * 5
+
+
+@pytest.mark.parametrize("keep_norms", [False, True])
+def test_a_release_hears_what_the_trained_network_hears(
+    trained: Path, minute: list[Clip], tmp_path: Path, keep_norms: bool
+) -> None:
+    half, byte = release(trained, tmp_path / "out", minute, keep_norms=keep_norms)
+    assert (half.form, byte.form) == ("fp16", "int8")
+    assert half.largest_difference < 0.01
+    assert half.same_best_symbol > 0.99
+    assert byte.same_best_symbol > 0.9
+    assert all(Path(result.file).stat().st_size == result.bytes for result in (half, byte))
+    served = checkpoint.load(Path(half.file))
+    assert served.config.norm == ("batch" if keep_norms else "folded")
+
+
+def test_training_goes_on_from_a_release_that_keeps_its_norms(
+    trained: Path, minute: list[Clip], tmp_path: Path
+) -> None:
+    (file,) = release(trained, tmp_path / "out", minute[:1], int8=False, keep_norms=True)
+    network, _ = start_from(checkpoint.load(Path(file.file)))
+    before = checkpoint.load(trained).state
+    for name, value in network.state_dict().items():
+        assert torch.allclose(value.float(), before[name].float(), atol=2e-3, rtol=2e-3), name
+
+
+def test_too_little_speech_for_int8_and_no_run_are_said(
+    trained: Path, minute: list[Clip], tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingError, match="too little to find the ranges of INT8"):
+        release(trained, tmp_path / "out", minute[:1])
+    with pytest.raises(TrainingError, match="expected a run's folder or a checkpoint file"):
+        release(tmp_path / "nowhere", tmp_path / "out", minute)
+    with pytest.raises(TrainingError, match="name a manifest"):
+        release(trained, tmp_path / "out", [])
