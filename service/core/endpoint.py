@@ -14,11 +14,14 @@ from service.core.clock import FRAME_S
 
 LETTER_MASS = 0.3
 """Mass outside blank and space from which a frame counts as speech."""
-QUIET_DB_ABOVE_FLOOR = 10.0
+QUIET_DB_ABOVE_FLOOR = 15.0
 SURELY_QUIET_DB = -60.0
 FLOOR_BLOCK_FRAMES = 25
 FLOOR_BLOCKS = 8
 """The floor is the quietest frame of the last four seconds: nobody speaks so long without a gap."""
+NO_FLOOR_DB = 1000.0
+DIGITAL_SILENCE_DB = -90.0
+"""A gate or a cut, which says nothing about the room."""
 LOWEST_FLOOR_DB = SURELY_QUIET_DB - QUIET_DB_ABOVE_FLOOR
 LEAST_SILENCE_FRAMES = 5
 """Silences between letters of one word are as long as this: no setting makes the endpointer faster."""
@@ -36,15 +39,18 @@ class Quiet:
     def __init__(self) -> None:
         self.frames = 0
         self._seen = 0
-        self._blocks_db: deque[float] = deque([0.0], FLOOR_BLOCKS)
+        self._blocks_db: deque[float] = deque([NO_FLOOR_DB], FLOOR_BLOCKS)
 
     def step(self, energy_db: float) -> int:
         """One more frame."""
         if self._seen % FLOOR_BLOCK_FRAMES == 0:
-            self._blocks_db.append(energy_db)
+            self._blocks_db.append(NO_FLOOR_DB)
         self._seen += 1
-        self._blocks_db[-1] = min(self._blocks_db[-1], energy_db)
-        floor_db = max(LOWEST_FLOOR_DB, min(self._blocks_db))
+        if energy_db > DIGITAL_SILENCE_DB:
+            self._blocks_db[-1] = min(self._blocks_db[-1], energy_db)
+        floor_db = min(self._blocks_db)
+        if floor_db == NO_FLOOR_DB:
+            floor_db = LOWEST_FLOOR_DB
         low = energy_db < max(SURELY_QUIET_DB, floor_db + QUIET_DB_ABOVE_FLOOR)
         self.frames = self.frames + 1 if low else 0
         return self.frames
