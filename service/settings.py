@@ -58,7 +58,9 @@ class Settings:
         "silica-small-en", "recognition", "model for streams that name none or an unknown one"
     )
     more_models: tuple[str, ...] = setting((), "recognition", "further models that streams may name")
-    language_model: str = setting("shipped", "recognition", "KenLM file, 'shipped', or 'none'")
+    language_model: str = setting(
+        "shipped", "recognition", "KenLM file, what `silica lm rescore --out` wrote, 'shipped', or 'none'"
+    )
     device: Literal["cpu", "cuda"] = setting("cpu", "recognition", "where the acoustic model runs")
     precision: Literal["fp32", "int8", "fp16"] | None = setting(
         None, "recognition", "arithmetic of the acoustic model (default: what suits the device)"

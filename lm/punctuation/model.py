@@ -55,7 +55,7 @@ class Punctuator:
     def __init__(self, numbers: WordNumbers, weights: dict[str, Matrix], card: dict[str, str]) -> None:
         self.numbers = numbers
         self.card = card
-        self._weights = weights
+        self.weights = weights
 
     @classmethod
     def load(cls, path: Path) -> "Punctuator":
@@ -89,7 +89,7 @@ class Punctuator:
     def scores(self, words: Sequence[str]) -> tuple[Matrix, Matrix]:
         """For each word a score of every mark and of every kind of capitals."""
         rows, endings = self.numbers.numbers(words)
-        weights = self._weights
+        weights = self.weights
         pad = (PAD_WORDS, PAD_WORDS)
         hidden = np.concatenate(
             [weights["words"][np.pad(rows, pad)], weights["suffixes"][np.pad(endings, pad)]], axis=1

@@ -122,7 +122,7 @@ def test_the_network_in_numpy_is_the_network_in_torch(trained: tuple[Punctuator,
     settings = PunctuationSettings(known_words=30, shared_rows=8, suffix_rows=16)
     network = Tagger(settings, punctuator.numbers.rows)
     renamed = {"words": "words.weight", "suffixes": "suffixes.weight"}
-    weights = {name: torch.from_numpy(value) for name, value in punctuator._weights.items()}
+    weights = {name: torch.from_numpy(value) for name, value in punctuator.weights.items()}
     network.load_state_dict({renamed.get(name, name): value for name, value in weights.items()})
     words = ["they", "like", "rome", "too", "do", "you"]
     rows, endings = punctuator.numbers.numbers(words)
