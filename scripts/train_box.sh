@@ -1,0 +1,24 @@
+#!/bin/sh
+# Everything from speech on disk to the model in the box in training, again after any stop: teacher, labels, student.
+#   scripts/train_box.sh DATA RUN [any option of `silica train`]
+# DATA holds `shared` (the developers' material) and `collected` (what its collect.py cuts); labels are kept there too.
+set -eu
+if [ $# -lt 2 ] || [ ! -d "$1/shared/speech" ]; then
+    sed -n '2,4s/^# //p' "$0" >&2
+    exit 2
+fi
+data=$(cd "$1" && pwd) run=$2
+shift 2
+cd "$(dirname "$0")/.."
+silica=.venv/bin/silica teacher=quartznet15x5-en
+export OMP_NUM_THREADS=1 # one process a core is quicker than two threads
+
+if ! "$silica" models list --json | grep -q "\"$teacher\""; then
+    "$silica" models import "$data/shared/models/$teacher" --name "$teacher"
+    "$silica" calibrate "$teacher" "$data/shared/speech/train-librispeech"
+fi
+# What is labelled already is passed over.
+nice "$silica" label "$data"/shared/speech/train-* "$data/shared/speech/an4-train" "$data"/collected/*/ \
+    --teacher "$teacher" --out "$data/labels"
+exec nice "$silica" train silica-small --data "$data" --out "$run" \
+    --set 'model.name=""' --set 'model.start="silica-small-en"' "$@"
