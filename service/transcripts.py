@@ -88,6 +88,6 @@ class Writer:
             suffix = "txt" if self.form == "text" else self.form
             (self.out / f"{name}.{suffix}").write_text(transcript.content(self.form), encoding="utf-8")
         elif self.form != "json":
-            name = f"== {transcript.file}\n" if self.form == "text" else f"NOTE {transcript.file}\n\n"
-            sys.stdout.write((name if self.several else "") + transcript.content(self.form))
+            name = f"== {transcript.file}\n" if self.several else ""
+            sys.stdout.write(name + transcript.content(self.form))
             sys.stdout.flush()

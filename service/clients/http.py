@@ -1,13 +1,43 @@
-"""What the clients of a server's HTTP side share: the address, the key, and refusals as ServiceErrors."""
+"""What the clients of a server's HTTP side share: the address, the key, refusals as ServiceErrors, and patience."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
 
 from service.errors import ServiceError
+
+Answer = TypeVar("Answer")
+PATIENCE_S = 900.0
+MOST_WAIT_S = 30.0
+
+
+async def patiently(
+    ask: Callable[[], Awaitable[Answer]],
+    waits: Callable[[ServiceError], None],
+    patience_s: float = PATIENCE_S,
+) -> Answer:
+    """Ask again as long as the server says when to (503 and 429 with Retry-After); `waits` is told once why.
+
+    A full disk is not waited for here: who sends jobs may have to take some back first.
+    """
+    began_s, told = time.monotonic(), False
+    while True:
+        try:
+            return await ask()
+        except ServiceError as error:
+            wait_s = error.retry_after_s
+            if wait_s is None or error.code == "storage" or time.monotonic() - began_s + wait_s > patience_s:
+                raise
+            if not told:
+                waits(error)
+                told = True
+        await asyncio.sleep(min(wait_s, MOST_WAIT_S))
 
 
 class HttpClient:
@@ -47,5 +77,8 @@ class HttpClient:
         if not isinstance(told, dict):
             raise ServiceError("network", f"{self.server} did not answer as a Silica server does.")
         raise ServiceError(
-            str(told.get("err_code", "request")).lower(), str(told.get("err_msg")), told.get("advice", "")
+            str(told.get("err_code", "request")).lower(),
+            str(told.get("err_msg")),
+            told.get("advice", ""),
+            retry_after_s=told.get("retry_after_s"),
         )

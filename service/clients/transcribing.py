@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import shutil
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from service.clients.http import patiently
 from service.errors import ServiceError
 from service.transcripts import HeardWord, Transcript
 
@@ -38,11 +40,16 @@ async def at_once(files: list[str], arguments: argparse.Namespace, bar: Any, tak
                 told = f"hearing {_name(file)}" if share == 1.0 else None
                 bar.update(task, completed=share, **({"description": told} if told else {}))
 
+            def waits(error: ServiceError, task: Any = task, file: str = file) -> None:
+                bar.update(task, description=f"waiting to send {_name(file)}")
+                _say(bar, f"{error.message} Waiting to send {_name(file)}.")
+
             try:
                 with on_disk(file) as path:
-                    answer = await client.hear(
-                        path, model=arguments.model, hotwords=arguments.hotword, sent=sent
+                    hear = functools.partial(
+                        client.hear, path, model=arguments.model, hotwords=arguments.hotword, sent=sent
                     )
+                    answer = await patiently(hear, waits)
             except ServiceError as error:
                 _end_if_pointless(error)
                 take(Transcript(file, error=_told(file, error)))
@@ -67,7 +74,7 @@ async def as_jobs(files: list[str], arguments: argparse.Namespace, bar: Any, tak
     async with JobsClient(arguments.server, arguments.key) as client:
         try:
             while waiting or watched:
-                full = bool(waiting) and not await _sent(client, waiting, watched, fields, take)
+                full = bool(waiting) and not await _sent(client, waiting, watched, fields, take, bar)
                 if full or not waiting:
                     await asyncio.sleep(WATCH_S)
                 done = 0.0
@@ -154,12 +161,17 @@ async def _sent(
     watched: dict[str, list[str]],
     fields: dict[str, str],
     take: Take,
+    bar: Any,
 ) -> bool:
     """One more file to the server; False when its disk is full of jobs that are watched here."""
     file = waiting[0]
+
+    def waits(error: ServiceError) -> None:
+        _say(bar, f"{error.message} Waiting to send {_name(file)}.")
+
     try:
         with on_disk(file) as path:
-            job = await client.add(path, fields)
+            job = await patiently(lambda: client.add(path, fields), waits)
             if job["id"] not in watched and job["status"] in ("failed", "cancelled"):
                 # An earlier run's: begin anew.
                 await client.delete(job["id"])
@@ -192,6 +204,10 @@ def _words(told: list[dict[str, Any]]) -> list[HeardWord]:
         )
         for word in told
     ]
+
+
+def _say(bar: Any, text: str) -> None:
+    bar.console.print(f"silica: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _end_if_pointless(error: ServiceError) -> None:

@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from service.listening import Listener
 
+    refuse_unused_windows(arguments)
     lines = recordings(arguments.manifest, arguments.limit)
     listener = Listener.from_arguments(arguments)
     if arguments.keep_log_probs:
@@ -66,6 +67,19 @@ def run(arguments: argparse.Namespace) -> int:
     answer["worst"] = [{key: one[key] for key in ("audio", "reference", "heard")} for one in worst]
     print(json.dumps(answer) if arguments.json else "\n".join(_readable(answer)))
     return 0
+
+
+def refuse_unused_windows(arguments: argparse.Namespace) -> None:
+    """Windows are what a live stream is cut into; a whole recording has none, and figures would mislead."""
+    from service.errors import ServiceError
+
+    given = [name for name in ("left", "hop", "look_ahead") if getattr(arguments, name) is not None]
+    if given and not arguments.streamed:
+        raise ServiceError(
+            "line",
+            f"--{given[0].replace('_', '-')} says how a stream is cut, and the recordings are heard whole.",
+            "Add --streamed, or leave it out.",
+        )
 
 
 def recordings(manifest: Path, limit: int | None) -> list[dict[str, Any]]:

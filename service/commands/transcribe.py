@@ -68,10 +68,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: all files heard; 1: some could not be; 2: nothing to do."""
+    from service.errors import ServiceError
     from service.transcripts import Transcript, Writer, refuse_equal_names
 
     form = "json" if arguments.json else arguments.format
     files = expand(arguments.files)
+    if form in ("srt", "vtt") and len(files) > 1 and arguments.out is None:
+        raise ServiceError(
+            "line",
+            f"The subtitles of {len(files)} recordings cannot be one file: each counts its time from zero.",
+            "Add --out FOLDER, and each gets a file of its own there.",
+        )
     if arguments.out is not None:
         refuse_equal_names(files, arguments.out)
     writer = Writer(form, arguments.out, len(files) > 1)

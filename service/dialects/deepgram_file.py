@@ -9,7 +9,7 @@ from typing import Any
 from service.core.events import Final
 from service.dialects.commands import ListenRequest
 from service.dialects.query import read_query
-from service.dialects.written import Readable, alternative
+from service.dialects.written import Readable, alternative, uuid_of
 from service.errors import ServiceError
 
 OWN_OPTIONS = ("utterances", "utt_split", "paragraphs", "filler_words", "measurements")
@@ -76,10 +76,10 @@ def document(
     readable: Readable | None = None,
 ) -> dict[str, Any]:
     """The whole answer; with `readable` in written form."""
-    model_uuid = facts.model
+    model_uuid = uuid_of(facts.model)
     results: dict[str, Any] = {
         "channels": [
-            {"alternatives": [_joined([f for f in finals if f.channel == channel], request, readable)]}
+            {"alternatives": _readings([f for f in finals if f.channel == channel], request, readable)}
             for channel in range(channels)
         ]
     }
@@ -114,18 +114,31 @@ def _spoken(finals: Sequence[Final]) -> list[Final]:
     )
 
 
-def _joined(finals: Sequence[Final], request: FileRequest, readable: Readable | None) -> dict[str, Any]:
-    """The best readings of one channel's finals as one."""
+def _readings(
+    finals: Sequence[Final], request: FileRequest, readable: Readable | None
+) -> list[dict[str, Any]]:
+    """One channel's finals joined: their best readings, then their second best, as many as were asked for."""
     spoken = _spoken(finals)
-    best = [alternative(final.alternatives[0], readable) for final in spoken]
-    words = [word for final in spoken for word in final.alternatives[0].words]
+    most = max((len(final.alternatives) for final in spoken), default=1)
+    return [
+        _joined(spoken, rank, request, readable) for rank in range(min(most, request.listen.alternatives))
+    ]
+
+
+def _joined(
+    spoken: Sequence[Final], rank: int, request: FileRequest, readable: Readable | None
+) -> dict[str, Any]:
+    """A final that has fewer readings gives its last."""
+    chosen = [final.alternatives[min(rank, len(final.alternatives) - 1)] for final in spoken]
+    best = [alternative(one, readable) for one in chosen]
+    words = [word for one in chosen for word in one.words]
     confidence = sum(word.confidence for word in words) / len(words) if words else 0.0
     told: dict[str, Any] = {
         "transcript": " ".join(one["transcript"] for one in best),
         "confidence": round(confidence, 4),
         "words": [word for one in best for word in one["words"]],
     }
-    if request.paragraphs:
+    if request.paragraphs and rank == 0:
         told["paragraphs"] = {
             "transcript": "\n\n".join(one["transcript"] for one in best),
             "paragraphs": [

@@ -3,10 +3,13 @@
 What is written (figures, marks, capitals) comes in as a function; see service/readable.py.
 """
 
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from service.core.events import Alternative, Word
+
+UUID_SPACE = uuid.UUID("6f1c9a52-5b43-4d0e-9f64-5c2f4c7a11d3")
 
 
 class Piece(Protocol):
@@ -22,6 +25,11 @@ class Piece(Protocol):
 
 Readable = Callable[[Sequence[str]], Sequence[Piece]]
 """The words of a final as written pieces, in order."""
+
+
+def uuid_of(model: str) -> str:
+    """Deepgram names models by UUIDs: the same one for the same name, everywhere and always."""
+    return str(uuid.uuid5(UUID_SPACE, model))
 
 
 def alternative(one: Alternative, readable: Readable | None = None) -> dict[str, Any]:

@@ -16,10 +16,12 @@ from service.settings import Settings
 GUARDED = ("/v1/", "/vosk", "/admin/")
 KEY: web.RequestKey[Key] = web.RequestKey("key", Key)
 SUBPROTOCOLS = ("token", "bearer")
+OPENAI_KEY = "openai-insecure-api-key."
 
 
 def secret_of(request: web.BaseRequest) -> str | None:
-    """The key a client sent: Authorization header, ?token=, or the subprotocols `token, KEY`."""
+    """The key a client sent: Authorization header, ?token=, or a subprotocol, which is all that browsers can set:
+    `token, KEY` as Deepgram has it, `openai-insecure-api-key.KEY` as OpenAI has it."""
     scheme, _, value = request.headers.get("Authorization", "").strip().partition(" ")
     if scheme.lower() in SUBPROTOCOLS and value.strip():
         return value.strip()
@@ -28,6 +30,9 @@ def secret_of(request: web.BaseRequest) -> str | None:
     offered = [part.strip() for part in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
     if len(offered) == 2 and offered[0].lower() in SUBPROTOCOLS:
         return offered[1]
+    for part in offered:
+        if part.startswith(OPENAI_KEY) and len(part) > len(OPENAI_KEY):
+            return part.removeprefix(OPENAI_KEY)
     return None
 
 

@@ -5,7 +5,6 @@ Everything that can be refused is refused before the upgrade, as an HTTP answer.
 
 import asyncio
 import logging
-import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
@@ -21,6 +20,7 @@ from service.dialects.commands import Audio, Command, KeepAlive, ListenRequest, 
 from service.dialects.deepgram import DeepgramDialect, StreamFacts
 from service.dialects.query import read_query
 from service.dialects.vosk import VoskDialect
+from service.dialects.written import uuid_of
 from service.errors import ServiceError
 from service.http.answers import REQUEST_ID, SERVER
 from service.http.auth import SUBPROTOCOLS, key_of
@@ -33,8 +33,6 @@ from service.logs import say
 from service.metrics import build_version
 from service.readable import readable
 from service.streams import Recogniser, Stream, StreamSettings
-
-UUID_SPACE = uuid.UUID("6f1c9a52-5b43-4d0e-9f64-5c2f4c7a11d3")
 
 
 async def listen(request: web.Request) -> web.StreamResponse:
@@ -151,7 +149,7 @@ def open_deepgram(request: web.Request, state: State, asked: ListenRequest, key:
     facts = StreamFacts(
         request_id=session.id,
         model=name,
-        model_uuid=str(uuid.uuid5(UUID_SPACE, name)),
+        model_uuid=uuid_of(name),
         version=build_version(),
         created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         resume_s=settings.resume_s,

@@ -1,6 +1,7 @@
 """Deepgram's dialect with lists of messages: no socket, no engine."""
 
 import json
+import uuid
 
 import pytest
 from hypothesis import given
@@ -34,6 +35,7 @@ from service.dialects.commands import (
 from service.dialects.deepgram import DeepgramDialect, Received, StreamFacts
 from service.dialects.deepgram_file import FileFacts, document, read_file_query
 from service.dialects.query import read_query
+from service.dialects.written import uuid_of
 from service.errors import ServiceError
 from service.readable import readable
 
@@ -185,6 +187,36 @@ def test_a_whole_file_is_written_the_same_way():
     assert results["utterances"][0]["transcript"] == "it cost $5"
     heard = document(finals, 1, asked, facts)["results"]["channels"][0]["alternatives"][0]
     assert heard["transcript"] == "it cost five dollars" and "punctuated_word" not in heard["words"][0]
+
+
+def test_as_many_readings_of_a_whole_file_as_were_asked_for():
+    def reading(text, confidence):
+        return Alternative(tuple(Word(one, at, at + 0.5, confidence) for at, one in enumerate(text.split())))
+
+    finals = [
+        Final(0, 0.0, 2.0, (reading("ice cream", 0.9), reading("i scream", 0.4), reading("eyes", 0.1)), True),
+        Final(0, 3.0, 4.0, (reading("for tea", 0.8), reading("forty", 0.3)), True),
+    ]
+    facts = FileFacts("id", "0" * 64, "now", 4.0, "tiny", "1")
+
+    def texts(number):
+        asked = read_file_query([("alternatives", number), ("paragraphs", "true")])
+        (channel,) = document(finals, 1, asked, facts)["results"]["channels"]
+        assert ["paragraphs" in one for one in channel["alternatives"]][:2] == [True, False][: int(number)]
+        return [one["transcript"] for one in channel["alternatives"]]
+
+    assert texts("1") == ["ice cream for tea"]
+    assert texts("2") == ["ice cream for tea", "i scream forty"]
+    assert texts("9") == ["ice cream for tea", "i scream forty", "eyes forty"]
+
+
+def test_a_model_has_one_uuid_live_and_for_files():
+    told = document([], 1, read_file_query([]), FileFacts("id", "0" * 64, "now", 1.0, "tiny", "1"))[
+        "metadata"
+    ]
+    (model,) = told["models"]
+    assert str(uuid.UUID(model)) == model == uuid_of("tiny") != uuid_of("silica-small-en")
+    assert told["model_info"][model]["name"] == "tiny"
 
 
 def test_warnings_ride_on_messages_once_each():

@@ -1,6 +1,7 @@
 """Who may come in, what is answered, what runs: keys, origins, health, metrics, draining, vosk, Deepgram's own SDK."""
 
 import asyncio
+import contextlib
 import json
 import shutil
 import ssl
@@ -46,6 +47,7 @@ async def test_keys_are_taken_from_every_place_clients_put_them(front, talk, key
             {"additional_headers": {"Authorization": f"Bearer {secret}"}},
             {"query": f"{RAW}&token={secret}"},
             {"subprotocols": ["token", secret]},
+            {"subprotocols": ["realtime", f"openai-insecure-api-key.{secret}", "openai-beta.realtime-v1"]},
         ]
         for way in ways:
             async with talk(server, **way) as client:
@@ -164,6 +166,29 @@ async def test_every_answer_has_a_request_id_and_errors_say_what_to_do(server):
             assert json.loads(body)["request_id"] == headers["X-Request-Id"]
 
 
+async def test_three_hundred_who_connect_at_once_are_all_answered(front, speech):
+    """24 fit. Everybody else is told so in HTTP, and nobody is forgotten."""
+    async with front() as server:
+        address = f"{server.address.replace('http', 'ws', 1)}/v1/listen?encoding=linear16&sample_rate=16000"
+
+        async def come() -> int:
+            try:
+                async with connect(address, compression=None, open_timeout=60) as socket:
+                    await socket.send(speech[:6400])
+                    await socket.send('{"type":"CloseStream"}')
+                    with contextlib.suppress(ConnectionClosed):
+                        async for _ in socket:
+                            pass
+                    return socket.close_code or 0
+            except InvalidStatus as refused:
+                assert refused.response.headers["Retry-After"]
+                return refused.response.status_code
+
+        codes = await asyncio.gather(*(come() for _ in range(300)))
+        assert set(codes) <= {1000, 503} and codes.count(1000) >= 24
+        assert server.models.default.capacity().streams == 0
+
+
 async def test_full_is_503_before_the_upgrade_with_retry_after(server, talk, models):
     recogniser = models.default
     before = recogniser.options
@@ -266,6 +291,7 @@ async def test_vosk_answers_every_message_once_and_tells_everything(server, spee
             await socket.send(piece)
             answers.append(json.loads(await socket.recv()))
         assert all(set(answer) <= {"partial", "text", "result"} for answer in answers)
+        assert any(answer.get("partial") or answer.get("text") for answer in answers), "while it is sent"
         await socket.send('{"reset":1}')
         whole = json.loads(await socket.recv())
         told = " ".join([answer["text"] for answer in answers if "text" in answer] + [whole["text"]])
