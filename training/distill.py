@@ -97,7 +97,7 @@ class StoredTeacher:
         counted = torch.zeros(len(batch), dtype=torch.long)
         before, after = batch.lengths.tolist(), altered.lengths.tolist()
         for row, name in enumerate(batch.names):
-            if name not in self.answers:
+            if name not in self.answers or row in altered.silent:
                 continue
             stored = self.answers[name]
             heard = stored.folder.log_probs(stored.key)
@@ -164,6 +164,7 @@ class DistilObjective:
         answer = self.teacher.answer(batch, altered, log_probs.shape[1])
         targets, target_lengths = self._targets(batch, altered, answer)
         words = words_loss(log_probs, outputs, targets, target_lengths, self.config.blank)
+        words = words + silence_loss(log_probs, outputs, altered.silent, self.config.blank)
         frames_apart = frame_loss(log_probs, answer)
         characters = character_loss(log_probs, answer, self.config.blank)
         rows = (
@@ -182,6 +183,8 @@ class DistilObjective:
         for row, own in enumerate(torch.split(batch.targets, batch.target_lengths.tolist())):
             heard = answer.words[row]
             believed = own if heard is None or (len(own) and whole[row]) else heard
+            if row in altered.silent:
+                believed = own[:0]
             chosen.append(believed.to(device))
         lengths = torch.tensor([len(labels) for labels in chosen], device=device)
         return torch.cat(chosen), lengths
@@ -201,6 +204,18 @@ def words_loss(
         zero_infinity=True,
     )
     return losses / target_lengths.to(losses.device).clamp(min=1) * (target_lengths.to(losses.device) > 0)
+
+
+def silence_loss(log_probs: Tensor, outputs: Tensor, silent: Sequence[int], blank: int) -> Tensor:
+    """Of the rows in which nothing is said: how far each output is from writing nothing; nought for the others."""
+    losses = log_probs.new_zeros(len(log_probs))
+    if not silent:
+        return losses
+    rows = torch.tensor(silent, device=log_probs.device)
+    index = torch.arange(log_probs.shape[1], device=log_probs.device)[None, :]
+    count = outputs.to(log_probs.device)[rows]
+    apart = torch.where(index < count[:, None], -log_probs[rows, :, blank], 0.0)
+    return losses.index_copy(0, rows, apart.sum(1) / count.clamp(min=1))
 
 
 def frame_loss(log_probs: Tensor, answer: Answer) -> Tensor:

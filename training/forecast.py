@@ -199,7 +199,18 @@ def matrix_speed(device: str | None = None, seconds: float = 0.2) -> float:
 
 
 def _altered(recipe: Recipe) -> str:
-    names = ("speed", "vocal_tract", "voice", "room", "noise", "band", "telephone", "quantise", "level")
+    names = (
+        "speed",
+        "vocal_tract",
+        "voice",
+        "room",
+        "noise",
+        "band",
+        "telephone",
+        "quantise",
+        "level",
+        "nothing",
+    )
     parts = [f"{name} {getattr(recipe.augment, name):.0%}" for name in names if getattr(recipe.augment, name)]
     if recipe.augment.speed:
         low, high = recipe.augment.speed_range

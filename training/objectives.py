@@ -116,9 +116,11 @@ class CtcObjective:
     def __call__(self, model: nn.Module, heard: Heard) -> Loss:
         batch = heard.batch
         log_probs, outputs = model(heard.features, heard.frames)
-        return Loss(
-            ctc_loss(log_probs, outputs, batch.targets, batch.target_lengths, self.config.blank), len(batch)
-        )
+        silent = set(heard.altered.silent)
+        labels = torch.split(batch.targets, batch.target_lengths.tolist())
+        said = [own[:0] if row in silent else own for row, own in enumerate(labels)]
+        lengths = torch.tensor([len(own) for own in said], device=batch.targets.device)
+        return Loss(ctc_loss(log_probs, outputs, torch.cat(said), lengths, self.config.blank), len(batch))
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -227,6 +228,20 @@ def test_the_chain_at_strength_nought_changes_nothing() -> None:
         sound, lengths_of(sound), augment.Alteration(level=0.0).scaled(0.0), torch.Generator()
     )
     assert torch.equal(result.sound, sound)
+
+
+def test_rows_in_which_nothing_is_said_hold_noise_at_a_level_of_their_own() -> None:
+    sound = tone(500.0, rows=200)
+    plan = replace(augment.NO_ALTERATION, nothing=0.3, nothing_db=(-60.0, -20.0))
+    result = augment.alter(sound, lengths_of(sound), plan, torch.Generator().manual_seed(5))
+    silent = torch.tensor(result.silent)
+    assert 30 < len(silent) < 90
+    spoken = torch.ones(200, dtype=torch.bool)
+    spoken[silent] = False
+    assert torch.equal(result.sound[spoken], sound[spoken])
+    decibels = 10 * torch.log10(result.sound[silent].square().mean(1))
+    assert float(decibels.min()) > -61 and float(decibels.max()) < -19
+    assert float((result.sound[silent] * sound[silent]).mean().abs()) < 1e-3
 
 
 def test_the_chain_uses_given_noise_and_rooms() -> None:

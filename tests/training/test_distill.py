@@ -1,5 +1,6 @@
 """The losses of a distillation mean what they say, and a student really learns from a teacher."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,14 @@ import torch
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import published
 from acoustic.network import build
-from training.augment import Alteration, Altered
+from training.augment import NO_ALTERATION, Alteration, Altered
 from training.data.feed import Batch
 from training.data.manifests import Clip
 from training.distill import (
     Answer,
     DistilObjective,
     LiveTeacher,
+    Ramp,
     Stored,
     StoredTeacher,
     Weights,
@@ -24,6 +26,7 @@ from training.distill import (
     greedy_labels,
     labelled_clips,
     nearby_characters,
+    silence_loss,
     words_loss,
 )
 from training.labels import LabelFolder
@@ -93,6 +96,38 @@ def test_a_stored_answer_follows_the_speed(tmp_path: Path) -> None:
     answer = teacher.answer(batch, fast, 50)
     assert answer.outputs.tolist() == [40, 0]
     assert answer.log_probs[0, :40].argmax(-1).tolist() == [3] * 20 + [5] * 20
+
+
+def test_where_nothing_is_said_nothing_is_to_be_written(tmp_path: Path) -> None:
+    quiet, talking = path_of([BLANK] * 20), path_of([3] * 20)
+    outputs = torch.tensor([20, 20])
+    both = torch.cat([quiet, talking])
+    losses = silence_loss(both, outputs, (0, 1), BLANK)
+    assert float(losses[0]) == pytest.approx(0.01, abs=0.002) and float(losses[1]) > 7
+    assert (
+        silence_loss(both, outputs, (1,), BLANK)[0] == 0 and not silence_loss(both, outputs, (), BLANK).any()
+    )
+    teacher = StoredTeacher({}, CLASSES)
+    objective = DistilObjective(
+        published["tiny"],
+        torch.device("cpu"),
+        teacher,
+        alteration=replace(NO_ALTERATION, nothing=1.0),
+        ramp=Ramp(1.0, 1),
+    )
+    student = build(published["tiny"]).train()
+    sound = torch.randn(2, 16000, generator=torch.Generator().manual_seed(1))
+    lengths = torch.full((2,), 16000)
+    batch = Batch(sound, lengths, torch.tensor([3, 4]), torch.tensor([1, 1]), ("a", "b"), 1)
+    optimiser = torch.optim.AdamW(student.parameters(), lr=1e-2)
+    losses_seen = []
+    for _ in range(12):
+        loss = objective(student, objective.hear(batch))
+        optimiser.zero_grad()
+        loss.total.backward()
+        optimiser.step()
+        losses_seen.append(float(loss.total.detach()))
+    assert losses_seen[-1] < 0.3 * losses_seen[0]
 
 
 def test_clips_get_the_text_they_are_to_teach(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ class Alteration:
     quantise_bits: tuple[float, float] = (6.0, 10.0)
     level: float = 0.8
     level_db: tuple[float, float] = (-20.0, 10.0)
+    nothing: float = 0.0
+    nothing_db: tuple[float, float] = (-90.0, -15.0)
 
     def scaled(self, strength: float) -> "Alteration":
         """The same chain at a strength between 0 (nothing) and 1 (as written).
@@ -102,13 +104,14 @@ class Banks:
 @dataclass(frozen=True)
 class Altered:
     """A batch after the chain. `cut_at` is the sample where another utterance begins (its length where
-    none does).
+    none does); in the rows of `silent` nothing is said any more.
     """
 
     sound: Tensor
     lengths: Tensor
     cut_at: Tensor
     touched: dict[str, int] = field(default_factory=dict)
+    silent: tuple[int, ...] = ()
 
 
 def alter(
@@ -146,17 +149,24 @@ def alter(
         sound, lengths = change_speed(sound, lengths, factors)
         cut_at = (cut_at.double() * lengths / before.clamp(min=1)).round().to(cut_at.dtype)
     sound = _surround(sound, lengths, plan, generator, banks, pick)
+    index = pick("nothing", plan.nothing) if plan.nothing else torch.zeros(0, dtype=torch.long)
+    if len(index):
+        noise = _noise(len(index), sound, generator, banks)
+        power = noise.square().mean(1, keepdim=True).clamp(min=1e-10)
+        sound = sound.index_copy(
+            0, index, change_level(noise / power.sqrt(), uniform(len(index), *plan.nothing_db, generator))
+        )
     sound = _transmit(sound, plan, generator, pick)
     positions = torch.arange(sound.shape[1], device=sound.device)
     inside = positions[None, :] < lengths.to(sound.device)[:, None]
-    return Altered(sound * inside, lengths, cut_at, touched)
+    return Altered(sound * inside, lengths, cut_at, touched, tuple(index.tolist()))
 
 
 def _surround(
     sound: Tensor, lengths: Tensor, plan: Alteration, generator: torch.Generator, banks: Banks, pick: Pick
 ) -> Tensor:
     """What the air adds: another voice, the room, noise."""
-    rows, samples = sound.shape
+    rows = len(sound)
     index = pick("voice", plan.voice if rows > 1 else 0.0)
     if len(index):
         partner = (index + 1 + integers(len(index), rows - 1, generator).to(sound.device)) % rows
@@ -175,14 +185,18 @@ def _surround(
         sound = sound.index_copy(0, index, wet)
     index = pick("noise", plan.noise)
     if len(index):
-        if banks.noise is None:
-            noise = coloured_noise(len(index), samples, generator).to(sound.device)
-        else:
-            noise = random_segments(banks.noise, len(index), samples, generator).to(sound.device)
+        noise = _noise(len(index), sound, generator, banks)
         ratio = uniform(len(index), *plan.noise_snr_db, generator)
         mixed = mix(sound[index], lengths.to(sound.device)[index], noise, ratio)
         sound = sound.index_copy(0, index, mixed)
     return sound
+
+
+def _noise(rows: int, sound: Tensor, generator: torch.Generator, banks: Banks) -> Tensor:
+    """As long as the sound, where the sound is."""
+    if banks.noise is None:
+        return coloured_noise(rows, sound.shape[1], generator).to(sound.device)
+    return random_segments(banks.noise, rows, sound.shape[1], generator).to(sound.device)
 
 
 def _transmit(sound: Tensor, plan: Alteration, generator: torch.Generator, pick: Pick) -> Tensor:
