@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from acoustic.config import published
@@ -30,6 +29,8 @@ TRAINING_FACTOR = 3
 """Forward, and backward through inputs and weights."""
 REACHED_SHARE = 0.5
 """Share of the matrix products' speed that a whole training step reaches."""
+
+NOT_KNOWN = "not known before the data: name its folder with --data, its manifests in data.train"
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,12 @@ def forecast(recipe: Recipe, data: Path | None = None, device: str | None = None
         )
         for tenth in (0, 1, 3, 5, 8, 10)
     }
+    steps = {
+        "steps_per_epoch": steps_per_epoch,
+        "steps": schedule.total_steps,
+        "warmup_steps": schedule.warmup_steps,
+        "hold_steps": schedule.hold_steps,
+    }
     augment = recipe.augment
     return Forecast(
         recipe.title,
@@ -115,7 +122,7 @@ def forecast(recipe: Recipe, data: Path | None = None, device: str | None = None
         {
             "train": ", ".join(part.train) or "named on the command line",
             "dev": ", ".join(part.dev) or "none",
-            "hours": round(hours, 2),
+            "hours": round(hours, 2) or NOT_KNOWN,
             "hours_from": "the manifests" if clips else "the recipe (name --data to count them)",
             "utterances": len(clips) or "not counted",
             "left_out": ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "nothing",
@@ -134,21 +141,24 @@ def forecast(recipe: Recipe, data: Path | None = None, device: str | None = None
             "optimiser": recipe.optimiser.name,
             "decay": schedule.decay,
             "epochs": round(epochs, 1),
-            "steps_per_epoch": steps_per_epoch,
-            "steps": schedule.total_steps,
-            "warmup_steps": schedule.warmup_steps,
-            "hold_steps": schedule.hold_steps,
+            **(steps if hours else {"steps": NOT_KNOWN}),
             **checkpoints,
         },
-        {
-            "estimate_on_this_machine": duration(own_s),
-            "estimate_s": round(own_s),
-            "times_real_time": round(hours * 3600 * epochs / max(own_s, 1e-9), 1),
-            "matrix_products_gflop_per_s": round(speed / 1e9, 1),
-            "with_processes_of_the_recipe": duration(own_s / run.processes),
-        },
+        _time(own_s, hours * 3600 * epochs, speed, run.processes),
         dict(recipe.published),
     )
+
+
+def _time(own_s: float, sound_s: float, speed: float, processes: int) -> dict[str, Any]:
+    if not sound_s:
+        return {"estimate_on_this_machine": NOT_KNOWN}
+    return {
+        "estimate_on_this_machine": duration(own_s),
+        "estimate_s": round(own_s),
+        "times_real_time": round(sound_s / max(own_s, 1e-9), 1),
+        "matrix_products_gflop_per_s": round(speed / 1e9, 1),
+        "with_processes_of_the_recipe": duration(own_s / processes),
+    }
 
 
 def _shape(recipe: Recipe) -> tuple[ModelConfig, bool]:
@@ -183,19 +193,19 @@ def convolutions(config: ModelConfig) -> int:
 
 
 def matrix_speed(device: str | None = None, seconds: float = 0.2) -> float:
-    """Operations a second of FP32 matrix products here and now (a fifth of a second is measured)."""
+    """Operations a second of FP32 matrix products here: the quickest of those done in a fifth of a second, so that
+    a busy machine is not taken for a slow one."""
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     size = 512 if place.type == "cpu" else 4096
     left = torch.randn(size, size, device=place)
-    product: nn.Module | torch.Tensor = left @ left
-    done, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        product = left @ left
+    quickest, until = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < until or quickest == float("inf"):
+        began = time.perf_counter()
+        _ = left @ left
         if place.type == "cuda":
             torch.cuda.synchronize()
-        done += 1
-    del product
-    return done * 2 * size**3 / (time.perf_counter() - began)
+        quickest = min(quickest, time.perf_counter() - began)
+    return 2 * size**3 / quickest
 
 
 def _altered(recipe: Recipe) -> str:

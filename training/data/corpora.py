@@ -70,9 +70,7 @@ def wsj(folder: Path) -> Iterator[Found]:
 
 
 def an4(folder: Path) -> Iterator[Found]:
-    """`etc/*.transcription` with lines `<s> TEXT </s> (UTTERANCE)`, sound anywhere below as .sph, .raw or
-    .wav.
-    """
+    """`etc/*.transcription` with lines `<s> TEXT </s> (UTTERANCE)`, sound anywhere below as .sph or .wav."""
     sounds = {path.stem: path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SOUND_SUFFIXES}
     for transcript in sorted(folder.glob("**/etc/*.transcription")):
         for line in _lines(transcript):
