@@ -84,7 +84,9 @@ class Metrics:
         self.forward_s = self._histogram(
             "forward_seconds", "A batch at the backend: features and network.", WORK_S
         )
-        self.decode_s = self._histogram("decode_seconds", "Word search over one window's outputs.", WORK_S)
+        self.decode_s = self._histogram(
+            "decode_seconds", "Word search over one window's outputs, processor time.", WORK_S
+        )
         self.emit_s = self._histogram("emit_seconds", "From hypothesis to events handed to the face.", WORK_S)
         self.hop_s = self._gauge("hop_seconds", "Hop in force.", ("model",), mode=MOST)
         self.load = self._gauge(

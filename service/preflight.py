@@ -25,7 +25,7 @@ def check(settings: Settings) -> None:
     for one in held:
         one.close()
     words = settings.language_model
-    if words not in ("none", "shipped") and not Path(words).expanduser().is_file():
+    if words not in ("none", "shipped") and not Path(words).expanduser().exists():
         raise ServiceError(
             "language_model",
             f"There is no language model {words!r}.",

@@ -4,6 +4,7 @@ The session decides; this is its driver on the event loop. Opening and resuming 
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
@@ -83,6 +84,7 @@ class Stream:
         self._reader = 0
         self._news: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
+        self._calm: asyncio.Future[None] | None = None
 
     # ---- what a face does
 
@@ -129,6 +131,14 @@ class Stream:
                 "Send fewer, or more sound between.",
             )
         self._take(Mark(name))
+
+    async def settled(self, limit_s: float) -> None:
+        """Wait until what can be heard of the sound so far has been heard and told; at most so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self.session.unheard_windows and not self.closed:
+                    self._calm = asyncio.get_running_loop().create_future()
+                    await self._calm
 
     async def finish(self) -> None:
         """No more sound; the rest is heard, told, and Closed("finished") follows."""
@@ -294,6 +304,8 @@ class Stream:
             )
         if self.session.unheard_windows < self._credit or self.closed:
             self._wake(self._room)
+        if not self.session.unheard_windows or self.closed:
+            self._wake(self._calm)
 
     def _tell(self, event: Event) -> None:
         self._log.append(event)

@@ -42,6 +42,11 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer with what is heard by now: ask the dialect's `reply`, once what can be heard has been."""
+
+
+@dataclass(frozen=True, slots=True)
 class Warn:
     """Something worth telling the client that stops nothing."""
 
@@ -59,7 +64,7 @@ class Refuse:
     advice: str
 
 
-Command = Audio | KeepAlive | Finalize | Mark | Finish | Say | Warn | Refuse
+Command = Audio | KeepAlive | Finalize | Mark | Finish | Say | Reply | Warn | Refuse
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from service.dialects.commands import (
     KeepAlive,
     ListenRequest,
     Refuse,
-    Say,
+    Reply,
     Warn,
 )
 from service.dialects.query import MOST_HOTWORDS, MOST_PHRASE
@@ -43,7 +43,7 @@ class VoskDialect:
         """What one message says, and the answer that it gets at once."""
         if isinstance(message, bytes):
             self._begun = True
-            return [Audio(message), Say(self._next())] if message else [Say(self._next())]
+            return [Audio(message), Reply()] if message else [Reply()]
         try:
             document = json.loads(message)
         except (ValueError, RecursionError):
@@ -111,7 +111,7 @@ class VoskDialect:
     _alternatives = 0
     _words = True
 
-    def _next(self) -> str:
+    def reply(self) -> str:
         """The oldest final not told yet, or what is heard of the open utterance."""
         if self._finals:
             return self._told(self._finals.pop(0).alternatives)

@@ -13,8 +13,20 @@ from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 from service.audio.rate_watch import RateWatch
 from service.audio.resample import RATE, Samples
 from service.core.events import Closed, Event, Failed
-from service.dialects.commands import Audio, Command, Finalize, Finish, KeepAlive, Mark, Refuse, Say, Warn
+from service.dialects.commands import (
+    Audio,
+    Command,
+    Finalize,
+    Finish,
+    KeepAlive,
+    Mark,
+    Refuse,
+    Reply,
+    Say,
+    Warn,
+)
 from service.dialects.deepgram import DeepgramDialect
+from service.dialects.vosk import VoskDialect
 from service.errors import ServiceError
 from service.http.sessions import Session
 from service.http.state import State
@@ -39,6 +51,8 @@ WIRE_CODES = {
 LEAVING = (WSCloseCode.OK, WSCloseCode.GOING_AWAY)
 HANDED_OVER = 4000
 CLOSE_S = 2.0
+SETTLE_S = 1.0
+"""A dialect that answers each message waits no longer than this for what can be heard of it."""
 
 
 class Conversation:
@@ -192,6 +206,10 @@ class Conversation:
             stream.keep_alive()
         elif isinstance(command, Say):
             await self._send(command.text)
+        elif isinstance(command, Reply):
+            await stream.settled(SETTLE_S)
+            if isinstance(session.dialect, VoskDialect) and not session.finishing:
+                await self._send(session.dialect.reply())
         elif isinstance(command, Warn):
             stream.keep_alive()
             self._warn(command)

@@ -67,14 +67,24 @@ class Costs:
     curve: Curve
     decode_s_per_s: float = 0.005
     """Word search."""
-    loop_s_per_s: float = 0.004
-    """Event loop and transport."""
+    loop_s_per_s: float = 0.002
+    """Event loop and transport: taking the sound in."""
+    loop_s_per_window: float = 0.0008
+    """... and each window, with what it brings about."""
 
-    def observe(self, heard_s: float, decode_s: float, loop_s: float) -> None:
-        """So much sound was heard, and cost so much: the averages follow, upwards as downwards."""
+    def loop_s(self, sound_s: float, windows: float) -> float:
+        """What so much sound in so many windows costs the event loop."""
+        return sound_s * self.loop_s_per_s + windows * self.loop_s_per_window
+
+    def observe(self, heard_s: float, windows: int, decode_s: float, loop_s: float) -> None:
+        """So much sound was heard, and cost so much: what is believed follows, upwards as downwards."""
         weight = heard_s / (heard_s + MEMORY_S)
         self.decode_s_per_s += weight * (min(10.0, decode_s / heard_s) - self.decode_s_per_s)
-        self.loop_s_per_s += weight * (min(1.0, loop_s / heard_s) - self.loop_s_per_s)
+        # The error is shared out by what may have caused it (normalised least mean squares): hops of different
+        # widths tell in time which part is the sound's and which the windows'.
+        error = weight * (min(heard_s, loop_s) - self.loop_s(heard_s, windows)) / (heard_s**2 + windows**2)
+        self.loop_s_per_s = max(1e-5, self.loop_s_per_s + error * heard_s)
+        self.loop_s_per_window = max(1e-5, self.loop_s_per_window + error * windows)
 
 
 @dataclass
@@ -108,7 +118,7 @@ class CapacityModel:
         """Share of what the machine can do: the fullest of engine, decoders and processors."""
         engine = streams * self.engine_s_per_s(hop_s)
         decode = streams * self.costs.decode_s_per_s
-        loop = streams * self.costs.loop_s_per_s
+        loop = streams * self.costs.loop_s(1.0, 1.0 / hop_s)
         return self.pressure * max(
             engine / self.lanes,
             decode / self.decode_lanes,
@@ -151,28 +161,26 @@ def curve_key(*parts: object) -> str:
     return hashlib.sha256(repr((parts, machine)).encode()).hexdigest()[:24]
 
 
+KEPT = ("base_s", "per_sample_s", "decode_s_per_s", "loop_s_per_s", "loop_s_per_window")
+
+
 def load_capacity(folder: Path, key: str) -> Costs | None:
     """Kept costs; None when there are none or they cannot be read (they are then measured again)."""
     try:
         kept = json.loads((folder / f"capacity-{key}.json").read_text(encoding="utf-8"))
-        base_s, per_sample_s, decode, loop = (
-            float(kept[name]) for name in ("base_s", "per_sample_s", "decode_s_per_s", "loop_s_per_s")
-        )
+        base_s, per_sample_s, *rest = (float(kept[name]) for name in KEPT)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    sound = all(math.isfinite(each) and each >= 0 for each in (base_s, per_sample_s, decode, loop))
-    return Costs(Curve(base_s, per_sample_s), decode, loop) if sound and base_s + per_sample_s > 0 else None
+    sound = all(math.isfinite(each) and each >= 0 for each in (base_s, per_sample_s, *rest))
+    return Costs(Curve(base_s, per_sample_s), *rest) if sound and base_s + per_sample_s > 0 else None
 
 
 def save_capacity(folder: Path, key: str, costs: Costs) -> None:
     """Keep the costs as they are believed now; a folder that cannot be written only costs measuring again."""
     curve = costs.curve
-    kept = {
-        "base_s": curve.base_s * curve.scale,
-        "per_sample_s": curve.per_sample_s * curve.scale,
-        "decode_s_per_s": costs.decode_s_per_s,
-        "loop_s_per_s": costs.loop_s_per_s,
-    }
+    engine = (curve.base_s * curve.scale, curve.per_sample_s * curve.scale)
+    loop = (costs.loop_s_per_s, costs.loop_s_per_window)
+    kept = dict(zip(KEPT, (*engine, costs.decode_s_per_s, *loop), strict=True))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f"capacity-{key}.{os.getpid()}.tmp"

@@ -44,7 +44,7 @@ Batch = list[tuple[str, Command]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one Push or Conclude brought, the seconds it took, or why it could not be done."""
+    """What one Push or Conclude brought, the processor seconds it took, or why it could not be done."""
 
     stream: str
     serial: int
@@ -96,18 +96,18 @@ class Desk:
         frames = rehearsal(self._alphabet)
         self.handle([("", Open(1, (), "beam"))])
         self.handle([("", Push(1, 0, 1, frames[:32], True)), ("", Conclude(2, 0, 1))])
-        begin = time.perf_counter()
+        begin = time.process_time()
         pieces = [Push(3, 0, 2, frames[at : at + 32], True) for at in range(0, len(frames), 32)]
         self.handle([*(("", piece) for piece in pieces), ("", Conclude(4, 0, 2)), ("", Forget())])
         while self.go_on() is not None:
             pass
-        return (time.perf_counter() - begin) / (len(frames) * FRAME_S)
+        return (time.process_time() - begin) / (len(frames) * FRAME_S)
 
     def handle(self, batch: Batch) -> list[Answer]:
         """Every command in order; an answer for each that wants one, if it does not wait for a ranking."""
         answers: list[Answer] = []
         for stream, command in batch:
-            begin = time.perf_counter()
+            begin = time.process_time()
             if isinstance(command, Push | Conclude):
                 hypotheses: tuple[Hypothesis, ...] = ()
                 slices, error = None, None
@@ -118,7 +118,7 @@ class Desk:
                         hypotheses = self._push(stream, command)
                 except Exception as trouble:  # one stream's trouble stays that stream's
                     error = f"{type(trouble).__name__}: {trouble}"
-                answer = Answer(stream, command.serial, hypotheses, time.perf_counter() - begin, error)
+                answer = Answer(stream, command.serial, hypotheses, time.process_time() - begin, error)
                 if slices is not None:
                     self._ranking.setdefault(stream, deque()).append(Ranking(answer, slices))
                 elif stream in self._ranking:
@@ -139,14 +139,14 @@ class Desk:
         if not self._ranking:
             return None
         stream, waiting = next(iter(self._ranking.items()))
-        ranking, begin = waiting[0], time.perf_counter()
+        ranking, begin = waiting[0], time.process_time()
         assert isinstance(ranking, Ranking)
         del self._ranking[stream]
         try:
             found, error = next(ranking.slices), None
         except Exception as trouble:
             found, error = (), f"{type(trouble).__name__}: {trouble}"
-        spent_s = ranking.answer.decode_s + time.perf_counter() - begin
+        spent_s = ranking.answer.decode_s + time.process_time() - begin
         ranking.answer = replace(ranking.answer, hypotheses=found or (), decode_s=spent_s, error=error)
         answers: list[Answer] = []
         if found is not None:

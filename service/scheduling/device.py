@@ -148,6 +148,7 @@ class Device:
         self._sweeper: asyncio.TimerHandle | None = None
         self._speaks = False
         self._heard_s = self._decode_s = self._loop_s = 0.0
+        self._windows = 0
 
     # ---- life
 
@@ -214,6 +215,7 @@ class Device:
 
     def _heard(self, stream: str, key: WindowKey, heard: Heard) -> None:
         self._heard_s += heard.span.kept * self.config.frames_per_output / self.config.frames_per_second
+        self._windows += 1
         self._client.heard(stream, key, heard)
 
     def _answered(self, stream: str, answer: Answer) -> None:
@@ -269,8 +271,9 @@ class Device:
         self.capacity.observe_wait(self.engine.take_live_wait_s())
         if self._heard_s >= LEARN_S:
             loop_s = self._board.total("loop_s")
-            self.capacity.costs.observe(self._heard_s, self._decode_s, loop_s - self._loop_s)
-            self._heard_s, self._decode_s, self._loop_s = 0.0, 0.0, loop_s
+            spent_s = max(0.0, loop_s - self._loop_s)
+            self.capacity.costs.observe(self._heard_s, self._windows, self._decode_s, spent_s)
+            self._heard_s, self._windows, self._decode_s, self._loop_s = 0.0, 0, 0.0, loop_s
         self._tell()
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 

@@ -228,10 +228,10 @@ class Engine:
                 running.probe.set_exception(ServiceError("engine", f"The model does not run: {done.message}"))
             self._again(running.tasks, done.message)
         elif running.probe is not None:
-            running.probe.set_result(done.forward_s)
+            running.probe.set_result(done.cost_s)
         else:
             first = running.tasks[0].waiting
-            self.curve.observe(len(running.tasks), first.samples, done.forward_s)
+            self.curve.observe(len(running.tasks), first.samples, done.cost_s)
             self._metrics.forward_s.observe(done.forward_s)
             for task, heard in zip(running.tasks, done.heard, strict=True):
                 self._tell(task, heard)

@@ -169,7 +169,8 @@ class ThreadLane:
             answer: Done | Crashed
             try:
                 heard = tuple(backend.forward(windows))
-                answer = Done(number, heard, time.perf_counter() - begin)
+                seconds = time.perf_counter() - begin
+                answer = Done(number, heard, seconds, seconds)
             except Exception as error:
                 answer = Crashed(number, f"{type(error).__name__}: {error}")
             try:

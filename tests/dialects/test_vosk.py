@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.core.events import Alternative, Closed, Final, Partial, Word
-from service.dialects.commands import Audio, Finalize, Finish, Refuse, Say
+from service.dialects.commands import Audio, Finalize, Finish, Refuse, Reply
 from service.dialects.vosk import VoskDialect
 
 
@@ -17,8 +17,8 @@ def final(text: str, from_finalize: bool = False) -> Final:
 
 
 def answer(one: VoskDialect, message: bytes = b"xx") -> dict:
-    (say,) = [command for command in one.receive(message) if isinstance(command, Say)]
-    return json.loads(say.text)
+    assert one.receive(message).count(Reply()) == 1
+    return json.loads(one.reply())
 
 
 def test_each_sound_gets_the_partial_or_the_oldest_final():

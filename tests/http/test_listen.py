@@ -127,6 +127,16 @@ async def test_garbage_is_undecodable(server, talk):
     assert client.told[-1]["code"] == "DATA-0000" and "encoding=linear16" in client.told[-1]["advice"]
 
 
+async def test_a_container_with_garbage_behind_its_head_is_counted_as_a_failed_decoder(server, talk):
+    failures = server.metrics.container_failures.labels("undecodable")._value
+    before = failures.get()
+    async with talk(server, "extensions=true") as client:
+        await client.send(b"fLaC" + bytes(range(256)) * 200, {"type": "CloseStream"})
+        code, reason = await client.to_the_end()
+    assert (code, reason.partition(":")[0]) == (1008, "DATA-0000")
+    assert failures.get() == before + 1 and server.metrics.container_children._value.get() == 0
+
+
 async def test_an_unmodified_client_never_sees_our_types(server, talk):
     async with talk(server, "interim_results=true") as client:
         await client.send(b"this is no sound at all, whatever one may think")

@@ -3,18 +3,24 @@
 python tests/perf/load.py --audio FOLDER --streams 20
 python tests/perf/load.py --audio FOLDER --ramp 400            # the most streams that stay in time
 python tests/perf/load.py --audio FOLDER --streams 100 --check MODEL   # every final against the plain loop
+python tests/perf/load.py --audio FOLDER --url ws://127.0.0.1:1 ws://127.0.0.1:2   # two servers at the same time
+--keep NAME puts the result into results/load.json and load.md, with date, commit and machine.
 """
 
 import argparse
 import asyncio
 import json
+import os
+import platform
 import random
+import subprocess
 import sys
 import time
 import urllib.request
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +51,19 @@ class Heard:
     first_partial_s: list[float] = field(default_factory=list)
     endpoint_s: list[float] = field(default_factory=list)
     close_s: list[float] = field(default_factory=list)
+    finalize_s: list[float] = field(default_factory=list)
     error: str = ""
 
 
-def read_programs(paths: Sequence[Path], count: int, seconds: float) -> list[Sound]:
+@dataclass
+class Program:
+    """What one client says: its sound, and where each recording in it ends."""
+
+    sound: Sound
+    ends: list[int]
+
+
+def read_programs(paths: Sequence[Path], count: int, seconds: float) -> list[Program]:
     """`count` different pieces of at least so many seconds, each of whole files with a pause between."""
     from service.audio.files import read_file
 
@@ -58,24 +73,30 @@ def read_programs(paths: Sequence[Path], count: int, seconds: float) -> list[Sou
         raise SystemExit(
             f"No sound files ({', '.join(sorted(SUFFIXES))}) under {', '.join(map(str, paths))}."
         )
-    programs: list[Sound] = []
+    programs: list[Program] = []
     following = 0
     while len(programs) < count and following < max(len(files), 1):
         parts: list[Sound] = []
+        ends: list[int] = []
         while sum(part.size for part in parts) < seconds * RATE:
             sound = read_file(files[following % len(files)])[0]
             parts.append(np.round(np.clip(sound, -1, 1) * 32767).astype(np.int16))
+            ends.append(sum(part.size for part in parts))
             parts.append(np.zeros(RATE // 2, np.int16))
             following += 1
-        programs.append(np.concatenate(parts))
+        programs.append(Program(np.concatenate(parts), ends))
     return programs
 
 
 class Client:
     """One stream in real time."""
 
-    def __init__(self, url: str, program: int, sound: Sound, chunk_ms: int, start_s: float) -> None:
-        self.url, self.sound, self.start_s = url, sound, start_s
+    def __init__(
+        self, url: str, program: int, what: Program, chunk_ms: int, start_s: float, finalize: bool
+    ) -> None:
+        self.url, self.sound, self.start_s = url, what.sound, start_s
+        self.finalize_at = what.ends if finalize else []
+        self.asked_s: list[float] = []
         self.chunk = RATE * chunk_ms // 1000
         self.sent_s: list[float] = []
         self.ends: list[int] = []
@@ -106,6 +127,11 @@ class Client:
             await socket.send(piece.tobytes())
             self.sent_s.append(time.monotonic())
             self.ends.append(at + piece.size)
+            if self.finalize_at and at + piece.size >= self.finalize_at[0]:
+                # As a client does that knows by itself when somebody has finished speaking.
+                self.finalize_at = self.finalize_at[1:]
+                self.asked_s.append(time.monotonic())
+                await socket.send('{"type":"Finalize"}')
         self.close_sent_s = time.monotonic()
         await socket.send('{"type":"CloseStream"}')
 
@@ -133,6 +159,8 @@ class Client:
 
     def final(self, message: dict[str, Any], words: list[dict[str, Any]], now_s: float) -> None:
         self.heard.finals.append(message["channel"]["alternatives"][0]["transcript"])
+        if message["from_finalize"] and self.asked_s:
+            self.heard.finalize_s.append(now_s - self.asked_s.pop(0))
         for word in words:
             first_s = min(
                 (s for text, at, s in self.seen if text == word["word"] and abs(word["start"] - at) < 0.2),
@@ -146,13 +174,22 @@ class Client:
         self.seen = []
 
 
-async def run_streams(arguments: argparse.Namespace, programs: list[Sound], streams: int) -> list[Heard]:
+async def run_streams(
+    arguments: argparse.Namespace, server: str, programs: list[Program], streams: int
+) -> list[Heard]:
     """So many streams, started over two seconds."""
     rng = random.Random(streams)
-    url = f"{arguments.url}/v1/listen?encoding=linear16&sample_rate={RATE}&interim_results=true"
+    url = f"{server}/v1/listen?encoding=linear16&sample_rate={RATE}&interim_results=true"
     now_s = time.monotonic() + 0.5
     clients = [
-        Client(url, number % len(programs), programs[number % len(programs)], arguments.chunk_ms, start_s)
+        Client(
+            url,
+            number % len(programs),
+            programs[number % len(programs)],
+            arguments.chunk_ms,
+            start_s,
+            arguments.finalize,
+        )
         for number, start_s in enumerate(now_s + rng.random() * STAGGER_S for _ in range(streams))
     ]
     return list(await asyncio.gather(*(client.run() for client in clients)))
@@ -221,6 +258,7 @@ def summary(heard: Sequence[Heard], server: dict[str, dict[str, float]]) -> dict
             "first_partial": percentiles(all_of("first_partial_s")),
             "word": percentiles(all_of("word_s")),
             "speech_end_to_final": percentiles(all_of("endpoint_s")),
+            "finalize_to_final": percentiles(all_of("finalize_s")),
             "close_to_last_final": percentiles([max(each.close_s) for each in heard if each.close_s]),
         },
         "server_s": server,
@@ -234,7 +272,7 @@ def in_time(result: dict[str, Any], limit_s: float) -> bool:
 
 
 def check_finals(
-    heard: Sequence[Heard], programs: list[Sound], model: str, language_model: str
+    heard: Sequence[Heard], programs: list[Program], model: str, language_model: str
 ) -> dict[str, int]:
     """Every final against the same model, windows and decoder in a plain loop on this thread."""
     from acoustic.runtime.backend import open_backend
@@ -249,7 +287,7 @@ def check_finals(
     plan = with_hop(backend.config, backend.plan, 0.64)
     expected: dict[int, list[str]] = {}
     for number in sorted({each.program for each in heard}):
-        samples = (programs[number].astype(np.float32) / 32768)[None]
+        samples = (programs[number].sound.astype(np.float32) / 32768)[None]
         events = transcribe(
             lambda w: backend.forward([w])[0], samples, StreamSettings(), backend.config, plan, desk
         )
@@ -261,22 +299,76 @@ def check_finals(
     return {"streams_checked": len(same), "streams_equal": sum(same)}
 
 
-def ramps(most: int) -> Iterator[int]:
-    """1, 2, 5, 10, 20, 50, ..."""
+def ramps(least: int, most: int) -> Iterator[int]:
+    """1, 2, 5, 10, 20, 50, ..., from `least` to `most`."""
     scale = 1
     while True:
         for factor in (1, 2, 5):
             if scale * factor > most:
                 return
-            yield scale * factor
+            if scale * factor >= least:
+                yield scale * factor
         scale *= 10
+
+
+def keep(name: str, result: Any, arguments: argparse.Namespace) -> None:
+    """Into results/load.json, and the page that is made of it."""
+    folder = Path(__file__).parent / "results"
+    file = folder / "load.json"
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    kept[name] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit.stdout.strip(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}",
+        "sound": ", ".join(path.name for path in arguments.audio),
+        "note": arguments.note,
+        "runs": result,
+    }
+    file.write_text(json.dumps(kept, indent=1) + "\n")
+    (folder / "load.md").write_text(page(kept))
+
+
+def page(kept: dict[str, Any]) -> str:
+    """Every kept measurement as a table."""
+    lines = [
+        "Measured by tests/perf/load.py: real-time streams of speech, the generator on the same machine."
+    ]
+    columns = ("sound_to_result", "first_partial", "word", "speech_end_to_final", "finalize_to_final")
+    for name, one in kept.items():
+        lines += ["", f"## {name}", ""]
+        lines += [
+            f"{one['date']}, commit {one['commit']}, {one['machine']}; {one['sound']}. {one['note']}",
+            "",
+        ]
+        heads = ("server", "streams", "failed", "finals equal", *columns, "chunk response (server)")
+        lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+        for run in one["runs"]:
+            check = run.get("check")
+            equal = f"{check['streams_equal']} of {check['streams_checked']}" if check else ""
+            figures = [shown(run["client_s"][column]) for column in columns]
+            response = shown(run["server_s"].get("chunk_response", {}))
+            cells = [run["server"], run["streams"], run["failed"], equal, *figures, response]
+            lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
+    return "\n".join([*lines, "", "Seconds: median / 95th percentile.", ""])
+
+
+def shown(figures: dict[str, float]) -> str:
+    """Median and 95th percentile."""
+    return f"{figures['p50']:.2f} / {figures['p95']:.2f}" if figures else ""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--url", default="ws://127.0.0.1:8765")
+    parser.add_argument("--url", nargs="+", default=["ws://127.0.0.1:8765"], help="servers, loaded together")
+    parser.add_argument("--names", nargs="+", default=[], help="what to call these servers")
+    parser.add_argument("--keep", metavar="NAME", help="write the result into results/")
+    parser.add_argument("--note", default="", help="what else was going on, to be kept with it")
+    parser.add_argument("--finalize", action="store_true", help="send Finalize at the end of each recording")
     parser.add_argument("--audio", type=Path, nargs="+", required=True, help="files or folders of speech")
     parser.add_argument("--streams", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=20.0, help="of sound a stream, at least")
@@ -285,6 +377,7 @@ def main() -> int:
     parser.add_argument(
         "--ramp", type=int, metavar="MOST", help="more and more streams up to MOST, then bisect"
     )
+    parser.add_argument("--least", type=int, default=1, help="where the ramp begins")
     parser.add_argument("--limit-s", type=float, default=2.5, help="p95 from sound to result that is in time")
     parser.add_argument("--check", metavar="MODEL", help="compare every final with the plain loop")
     parser.add_argument("--language-model", default="shipped", help="of the server, for --check")
@@ -292,29 +385,40 @@ def main() -> int:
     arguments = parser.parse_args()
     programs = read_programs(arguments.audio, arguments.programs, arguments.seconds)
 
-    def once(streams: int) -> dict[str, Any]:
-        before = scrape(arguments.url)
-        heard = asyncio.run(run_streams(arguments, programs, streams))
-        result = summary(heard, server_percentiles(before, scrape(arguments.url)))
-        if arguments.check:
-            result["check"] = check_finals(heard, programs, arguments.check, arguments.language_model)
-        print(json.dumps(result), file=sys.stdout if arguments.json and not arguments.ramp else sys.stderr)
-        return result
+    names = arguments.names or arguments.url
+    runs: list[dict[str, Any]] = []
+
+    async def together(streams: int) -> list[list[Heard]]:
+        return await asyncio.gather(
+            *(run_streams(arguments, url, programs, streams) for url in arguments.url)
+        )
+
+    def once(streams: int) -> bool:
+        before = [scrape(url) for url in arguments.url]
+        fine = True
+        for at, heard in enumerate(asyncio.run(together(streams))):
+            server = server_percentiles(before[at], scrape(arguments.url[at]))
+            result = {"server": names[at], **summary(heard, server)}
+            if arguments.check:
+                result["check"] = check_finals(heard, programs, arguments.check, arguments.language_model)
+            print(json.dumps(result, indent=None if arguments.json else 2), flush=True)
+            runs.append(result)
+            fine = fine and in_time(result, arguments.limit_s)
+        if arguments.keep:
+            keep(arguments.keep, runs, arguments)
+        return fine
 
     if not arguments.ramp:
-        result = once(arguments.streams)
-        if not arguments.json:
-            print(json.dumps(result, indent=2))
-        return 0 if in_time(result, arguments.limit_s) else 1
+        return 0 if once(arguments.streams) else 1
     good, bad = 0, arguments.ramp + 1
-    for streams in ramps(arguments.ramp):
-        if not in_time(once(streams), arguments.limit_s):
+    for streams in ramps(arguments.least, arguments.ramp):
+        if not once(streams):
             bad = streams
             break
         good = streams
     while bad - good > max(1, good // 10):
         middle = (good + bad) // 2
-        if in_time(once(middle), arguments.limit_s):
+        if once(middle):
             good = middle
         else:
             bad = middle

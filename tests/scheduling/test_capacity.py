@@ -20,7 +20,7 @@ HOPS_S = (0.16, 0.32, 0.64, 1.28)
 
 def model(**more: object) -> CapacityModel:
     given = {
-        "costs": Costs(Curve(0.001, 1e-7), 0.01, 0.004),
+        "costs": Costs(Curve(0.001, 1e-7), 0.01, 0.003, 0.001),
         "lanes": 2,
         "processors": 2.0,
         "context_samples": 48_000,
@@ -76,23 +76,33 @@ def test_what_everything_costs_is_followed_upwards_and_downwards() -> None:
     capacity = model()
     most = capacity.streams_most()
     for _ in range(200):
-        capacity.costs.observe(heard_s=50.0, decode_s=5.0, loop_s=1.0)
+        capacity.costs.observe(heard_s=50.0, windows=40, decode_s=5.0, loop_s=1.0)
     assert capacity.costs.decode_s_per_s == pytest.approx(0.1, rel=0.01)
-    assert capacity.costs.loop_s_per_s == pytest.approx(0.02, rel=0.01)
+    assert capacity.costs.loop_s(50.0, 40) == pytest.approx(1.0, rel=0.01)
     assert capacity.streams_most() < most
     for _ in range(200):
-        capacity.costs.observe(heard_s=50.0, decode_s=0.05, loop_s=0.05)
+        capacity.costs.observe(heard_s=50.0, windows=40, decode_s=0.05, loop_s=0.05)
     assert capacity.streams_most() > most
+
+
+def test_hops_of_different_widths_tell_what_windows_cost_and_what_sound() -> None:
+    costs = Costs(Curve(0.001, 1e-7))
+    true = Costs(Curve(0.001, 1e-7), loop_s_per_s=0.004, loop_s_per_window=0.0005)
+    for turn in range(4000):
+        windows = (312, 156, 78, 39)[turn % 4]
+        costs.observe(50.0, windows, 0.1, true.loop_s(50.0, windows))
+    assert costs.loop_s_per_s == pytest.approx(0.004, rel=0.1)
+    assert costs.loop_s_per_window == pytest.approx(0.0005, rel=0.1)
 
 
 def test_one_strange_moment_moves_the_costs_little() -> None:
     costs = Costs(Curve(0.001, 1e-7), 0.01, 0.004)
-    costs.observe(heard_s=10.0, decode_s=1000.0, loop_s=1000.0)
-    assert costs.decode_s_per_s < 0.5 and costs.loop_s_per_s < 0.05
+    costs.observe(heard_s=10.0, windows=10, decode_s=1000.0, loop_s=1000.0)
+    assert costs.decode_s_per_s < 0.5 and costs.loop_s(1.0, 1.0) < 0.05
 
 
 def test_event_loops_are_as_many_as_there_are_fronts() -> None:
-    busy = Costs(Curve(0.0001, 1e-9), 0.001, 0.02)
+    busy = Costs(Curve(0.0001, 1e-9), 0.001, 0.02, 0.0)
     assert model(
         costs=busy, processors=32.0, lanes=32, decode_lanes=16, fronts=4
     ).streams_most() == pytest.approx(
@@ -120,9 +130,9 @@ def test_costs_are_kept_as_believed_and_a_spoiled_file_is_measured_again(tmp_pat
     key = curve_key("tiny", "cpu", 2)
     assert key != curve_key("tiny", "cuda", 2)
     assert load_capacity(tmp_path, key) is None
-    save_capacity(tmp_path / "deep", key, Costs(Curve(0.5, 0.25, scale=2.0), 0.01, 0.002))
-    assert load_capacity(tmp_path / "deep", key) == Costs(Curve(1.0, 0.5), 0.01, 0.002)
-    rest = '"decode_s_per_s": 1, "loop_s_per_s": 1}'
+    save_capacity(tmp_path / "deep", key, Costs(Curve(0.5, 0.25, scale=2.0), 0.01, 0.002, 0.001))
+    assert load_capacity(tmp_path / "deep", key) == Costs(Curve(1.0, 0.5), 0.01, 0.002, 0.001)
+    rest = '"decode_s_per_s": 1, "loop_s_per_s": 1, "loop_s_per_window": 1}'
     for spoiled in (
         "",
         "{}",
