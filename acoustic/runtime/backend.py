@@ -26,6 +26,8 @@ Device = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "int8", "fp16"]
 
 NOT_FINITE = "the sound of this window is not finite (NaN or infinite samples)"
+# Below this peak (three steps of 16 bits) a recording holds nothing that a mean of speech could be taken from.
+SILENT_PEAK = 1e-4
 NOT_HEARD = "the network gave no finite numbers for this window"
 
 # Whole recordings go through the network in pieces of 30 s with context on each side: the memory of a forward
@@ -76,21 +78,20 @@ def open_backend(
 
 def streaming_config(config: ModelConfig) -> ModelConfig:
     """The configuration a model is streamed with: no stream can normalise over an utterance not yet over."""
-    features = config.features
-    if features.normalise != "utterance":
+    if config.features.normalise != "utterance":
         return config
+    return replace(config, features=replace(_with_constants(config.features), normalise="running"))
+
+
+def _with_constants(features: FeatureConfig) -> FeatureConfig:
+    """With a mean and deviation of speech, also where the model was trained without."""
     if features.mean is not None and features.deviation is not None:
-        return replace(config, features=replace(features, normalise="running"))
-    known = features.mels == len(shapes.SPEECH_MEAN)
-    prior = replace(
-        features,
-        normalise="running",
-        mean=shapes.SPEECH_MEAN if known else (0.0,) * features.mels,
-        deviation=shapes.SPEECH_DEVIATION if known else (1.0,) * features.mels,
-        # A prior for other mel bands than ours would be a guess: start from the stream's own sound alone.
-        prior_frames=features.prior_frames if known else 0,
-    )
-    return replace(config, features=prior)
+        return features
+    if features.mels == len(shapes.SPEECH_MEAN):
+        return replace(features, mean=shapes.SPEECH_MEAN, deviation=shapes.SPEECH_DEVIATION)
+    # Constants for other mel bands than ours would be a guess: a stream starts from its own sound alone.
+    bands = features.mels
+    return replace(features, mean=(0.0,) * bands, deviation=(1.0,) * bands, prior_frames=0)
 
 
 def window_features(
@@ -147,6 +148,9 @@ def whole_features(front_end: FrontEnd, config: FeatureConfig, samples: Samples)
     if not np.isfinite(samples).all():
         raise AcousticError("The sound holds samples that are not finite numbers (NaN or infinite).")
     features = front_end.whole(samples)
+    if config.normalise == "utterance" and np.abs(samples).max(initial=0.0) < SILENT_PEAK:
+        # Its own mean would turn silence into average speech, and QuartzNet then writes letters.
+        return normalise_fixed(_with_constants(config), features)
     return normalise_whole(
         config, features[None], torch.tensor([features.shape[-1]], device=features.device)
     )[0]

@@ -14,7 +14,7 @@ from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import published
 from acoustic.errors import AcousticError
-from acoustic.features import frame_count
+from acoustic.features import FrontEnd, frame_count
 from acoustic.runtime import Backend, hear_stream, open_backend
 from acoustic.runtime.backend import in_pieces, whole_features
 from acoustic.runtime.cpu import CpuBackend
@@ -241,6 +241,14 @@ def test_silence_is_heard_like_anything_else(make: Maker) -> None:
         backend = make(checkpoint)
         assert np.isfinite(backend.whole(np.zeros(16_000, np.float32))).all()
         assert np.isfinite(hear_stream(backend, np.zeros(16_000, np.float32), PLAN)).all()
+
+
+def test_a_recording_of_nothing_is_not_heard_as_average_speech() -> None:
+    front_end = FrontEnd(UTTERANCE.config.features)
+    nothing = whole_features(front_end, UTTERANCE.config.features, np.full(16_000, 1e-5, np.float32))
+    assert float(nothing.max()) < -1.0
+    speech = whole_features(front_end, UTTERANCE.config.features, sound(1))
+    assert abs(float(speech.mean())) < 1e-3
 
 
 def test_whole_recordings_with_bad_samples_are_refused(make: Maker) -> None:
