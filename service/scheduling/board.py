@@ -10,8 +10,8 @@ import numpy as np
 
 from service.scheduling.process import context
 
-COMMON = ("sockets", "containers", "loop_s")
-"""Open sockets and confined decoders; processor seconds that event loops have used."""
+COMMON = ("sockets", "containers", "loop_s", "work_s")
+"""Open sockets and confined decoders; processor seconds that event loops and workers have used."""
 OF_A_MODEL = ("live", "batch", "hop_s", "most", "load", "waiting", "alive")
 """Live channels and file streams, by who serves them; the rest by who owns the device."""
 
@@ -61,9 +61,10 @@ class Board:
 
     def clear(self, row: int) -> None:
         """A process is gone: what it held is free. What it has used stays counted."""
-        kept = self._values[row, self._places["loop_s"]]
+        used = [self._places["loop_s"], self._places["work_s"]]
+        kept = self._values[row, used]
         self._values[row] = 0.0
-        self._values[row, self._places["loop_s"]] = kept
+        self._values[row, used] = kept
 
     # ---- handed to a new process
 

@@ -5,7 +5,6 @@ told what was heard in them.
 """
 
 import asyncio
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from service.scheduling.capacity import (
 from service.scheduling.decode_worker import Answer, Open
 from service.scheduling.decoding import DecodePool
 from service.scheduling.engine import Engine
+from service.scheduling.machine import Machine, busy_s, processors
 from service.scheduling.process import together
 
 if TYPE_CHECKING:
@@ -127,9 +127,8 @@ class Device:
         self.model_name, self.options = model, options
         self.kind: str = kind
         self._metrics, self._board, self._client = metrics, board, client
-        self._processors = (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        )
+        self._processors = processors()
+        self._machine = Machine(self._processors)
         lanes = 1 if kind == "cuda" else options.engine_workers or self._processors
         self.engine = Engine(model, kind, options.precision, lanes, metrics, self._heard)
         words = options.language_model
@@ -220,6 +219,7 @@ class Device:
 
     def _answered(self, stream: str, answer: Answer) -> None:
         self._decode_s += answer.decode_s
+        self._board.add("work_s", answer.decode_s)
         self._client.answered(stream, answer)
 
     # ---- capacity
@@ -268,7 +268,11 @@ class Device:
     def _sweep(self) -> None:
         if self.options.fronts == 1:
             self._board.put("loop_s", time.thread_time())
+        self._board.add("work_s", self.engine.take_cost_s())
         self.capacity.observe_wait(self.engine.take_live_wait_s())
+        if self.kind == "cpu":
+            own_s = self._board.total("loop_s") + self._board.total("work_s")
+            self.capacity.processors = self._machine.look(time.monotonic(), busy_s(), own_s)
         if self._heard_s >= LEARN_S:
             loop_s = self._board.total("loop_s")
             spent_s = max(0.0, loop_s - self._loop_s)

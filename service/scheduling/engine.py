@@ -72,6 +72,7 @@ class Engine:
         self.live_streams = 0
         """Set by whoever opens streams: the planner keeps a lane free for them."""
         self._live_waits_s: list[float] = []
+        self._cost_s = 0.0
         self._arguments = (model, device, precision)
         self._kind = ThreadLane if device == "cuda" else ProcessLane
         self._wanted = lanes
@@ -153,6 +154,11 @@ class Engine:
         waits_s, self._live_waits_s = self._live_waits_s, []
         return sum(waits_s) / len(waits_s) if waits_s else None
 
+    def take_cost_s(self) -> float:
+        """Processor seconds that the lanes have used since this was last asked."""
+        cost_s, self._cost_s = self._cost_s, 0.0
+        return cost_s
+
     def forget(self, stream: str, keys: Sequence[WindowKey]) -> None:
         """The stream is gone: what waits is dropped, what runs is not told."""
         self.planner.forget(stream)
@@ -233,6 +239,7 @@ class Engine:
             first = running.tasks[0].waiting
             self.curve.observe(len(running.tasks), first.samples, done.cost_s)
             self._metrics.forward_s.observe(done.forward_s)
+            self._cost_s += done.cost_s
             for task, heard in zip(running.tasks, done.heard, strict=True):
                 self._tell(task, heard)
         self.pump_soon()
