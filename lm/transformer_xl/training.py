@@ -51,7 +51,7 @@ class TrainingSettings:
     # Matrices are multiplied in 16 bits: four times faster on CPUs that can, as good here.
     bfloat16: bool = False
     report_every: int = 100
-    save_every: int = 500
+    save_every: int = 100
     seed: int = 1
 
     def rate_at(self, step: int) -> float:

@@ -11,7 +11,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="lm_verb", metavar="TASK", required=True)
     _add_build(verbs.add_parser("build", help="text to language model (compiles KenLM's builder once)"))
     measured = verbs.add_parser("perplexity", help="how surprised a model is by a text")
-    measured.add_argument("model", type=Path, help=".binary or .arpa; 'shipped' for the model in the box")
+    measured.add_argument(
+        "model",
+        type=Path,
+        help=".binary, .arpa or a Transformer-XL (.safetensors); 'shipped' for the model in the box",
+    )
     measured.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help=".txt, .txt.xz or .txt.gz")
     info = verbs.add_parser("info", help="order, n-grams, words and size of a model")
     info.add_argument(
@@ -190,7 +194,17 @@ def _perplexity(arguments: argparse.Namespace) -> int:
     from lm.building import perplexity
     from lm.corpus import normal_lines
 
-    return _show(asdict(perplexity(_model(arguments.model), normal_lines(arguments.texts))), arguments.json)
+    lines = normal_lines(arguments.texts)
+    if arguments.model.suffix != ".safetensors":
+        return _show(asdict(perplexity(_model(arguments.model), lines)), arguments.json)
+    import torch
+
+    from lm.transformer_xl.storage import load
+    from lm.transformer_xl.training import measure
+
+    torch.set_num_threads(1)
+    network, vocabulary = load(arguments.model)
+    return _show(asdict(measure(network, vocabulary, list(lines))), arguments.json)
 
 
 def _info(arguments: argparse.Namespace) -> int:

@@ -167,4 +167,9 @@ def test_the_command_trains_measures_and_guards_a_begun_run(
     assert "--resume" in capsys.readouterr().err
     assert main([*line, "--steps", "30", "--resume"]) == 0
     assert json.loads(capsys.readouterr().out)["weights"].endswith(WEIGHTS)
+    weights = str(tmp_path / "run" / WEIGHTS)
+    assert main(["lm", "perplexity", weights, str(tmp_path / "run" / MEASURED), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["words"] > 0
+    assert again["unknown"] == 0
     assert main([*line[:4], "--width", "15"]) == 2
