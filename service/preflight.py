@@ -9,6 +9,8 @@ from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 
+import acoustic
+from acoustic.config import published
 from service.errors import ServiceError
 from service.keys import KeyRing, default_keys_file
 from service.settings import Settings
@@ -24,6 +26,8 @@ def check(settings: Settings) -> None:
     held = held_ports(settings.host, settings.port)
     for one in held:
         one.close()
+    for name in settings.models:
+        check_model(name)
     words = settings.language_model
     if words not in ("none", "shipped") and not Path(words).expanduser().exists():
         raise ServiceError(
@@ -31,6 +35,19 @@ def check(settings: Settings) -> None:
             f"There is no language model {words!r}.",
             "Name a KenLM file, 'shipped' or 'none'.",
         )
+
+
+def check_model(name: str) -> None:
+    """ServiceError for a name that stands for nothing at all. The catalogue, which brings PyTorch, says the rest."""
+    box = Path(acoustic.__file__).parent / "pretrained" / f"{name}.safetensors"
+    brought = default_keys_file().parent / "models" / name
+    if name in published or box.exists() or brought.is_dir() or (name and Path(name).expanduser().exists()):
+        return
+    raise ServiceError(
+        "model",
+        f"There is no model {name!r}: neither a name nor a file.",
+        "`silica models list` shows what is here.",
+    )
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:

@@ -44,6 +44,12 @@ def test_a_missing_language_model_is_told_at_once(tmp_path):
         check(Settings(port=0, language_model=str(tmp_path / "none.lm")))
 
 
+def test_a_model_that_is_nowhere_is_told_at_once():
+    with pytest.raises(ServiceError, match="There is no model 'no-such-model'"):
+        check(Settings(port=0, more_models=("no-such-model",)))
+    check(Settings(port=0, model="tiny", language_model="none"))
+
+
 def test_an_open_port_without_keys_is_refused(tmp_path):
     with pytest.raises(ServiceError, match="without API keys"):
         check(Settings(port=0, host="0.0.0.0", keys_file=tmp_path / "keys.json"))
