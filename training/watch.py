@@ -41,7 +41,7 @@ class Watch:
 
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_at)
         if folder is not None and (self._stream.isatty() if live is None else live):
-            self._live = _live_display(total_steps, resumed_at)
+            self._live = _live_display(total_steps, resumed_at, self._stream)
 
     def step(self, values: Mapping[str, float]) -> None:
         """One logging step: `step` counts finished steps, the rest by the names of COLUMNS, or further
@@ -153,16 +153,16 @@ def _cut_records(path: Path, step: int) -> None:
 def _is_before(row: Mapping[str, Any], step: int) -> bool:
     """True for a whole record up to that step; the last line of a killed run may be half a line."""
     try:
-        return int(row["step"]) <= step
+        return None not in row.values() and int(row["step"]) <= step
     except (KeyError, TypeError, ValueError):
         return False
 
 
-def _live_display(total_steps: int, done: int) -> "tuple[Progress, TaskID]":
+def _live_display(total_steps: int, done: int, stream: TextIO) -> "tuple[Progress, TaskID]":
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     columns = (BarColumn(bar_width=20), TaskProgressColumn(), TextColumn("{task.description}", markup=False))
-    progress = Progress(*columns, console=Console(stderr=True))
+    progress = Progress(*columns, console=Console(file=stream))
     progress.start()
     return progress, progress.add_task("starting", total=total_steps, completed=done)
