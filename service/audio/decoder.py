@@ -145,8 +145,8 @@ class SoundDecoder:
                 "the sound begins as no container that is known here."
                 if self.encoding is None
                 else f"declared {self.encoding}, but no such container begins like this.",
-                "For raw sound say encoding=linear16&sample_rate=16000 (or what it is); "
-                "Opus comes in Ogg or WebM.",
+                "Is it a sound file (WAV, FLAC, MP3, Ogg, WebM, MP4), and whole? "
+                "Raw sound needs encoding=linear16&sample_rate=16000, or what it is.",
             )
         if found is not None and declared is not None and found != declared:
             self._warn("header", f"declared {self.encoding}, but it is a {found} container; read as one.", "")

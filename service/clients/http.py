@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 import aiohttp
 
+from service.clients import KEY_ADVICE
 from service.errors import ServiceError
 
 Answer = TypeVar("Answer")
@@ -40,6 +42,13 @@ async def patiently(
         await asyncio.sleep(min(wait_s, MOST_WAIT_S))
 
 
+def _reason(error: OSError) -> str:
+    """In the system's plain words: asyncio puts its own text in their place."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return error.strerror or "no connection"
+
+
 class HttpClient:
     """`async with` it; a subclass adds what can be asked."""
 
@@ -68,17 +77,28 @@ class HttpClient:
                 if answer.status < 400:
                     return await answer.text() if text else await answer.json()
                 told = await answer.json(content_type=None)
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
+            raise ServiceError(
+                "network", f"{self.server} is no address of a server.", "Expected http://HOST:PORT."
+            ) from None
+        except aiohttp.ClientConnectorError as error:
+            raise ServiceError(
+                "network",
+                f"Nobody answers at {self.server} ({_reason(error.os_error)}).",
+                "Is it running? `silica serve` says where it listens.",
+            ) from None
         except aiohttp.ClientError as error:
             raise ServiceError(
-                "network", f"No answer from {self.server}: {error}.", "Is it running?"
+                "network", f"The answer from {self.server} broke off: {error}.", "Is it still running?"
             ) from None
         except ValueError:
             raise ServiceError("network", f"{self.server} did not answer as a Silica server does.") from None
         if not isinstance(told, dict):
             raise ServiceError("network", f"{self.server} did not answer as a Silica server does.")
+        code = str(told.get("err_code", "request")).lower()
         raise ServiceError(
-            str(told.get("err_code", "request")).lower(),
+            code,
             str(told.get("err_msg")),
-            told.get("advice", ""),
+            KEY_ADVICE if code == "key" else told.get("advice", ""),
             retry_after_s=told.get("retry_after_s"),
         )

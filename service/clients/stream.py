@@ -21,6 +21,7 @@ from urllib.parse import urlencode
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
+from service.clients import KEY_ADVICE
 from service.clients.replay import Entry, ReplayLog
 from service.errors import ServiceError
 
@@ -209,7 +210,8 @@ class StreamClient:
             return 0.0
         if status in FATAL_STATUS:
             told = body.get("err_msg") or f"The server refused the connection with HTTP {status}."
-            raise ServiceError(str(body.get("err_code", status)).lower(), told, body.get("advice", ""))
+            code = str(body.get("err_code", status)).lower()
+            raise ServiceError(code, told, KEY_ADVICE if code == "key" else body.get("advice", ""))
         try:
             return min(float(error.response.headers.get("Retry-After", "0")), self._most_wait_s)
         except ValueError:

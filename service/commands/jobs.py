@@ -2,21 +2,21 @@
 
 import argparse
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 HELP = "leave recordings with a server, watch and fetch them"
 FORMATS = ("text", "json", "srt", "vtt", "verbose_json")
-PATTERNS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".oga", ".webm", ".m4a", ".mp4")
 WATCH_S = 0.5
+ABOUT_THE_FILE = ("audio", "size")
+"""Refusals after which the next file may still be welcome."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Sub-verbs, each with the server's address."""
     verbs = parser.add_subparsers(dest="job_verb", metavar="WHAT", required=True)
     add = verbs.add_parser("add", help="send files or folders; with --wait, write what they say beside them")
-    add.add_argument("paths", nargs="+", type=Path, metavar="FILE")
+    add.add_argument("paths", nargs="+", metavar="FILE", help="a recording, a folder or a wildcard")
     add.add_argument("--model", help="one of the server's models")
     add.add_argument("--prompt", help="phrases to expect, divided by commas")
     add.add_argument("--webhook", metavar="URL", help="called when each is over")
@@ -60,6 +60,8 @@ async def _run(arguments: argparse.Namespace) -> int:
             jobs = await client.list(arguments.status)
             if arguments.json:
                 print(json.dumps({"jobs": jobs}))
+            elif not jobs:
+                print("no jobs")
             for job in () if arguments.json else jobs:
                 share = f"{job['progress']['share']:4.0%}"
                 print(f"{job['id']}  {job['status']:9}  {share}  {job['name']}")
@@ -78,13 +80,31 @@ async def _add(client: Any, arguments: argparse.Namespace) -> int:
     import asyncio
     import json
 
+    from service.commands.transcribe import expand
+    from service.errors import ServiceError
+    from service.transcripts import refuse_equal_names
+
     fields = {
         name: getattr(arguments, name) for name in ("model", "prompt", "webhook") if getattr(arguments, name)
     }
+    paths = [Path(name) for name in expand(arguments.paths)]
+    missing = next((path for path in paths if not path.is_file()), None)
+    if missing is not None:  # told before anything is sent
+        raise ServiceError("file", f"There is no file {missing}.", "Check the name and the folder.")
+    if arguments.out is not None:
+        refuse_equal_names([str(path) for path in paths], arguments.out)
     sent: list[tuple[Path, dict[str, Any]]] = []
+    refused = 0
     with _bar() as bar:
-        for path in expanded(arguments.paths):
-            sent.append((path, await client.add(path, fields)))
+        for path in paths:
+            try:
+                sent.append((path, await client.add(path, fields)))
+            except ServiceError as error:
+                if error.code not in ABOUT_THE_FILE:
+                    raise
+                refused += 1
+                bar.console.print(f"silica: {path}: {error}", markup=False, highlight=False, soft_wrap=True)
+                continue
             if not arguments.wait and not arguments.json:
                 print(f"{sent[-1][1]['id']}  {path}")
         if arguments.wait:
@@ -104,20 +124,8 @@ async def _add(client: Any, arguments: argparse.Namespace) -> int:
                     bar.console.print(f"silica: {path}: {told}", markup=False, highlight=False)
     if arguments.json:
         print(json.dumps({"jobs": [{"file": str(path), **job} for path, job in sent]}))
-    return 1 if arguments.wait and any(job["status"] != "done" for _, job in sent) else 0
-
-
-def expanded(paths: list[Path]) -> Iterator[Path]:
-    """Files as named, folders as the recordings in them."""
-    from service.errors import ServiceError
-
-    for path in paths:
-        if path.is_dir():
-            yield from sorted(file for file in path.rglob("*") if file.suffix.lower() in PATTERNS)
-        elif path.is_file():
-            yield path
-        else:
-            raise ServiceError("file", f"There is no file {path}.")
+    failed = arguments.wait and any(job["status"] != "done" for _, job in sent)
+    return 1 if refused or failed else 0
 
 
 def written(path: Path, folder: Path | None, form: str) -> Path:
@@ -125,7 +133,7 @@ def written(path: Path, folder: Path | None, form: str) -> Path:
     suffix = {"text": ".txt", "verbose_json": ".json"}.get(form, f".{form}")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    return (folder or path.parent) / (path.stem + suffix)
+    return (folder or path.parent) / (path.name + suffix)
 
 
 def _bar() -> Any:

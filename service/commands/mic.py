@@ -64,7 +64,9 @@ def _list(as_json: bool) -> int:
             mark = "*" if device.default else " "
             print(f"{mark} {device.number:3}  {device.name}  ({device.driver}, {device.rate} Hz)")
         if not found:
-            print("no input device found")
+            print(
+                "no input device found: plug one in, or check that this user may use the sound card (group audio)"
+            )
     return 0
 
 

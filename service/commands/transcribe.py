@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="text", help="what to write (default: text)")
     parser.add_argument("--json", action="store_true", help="one JSON object for all files on stdout")
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="write a file beside each name here, not to stdout"
+        "--out", type=Path, metavar="FOLDER", help="write each transcript as a file in this folder"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(here_only={name: parser.get_default(name) for name in HERE_ONLY})
@@ -171,12 +171,18 @@ def expand(names: list[str]) -> list[str]:
         elif path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SOUND_SUFFIXES)
             if not inside:
-                raise ServiceError("audio_file", f"There is no sound file in {path}.", "Name one by itself.")
+                raise ServiceError(
+                    "audio_file",
+                    f"There is no sound file in {path} or below it (*{' *'.join(SOUND_SUFFIXES[:5])} …).",
+                    "A recording of another name can be named by itself.",
+                )
             found += map(str, inside)
         elif not path.exists() and any(mark in name for mark in "*?["):
             matching = sorted(map(str, Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))))
             if not matching:
-                raise ServiceError("audio_file", f"Nothing here matches {name}.", "Check the wildcard.")
+                raise ServiceError(
+                    "audio_file", f"No file matches {name}.", "Check the wildcard and the folder."
+                )
             found += matching
         else:
             found.append(str(path))

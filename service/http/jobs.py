@@ -104,7 +104,7 @@ async def create(request: web.Request) -> web.Response:
             raise ServiceError(
                 "audio",
                 "The file is in no format known here.",
-                "Accepted are Ogg and WebM (Opus, Vorbis), FLAC, MP3, WAV, MP4 (AAC); raw sound needs `encoding`.",
+                "Is it a sound file (WAV, FLAC, MP3, Ogg, WebM, MP4), and whole? Raw sound needs `encoding`.",
             )
         webhook = form.fields["webhook"][-1] if form.fields.get("webhook") else None
         if webhook is not None:

@@ -82,7 +82,7 @@ def test_subtitles_are_written_beside_each_name(clips: Path, form: str, suffix: 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (["transcribe", "missing-*.wav"], "Nothing here matches"),
+        (["transcribe", "missing-*.wav"], "No file matches"),
         (["transcribe", "x.wav", "--model", "nobody"], "no model"),
         (["evaluate", "nowhere"], "no manifest"),
         (["bench", "--model", "tiny", "--processes", "0"], "Nothing to measure"),

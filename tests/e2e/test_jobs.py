@@ -213,6 +213,7 @@ def test_the_command_sends_a_folder_waits_and_writes_beside(
     (tmp_path / "one.wav").write_bytes(short)
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "bad.flac").write_bytes(b"fLaC" + bytes(900))
+    (tmp_path / "deep" / "letter.wav").write_bytes(b"dear sir")
     environment = {**os.environ, "SILICA_SERVER": served.address}
 
     def jobs(*line: str) -> subprocess.CompletedProcess[str]:
@@ -222,8 +223,9 @@ def test_the_command_sends_a_folder_waits_and_writes_beside(
     done = jobs("add", str(tmp_path), "--wait", "--json")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     states = {Path(job["file"]).name: job["status"] for job in json.loads(done.stdout)["jobs"]}
-    assert states == {"one.wav": "done", "bad.flac": "failed"}
-    assert (tmp_path / "one.txt").read_text().split() == whole(served, short)
+    assert states == {"one.wav": "done", "bad.flac": "failed"}  # letter.wav was not taken
+    assert "letter.wav: The file is in no format known here." in done.stderr
+    assert (tmp_path / "one.wav.txt").read_text().split() == whole(served, short)
     listed = json.loads(jobs("list", "--json").stdout)["jobs"]
     assert [job["name"] for job in listed if job["name"] == "one.wav"] == ["one.wav"]
     missing = jobs("show", "job_" + 24 * "0")

@@ -2,8 +2,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { failureFromClose, failureFromCode } from "../../web/session/failures.js";
-import { LiveSession } from "../../web/session/listen.js";
-import { hotwordsOf, listenAddress, parsed } from "../../web/session/protocol.js";
+import { KEPT_BYTES, LiveSession, RETRY_MS } from "../../web/session/listen.js";
+import { BYTES_PER_SECOND, fileAddress, hotwordsOf, listenAddress, parsed } from "../../web/session/protocol.js";
 import { Replay } from "../../web/session/replay.js";
 
 class Socket {
@@ -250,4 +250,15 @@ test("replay: any position inside what is kept", () => {
   }
   replay.confirm(4);
   assert.equal(replay.from(2).missing, 2);
+});
+
+test("it tries to come back for longer than it keeps sound: nothing that is kept is thrown away unheard", () => {
+  const patienceS = RETRY_MS.reduce((sum, wait) => sum + wait, 0) / 1000;
+  assert.ok(patienceS > KEPT_BYTES / BYTES_PER_SECOND);
+});
+
+test("written words are asked for, live and for files", () => {
+  assert.equal(new URL(listenAddress("http://host/", { written: true })).searchParams.get("smart_format"), "true");
+  assert.equal(new URL(fileAddress("http://host/", { written: true })).searchParams.get("smart_format"), "true");
+  assert.equal(new URL(listenAddress("http://host/")).searchParams.get("smart_format"), null);
 });

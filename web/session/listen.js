@@ -8,10 +8,10 @@ import { Replay } from "./replay.js";
 import { shifted } from "./transcript.js";
 
 const OPEN = 1; // WebSocket.OPEN
-const KEPT_BYTES = BYTES_PER_SECOND * 120; // sound kept that is not final yet; a longer break cannot be bridged
+export const KEPT_BYTES = BYTES_PER_SECOND * 120; // sound kept that is not final yet; of a longer break the rest is lost
 const KEEP_ALIVE_MS = 4000;
 const FINISH_MS = 30000; // silence from the server for so long after CloseStream ends the wait
-const RETRY_MS = [0, 500, 1000, 2000, 4000, ...Array(10).fill(8000)]; // waits before each attempt to come back
+export const RETRY_MS = [0, 500, 1000, 2000, 4000, ...Array(75).fill(8000)]; // waits before each attempt to come back
 const MOST_ANEW = 5; // sessions in a row that decided nothing; something in the sound may be what ends them
 
 export class LiveSession {

@@ -69,14 +69,18 @@ export class Recording {
   state(state) {
     if (this.away && state === "listening") this.breaks += 1;
     if (state === "listening" || state === "reconnecting") this.away = state === "reconnecting";
-    if (!this.stopping) this.on.state(state);
+    if (!this.stopping || this.away) this.on.state(state);
+    else if (state === "listening") this.on.state("finishing");
   }
 
   async stop() {
-    if (this.stopping) return;
+    if (this.stopping) {
+      if (this.away) this.session?.cancel(); // pressed again: not waited for any longer
+      return;
+    }
     this.stopping = true;
     if (!this.microphone) return;
-    this.on.state("finishing");
+    if (!this.away) this.on.state("finishing");
     await this.microphone.stop();
     this.session?.finish();
   }
