@@ -1,10 +1,13 @@
 """What can be told to be wrong before anything is loaded: address, keys, certificate, files. Takes no time at all."""
 
+import contextlib
 import ipaddress
 import os
+import shutil
 import socket
 import ssl
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +17,7 @@ from acoustic.config import published
 from service.errors import ServiceError
 from service.keys import KeyRing, default_keys_file
 from service.settings import Settings
+from service.usage import process_name
 
 ELSEWHERE = frozenset({"SILICA_HOME", "SILICA_CONFIG", "SILICA_SERVER", "SILICA_KEY", "SILICA_KENLM_SOURCE"})
 """Variables of ours that are no setting of the server."""
@@ -62,6 +66,20 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> tuple[str,
                 + (f" Did you mean {near[0]}?" if near else "")
             )
     return tuple(told)
+
+
+@contextlib.contextmanager
+def own_folder() -> Iterator[Path]:
+    """A folder for this process only. What processes left that were killed is cleared away."""
+    for left in Path(tempfile.gettempdir()).glob("silica-[0-9]*-*"):
+        with contextlib.suppress(OSError, ValueError):
+            if not process_name(int(left.name.split("-")[1])) and left.stat().st_uid == os.getuid():
+                shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"silica-{os.getpid()}-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def open_keys(settings: Settings) -> KeyRing:

@@ -34,29 +34,22 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
 
     import os
-    import shutil
     import sys
-    import tempfile
 
-    from service.preflight import check, unknown_variables
+    from service.preflight import check, own_folder, unknown_variables
     from service.screen import starting
 
     for sentence in unknown_variables():
         print(f"silica: {sentence}", file=sys.stderr)
     check(settings)
-    if settings.workers == 1:
-        with starting(settings) as ready:
-            return serve(settings, ready, arguments.json)
-    # Before prometheus_client is imported, here and in every process that we start.
-    folder = os.environ["PROMETHEUS_MULTIPROC_DIR"] = tempfile.mkdtemp(prefix="silica-metrics-")
-    try:
-        with starting(settings) as ready:
-            return serve(settings, ready, arguments.json)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with own_folder() as folder, starting(settings) as ready:
+        if settings.workers > 1:
+            # Before prometheus_client is imported, here and in every process that we start.
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+        return serve(settings, folder, ready, arguments.json)
 
 
-def serve(settings: "Settings", ready: "Callable[[], None]", as_json: bool) -> int:
+def serve(settings: "Settings", folder: Path, ready: "Callable[[], None]", as_json: bool) -> int:
     """Start everything, say so, and serve until told to stop."""
     import asyncio
     import signal
@@ -86,7 +79,7 @@ def serve(settings: "Settings", ready: "Callable[[], None]", as_json: bool) -> i
         from service.fronts.house import House
         from service.preflight import open_keys
 
-        async with House(settings) as house:
+        async with House(settings, folder) as house:
 
             def tell() -> None:
                 ready()

@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
-import tempfile
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -45,12 +43,12 @@ class Door:
 
 
 class House:
-    """`async with House(settings) as house:` serves; `run_until_stopped` waits for a signal, then drains."""
+    """`async with House(settings, folder) as house:` serves; `run_until_stopped` waits for a signal, then drains."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        """`folder`: where the fronts' own sockets lie; nobody else may look into it."""
+        self.settings, self.folder = settings, folder
         self.port = settings.port
-        self.folder = Path(tempfile.mkdtemp(prefix="silica-"))
         self.metrics = Metrics()
         self.board = Board(columns_for(settings.models), settings.workers + 1, shared=True)
         self.switchboard = Switchboard(settings, self.metrics, self.board, self._tell)
@@ -138,7 +136,6 @@ class House:
         await self.switchboard.stop()
         for port in self._ports:
             port.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     # ---- fronts
 

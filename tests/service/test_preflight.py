@@ -8,7 +8,7 @@ import pytest
 
 from service.commands import main
 from service.errors import ServiceError
-from service.preflight import check, held_ports, unknown_variables
+from service.preflight import check, held_ports, own_folder, unknown_variables
 from service.settings import Settings
 
 
@@ -60,6 +60,21 @@ def test_misspelt_variables_are_named():
     assert told == (
         "SILICA_PROT is set in the environment and means nothing here. Did you mean SILICA_PORT?",
     )
+
+
+def test_the_folder_is_gone_afterwards_and_so_is_what_the_killed_left(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = tmp_path / f"silica-{gone.pid}-abc"
+    other = tmp_path / "silica-notes"
+    left.mkdir()
+    other.mkdir()
+    with own_folder() as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700 and not left.exists() and other.exists()
+        with own_folder():
+            assert folder.exists()
+    assert not folder.exists()
 
 
 def test_the_verb_refuses_before_it_loads_anything(capsys):
