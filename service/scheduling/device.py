@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 SWEEP_S = 0.5
 """How often the hop is chosen anew though no stream came or went."""
+LOOK_S = 0.3
+"""So long the machine is watched before the first estimate is told."""
 LEARN_S = 10.0
 """Sound that must have been heard before its cost is believed."""
 
@@ -165,6 +167,8 @@ class Device:
             raise
         self._speaks = True
         self._loop_s = self._board.total("loop_s")
+        self._look()
+        await asyncio.sleep(LOOK_S)
         self._sweep()
 
     def retire(self) -> None:
@@ -270,9 +274,7 @@ class Device:
             self._board.put("loop_s", time.thread_time())
         self._board.add("work_s", self.engine.take_cost_s())
         self.capacity.observe_wait(self.engine.take_live_wait_s())
-        if self.kind == "cpu":
-            own_s = self._board.total("loop_s") + self._board.total("work_s")
-            self.capacity.processors = self._machine.look(time.monotonic(), busy_s(), own_s)
+        self._look()
         if self._heard_s >= LEARN_S:
             loop_s = self._board.total("loop_s")
             spent_s = max(0.0, loop_s - self._loop_s)
@@ -280,6 +282,12 @@ class Device:
             self._heard_s, self._windows, self._decode_s, self._loop_s = 0.0, 0, 0.0, loop_s
         self._tell()
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def _look(self) -> None:
+        """What others leave to us of the machine, on average since a while."""
+        if self.kind == "cpu":
+            own_s = self._board.total("loop_s") + self._board.total("work_s")
+            self.capacity.processors = self._machine.look(time.monotonic(), busy_s(), own_s)
 
     def _tell(self) -> None:
         """The hop in force and what goes with it, to whoever asks."""
