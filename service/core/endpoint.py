@@ -2,7 +2,7 @@
 
 Two witnesses: the network (mass on letters) and the energy over the noise floor. The network hears late, since
 it looks ahead; the energy of that look-ahead is known already. Letters quiet for half the limit and energy for
-all of it end an utterance, or letters for all of it and energy for half, or letters alone for twice as long.
+all of it end an utterance, or letters for all of it and energy for half, or letters alone for half as long again.
 No clock, no decoder, no samples here.
 """
 
@@ -153,7 +153,7 @@ class Endpointer:
         if silence is not None and half is not None:
             over = run >= half and quiet_ahead >= silence
             over = over or (run >= silence and quiet_frames >= silence // 2)
-            if over or run >= 2 * silence:
+            if over or run >= silence + silence // 2:
                 self.flush()
                 return Signal.ENDED
         near_limit = self._length_frames >= NEAR_LIMIT * self.rule.longest_frames

@@ -74,7 +74,7 @@ def test_a_candidate_is_withdrawn_when_speech_goes_on() -> None:
 def test_sound_without_letters_needs_the_longer_silence() -> None:
     quiet_room = [(BLANK, QUIET_DB)] * 5
     ended = run(RULE, quiet_room + SPEECH + [(BLANK, LOUD_DB)] * 60)[-1]
-    assert ended == (5 + 10 + 2 * 15 - 1, Signal.ENDED)
+    assert ended == (5 + 10 + 15 + 7 - 1, Signal.ENDED)
 
 
 def test_without_endpointing_only_the_length_ends_it() -> None:

@@ -71,7 +71,7 @@ def test_two_utterances_with_a_silence_between() -> None:
 
 def test_a_candidate_is_shown_before_the_final_and_says_the_same() -> None:
     loop = PlainLoop(HELLO, GREEDY)
-    quiet_and_loud = [noise(0.1, loudness=0), noise(0.75), noise(1.2, loudness=0), noise(2.0)]
+    quiet_and_loud = [noise(0.1, loudness=0.0005), noise(0.75), noise(1.2, loudness=0), noise(2.0)]
     loop.take(Audio(np.concatenate(quiet_and_loud, axis=1)))
     partials = [event for event in loop.events if isinstance(event, Partial)]
     candidate = next(event for event in partials if event.probably_over)
