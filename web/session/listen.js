@@ -31,6 +31,7 @@ export class LiveSession {
     this.decidedByte = 0; // everything before it is final
     this.receivedByte = 0; // everything before it has arrived
     this.anew = 0;
+    this.takesOver = false; // the next session to be opened goes on for one that is gone
     this.attempt = 0;
     this.state = "new";
     this.finishing = false;
@@ -132,6 +133,7 @@ export class LiveSession {
     this.id = message.request_id;
     this.attempt = 0;
     this.messageBytes = Math.min(this.messageBytes, message.max_message_bytes ?? this.messageBytes);
+    if (this.takesOver) this.takeOver();
     const { blocks, missing } = this.replay.from(this.sessionByte + (message.received_bytes ?? 0));
     if (missing) {
       if (this.canBeginAnew) this.beginAnew();
@@ -195,14 +197,20 @@ export class LiveSession {
     const old = this.socket;
     this.socket = null;
     old?.close(1000);
-    const lostBytes = Math.max(0, this.replay.firstByte - this.decidedByte);
-    this.sessionByte = this.decidedByte + lostBytes;
-    this.decidedByte = this.receivedByte = this.sessionByte;
+    this.takesOver = true;
     this.id = null;
     this.sequence = 0;
     this.attempt = 0;
-    this.on.begunAnew?.({ fromS: secondsOf(this.sessionByte), lostS: secondsOf(lostBytes) });
     this.comeBack();
+  }
+
+  // The new session is there. What is lost is known only now: sound went on while it was being opened.
+  takeOver() {
+    this.takesOver = false;
+    const lostBytes = Math.max(0, this.replay.firstByte - this.decidedByte);
+    this.sessionByte = this.decidedByte + lostBytes;
+    this.decidedByte = this.receivedByte = this.sessionByte;
+    this.on.begunAnew?.({ fromS: secondsOf(this.sessionByte), lostS: secondsOf(lostBytes) });
   }
 
   set(state) {
