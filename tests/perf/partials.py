@@ -1,10 +1,10 @@
 """How steady the words are that a listener sees while somebody speaks, and what that costs in time.
 
-    python -m tests.perf.partials --log-probs FOLDER --manifest MANIFEST [--every N] [--out FOLDER]
+    python -m tests.perf.partials --manifest MANIFEST --heard NAME FOLDER [--heard ...] [--every N] [--out FOLDER]
 
-FOLDER holds one `.npy` of log-probabilities for each clip, as the service's windows hear it (`silica evaluate
---streamed --keep-log-probs`). Frames come in hops; after each the best reading is shown by the service's own
-Transcript. Results go to `partials.json` and `partials.md`.
+FOLDER holds one `.npy` of log-probabilities for each clip (`silica evaluate --streamed --keep-log-probs`), NAME says
+whose they are. Frames come in hops; after each the best reading is shown by the service's own Transcript. Results go
+to `partials.json` and `partials.md`.
 """
 
 import argparse
@@ -65,42 +65,47 @@ def measure(
     }
 
 
+def table(clips: list[Clip]) -> list[dict[str, Any]]:
+    """Greedy, the search alone, and the search with the model in the box at every agreement."""
+    ngram = NGram.shipped()
+    rows = [{"search": "greedy", "agreement": ""} | measure(clips, "greedy", None, SearchSettings())]
+    rows.append({"search": "beam alone", "agreement": 0.0} | measure(clips, "beam", None, SearchSettings()))
+    for agreement in AGREEMENTS:
+        settings = SearchSettings(partial_agreement=agreement)
+        found = measure(clips, "beam", ngram, settings)
+        rows.append({"search": "beam + model in the box", "agreement": agreement} | found)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--log-probs", type=Path, required=True)
+    parser.add_argument("--heard", nargs=2, action="append", required=True, metavar=("NAME", "FOLDER"))
     parser.add_argument("--manifest", type=Path, required=True)
     parser.add_argument("--every", type=int, default=4, help="one clip in this many (default 4)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     warm()
-    clips = read_clips(arguments.manifest, arguments.log_probs, arguments.every)
-    ngram = NGram.shipped()
-    rows = [{"search": "greedy", "agreement": None} | measure(clips, "greedy", None, SearchSettings())]
-    rows.append({"search": "beam alone", "agreement": 0.0} | measure(clips, "beam", None, SearchSettings()))
-    for agreement in AGREEMENTS:
-        settings = SearchSettings(partial_agreement=agreement)
-        rows.append(
-            {"search": "beam + model in the box", "agreement": agreement}
-            | measure(clips, "beam", ngram, settings)
-        )
-        print(json.dumps(rows[-1]), flush=True)
-    results = {"date": datetime.now(UTC).date().isoformat(), "clips": len(clips), "rows": rows}
+    today = datetime.now(UTC).date().isoformat()
+    results: dict[str, Any] = {"date": today}
     lines = [
-        f"Measured {results['date']} by tests/perf/partials.py: {len(clips)} clips, hops of "
-        f"{HOP_FRAMES * FRAME_S:.2f} s. Times run from the end of a word in the sound that was pushed; look-ahead, "
-        "queue and computing come on top.",
-        "",
-        "| search | agreement | taken back a final word | first seen after | seen for good after | 95 % | WER |",
-        "|---|---|---|---|---|---|---|",
+        f"Measured {today} by tests/perf/partials.py; hops of {HOP_FRAMES * FRAME_S:.2f} s. Times run from the end of "
+        "a word in the sound that was pushed; look-ahead, queue and computing come on top.",
     ]
-    lines += [
-        f"| {row['search']} | {'' if row['agreement'] is None else row['agreement']} | {row['taken_back_a_word']} "
-        f"| {row['seen_after_s']} s | {row['seen_for_good_after_s']} s | {row['seen_for_good_after_s_95']} s "
-        f"| {row['wer_percent']} % |"
-        for row in rows
-    ]
+    for name, folder in arguments.heard:
+        clips = read_clips(arguments.manifest, Path(folder), arguments.every)
+        results[name] = {"clips": len(clips), "rows": table(clips)}
+        lines += [
+            f"\n{name}, {len(clips)} clips:\n",
+            "| search | agreement | taken back a final word | first seen after | seen for good after | 95 % | WER |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {row['search']} | {row['agreement']} | {row['taken_back_a_word']} | {row['seen_after_s']} s "
+            f"| {row['seen_for_good_after_s']} s | {row['seen_for_good_after_s_95']} s | {row['wer_percent']} % |"
+            for row in results[name]["rows"]
+        ]
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "partials.json").write_text(json.dumps(results, indent=1) + "\n")
     (arguments.out / "partials.md").write_text("\n".join(lines) + "\n")
