@@ -10,7 +10,7 @@ ARGS   ?=
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format bench clean
+.PHONY: help setup serve test lint format bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,6 +23,8 @@ $(VENV)/.run-$(DEVICE): requirements/run.txt pyproject.toml scripts/setup.sh
 $(VENV)/.dev-$(DEVICE): $(VENV)/.run-$(DEVICE) requirements/dev.txt
 	@scripts/setup.sh dev $(DEVICE) $(PYTHON)
 	@touch $@
+
+setup: $(VENV)/.dev-$(DEVICE) ## set everything up and start nothing; the other targets do it by themselves
 
 serve: $(VENV)/.run-$(DEVICE) ## set everything up, then serve: open the page it names, speak, read
 	@$(BIN)/silica serve --device $(DEVICE) $(ARGS)
