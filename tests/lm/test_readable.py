@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,6 +100,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Punctuator, dict[
     ]
     text.write_text("\n".join(lines * 60))
     settings = PunctuationSettings(known_words=30, shared_rows=8, suffix_rows=16, words_a_step=512, passes=4)
+    torch.set_num_threads(1)  # as the command does: on a busy machine threads wait for each other
     figures = train([text], folder / "marks.safetensors", settings, lambda _: None)
     return Punctuator.load(folder / "marks.safetensors"), figures
 
@@ -113,8 +115,6 @@ def test_a_trained_tagger_restores_marks_and_capitals(trained: tuple[Punctuator,
 
 
 def test_the_network_in_numpy_is_the_network_in_torch(trained: tuple[Punctuator, dict[str, float]]) -> None:
-    import torch
-
     from lm.punctuation.model import PAD_WORDS
     from lm.punctuation.training import Tagger
 
