@@ -112,8 +112,8 @@ def test_the_command_builds_measures_adapts_and_describes(
 def test_tuning_builds_the_prunings_it_is_to_try(
     written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    frames = np.full((3, 28), -9.0, np.float32)
-    frames[[0, 1, 2], [20, 27, 0]] = 0.0
+    frames = np.full((3, 29), -9.0, np.float32)
+    frames[[0, 1, 2], [20, 28, 0]] = 0.0
     np.save(tmp_path / "clip.npy", frames)
     (tmp_path / "manifest.jsonl").write_text('{"audio": "clip.flac", "text": "t"}')
     line = ["lm", "tune", str(tmp_path / "manifest.jsonl"), "--log-probs", str(tmp_path)]
