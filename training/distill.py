@@ -76,6 +76,13 @@ class Labelled:
     answers: dict[str, Stored]
 
 
+def without(answer: Answer, rows: Sequence[int]) -> Answer:
+    """The answer with no outputs to compare with in some rows."""
+    outputs = answer.outputs.clone()
+    outputs[list(rows)] = 0
+    return replace(answer, outputs=outputs)
+
+
 class Teacher(Protocol):
     """Stored or live."""
 
@@ -97,7 +104,7 @@ class StoredTeacher:
         counted = torch.zeros(len(batch), dtype=torch.long)
         before, after = batch.lengths.tolist(), altered.lengths.tolist()
         for row, name in enumerate(batch.names):
-            if name not in self.answers or row in altered.silent:
+            if name not in self.answers:
                 continue
             stored = self.answers[name]
             heard = stored.folder.log_probs(stored.key)
@@ -161,7 +168,7 @@ class DistilObjective:
         batch, altered = heard.batch, heard.altered
         log_probs, outputs = model(heard.features, heard.frames)
         log_probs = log_probs.float()
-        answer = self.teacher.answer(batch, altered, log_probs.shape[1])
+        answer = without(self.teacher.answer(batch, altered, log_probs.shape[1]), altered.silent)
         targets, target_lengths = self._targets(batch, altered, answer)
         words = words_loss(log_probs, outputs, targets, target_lengths, self.config.blank)
         words = words + silence_loss(log_probs, outputs, altered.silent, self.config.blank)
@@ -183,9 +190,7 @@ class DistilObjective:
         for row, own in enumerate(torch.split(batch.targets, batch.target_lengths.tolist())):
             heard = answer.words[row]
             believed = own if heard is None or (len(own) and whole[row]) else heard
-            if row in altered.silent:
-                believed = own[:0]
-            chosen.append(believed.to(device))
+            chosen.append(own[:0] if row in altered.silent else believed.to(device))
         lengths = torch.tensor([len(labels) for labels in chosen], device=device)
         return torch.cat(chosen), lengths
 

@@ -20,7 +20,7 @@ from acoustic.network import build
 from acoustic.network.assemble import parameter_count
 from acoustic.shape import ModelConfig
 from training.assemble import read_material, schedule_for, shape_of
-from training.augment import NO_ALTERATION
+from training.augment import NO_ALTERATION, PARTS
 from training.data.feed import Feed, Share
 from training.recipe import Recipe
 from training.watch import duration
@@ -209,18 +209,7 @@ def matrix_speed(device: str | None = None, seconds: float = 0.2) -> float:
 
 
 def _altered(recipe: Recipe) -> str:
-    names = (
-        "speed",
-        "vocal_tract",
-        "voice",
-        "room",
-        "noise",
-        "band",
-        "telephone",
-        "quantise",
-        "level",
-        "nothing",
-    )
+    names = (*PARTS, "level", "nothing")
     parts = [f"{name} {getattr(recipe.augment, name):.0%}" for name in names if getattr(recipe.augment, name)]
     if recipe.augment.speed:
         low, high = recipe.augment.speed_range

@@ -12,7 +12,31 @@ Name = Literal["novograd", "muon", "adamw", "sgd"]
 NAMES: tuple[Name, ...] = ("novograd", "muon", "adamw", "sgd")
 
 
-class NovoGrad(torch.optim.Optimizer):
+class ByGroup(torch.optim.Optimizer):
+    """An optimiser that steps each group's parameters together."""
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if weights:
+                self._step_group(group, weights)
+        return loss
+
+    def _step_group(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        raise NotImplementedError
+
+
+class NovoGrad(ByGroup):
     """NovoGrad (Ginsburg et al. 2019, arXiv 1905.11286, algorithm 1): Adam's idea with one second moment a
     layer.
 
@@ -36,23 +60,6 @@ class NovoGrad(torch.optim.Optimizer):
             )
         super().__init__(parameters, {"lr": rate, "betas": betas, "decay": decay, "epsilon": epsilon})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if weights:
-                self._step_group(group, weights)
-        return loss
-
     def _step_group(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         beta1, beta2 = group["betas"]
         gradients = [weight.grad for weight in weights if weight.grad is not None]
@@ -74,7 +81,7 @@ class NovoGrad(torch.optim.Optimizer):
         torch._foreach_add_(weights, firsts, alpha=-group["lr"])
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(ByGroup):
     """Muon (Jordan et al. 2024): momentum whose singular values are all brought near one, for the matrices; Adam for
     whatever has no two wide sides (depthwise taps, norms, biases, the first group's `matrices` being false).
 
@@ -92,23 +99,9 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         super().__init__(groups, {"lr": rate, "betas": betas, "momentum": momentum, "epsilon": epsilon})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if weights:
-                torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-                (self._step_matrices if group["matrices"] else self._step_others)(group, weights)
-        return loss
+    def _step_group(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        (self._step_matrices if group["matrices"] else self._step_others)(group, weights)
 
     def _step_matrices(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         alike: dict[tuple[int, int], list[Tensor]] = {}

@@ -27,6 +27,7 @@ from training.distill import (
     labelled_clips,
     nearby_characters,
     silence_loss,
+    without,
     words_loss,
 )
 from training.labels import LabelFolder
@@ -107,11 +108,15 @@ def test_where_nothing_is_said_nothing_is_to_be_written(tmp_path: Path) -> None:
     assert (
         silence_loss(both, outputs, (1,), BLANK)[0] == 0 and not silence_loss(both, outputs, (), BLANK).any()
     )
-    teacher = StoredTeacher({}, CLASSES)
+    teacher = Answer(both, outputs, (None, None))
+    assert without(teacher, (1,)).outputs.tolist() == [20, 0] and without(teacher, ()).outputs.tolist() == [
+        20,
+        20,
+    ]
     objective = DistilObjective(
         published["tiny"],
         torch.device("cpu"),
-        teacher,
+        StoredTeacher({}, CLASSES),
         alteration=replace(NO_ALTERATION, nothing=1.0),
         ramp=Ramp(1.0, 1),
     )

@@ -7,7 +7,7 @@ parts can be used alone.
 """
 
 from training.augment.bands import band_limit, telephone
-from training.augment.chain import NO_ALTERATION, Alteration, Altered, Banks, alter
+from training.augment.chain import NO_ALTERATION, PARTS, Alteration, Altered, Banks, alter
 from training.augment.codecs import a_law, mu_law, quantise, through_codec
 from training.augment.level import change_level, mix, random_segments
 from training.augment.masks import spec_augment, spec_cutout
@@ -18,6 +18,7 @@ from training.augment.vocal_tract import warp_mel, warp_vocal_tract
 
 __all__ = [
     "NO_ALTERATION",
+    "PARTS",
     "Alteration",
     "Altered",
     "Banks",

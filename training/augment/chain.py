@@ -4,6 +4,7 @@ makes them.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,10 @@ from training.augment.vocal_tract import warp_vocal_tract
 
 Pick = Callable[[str, float], Tensor]
 """Name and probability of a part -> the rows (on the sound's device) that it falls on."""
+
+
+PARTS = ("splice", "speed", "vocal_tract", "voice", "room", "noise", "band", "telephone", "quantise")
+"""The parts of the chain that fall on more rows the stronger it is."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +58,7 @@ class Alteration:
         Probabilities shrink in proportion, ranges towards no change; the lowest signal-to-noise ratios rise.
         """
         strength = max(0.0, min(1.0, strength))
-        gentle = {
-            name: getattr(self, name) * strength
-            for name in (
-                "splice",
-                "speed",
-                "vocal_tract",
-                "voice",
-                "room",
-                "noise",
-                "band",
-                "telephone",
-                "quantise",
-            )
-        }
+        gentle: dict[str, Any] = {name: getattr(self, name) * strength for name in PARTS}
         low, high = self.noise_snr_db
         return replace(
             self,
@@ -78,17 +70,7 @@ class Alteration:
         )
 
 
-NO_ALTERATION = Alteration(
-    speed=0.0,
-    vocal_tract=0.0,
-    voice=0.0,
-    room=0.0,
-    noise=0.0,
-    band=0.0,
-    telephone=0.0,
-    quantise=0.0,
-    level=0.0,
-)
+NO_ALTERATION = replace(Alteration(), **dict.fromkeys((*PARTS, "level", "nothing"), 0.0))
 
 
 @dataclass(frozen=True)
