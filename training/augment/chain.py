@@ -70,7 +70,8 @@ class Alteration:
         )
 
 
-NO_ALTERATION = replace(Alteration(), **dict.fromkeys((*PARTS, "level", "nothing"), 0.0))
+_OFF: dict[str, Any] = dict.fromkeys((*PARTS, "level", "nothing"), 0.0)
+NO_ALTERATION = replace(Alteration(), **_OFF)
 
 
 @dataclass(frozen=True)
