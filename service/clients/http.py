@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 import aiohttp
 
-from service.clients import KEY_ADVICE
+from service.clients import KEY_ADVICE, untrusted
 from service.errors import ServiceError
 
 Answer = TypeVar("Answer")
@@ -81,6 +81,8 @@ class HttpClient:
             raise ServiceError(
                 "network", f"{self.server} is no address of a server.", "Expected http://HOST:PORT."
             ) from None
+        except aiohttp.ClientSSLError as error:
+            raise untrusted(self.server, error.os_error) from None
         except aiohttp.ClientConnectorError as error:
             raise ServiceError(
                 "network",

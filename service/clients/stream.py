@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import random
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from urllib.parse import urlencode
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
-from service.clients import KEY_ADVICE
+from service.clients import KEY_ADVICE, untrusted
 from service.clients.replay import Entry, ReplayLog
 from service.errors import ServiceError
 
@@ -168,6 +169,8 @@ class StreamClient:
                     retry_s = 0.0
                 except InvalidStatus as error:
                     retry_s = self._refused(error)
+                except ssl.SSLCertVerificationError as error:
+                    raise untrusted(self.server, error) from None  # it would not be trusted later either
                 except (OSError, TimeoutError, InvalidHandshake, EOFError):
                     retry_s, nobody = 0.0, True
                 # A server that never was there is a wrong address more often than one that comes in a minute.

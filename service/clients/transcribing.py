@@ -83,7 +83,8 @@ async def as_jobs(files: list[str], arguments: argparse.Namespace, bar: Any, tak
                     if job["status"] in ("queued", "running"):
                         done += job["progress"]["share"]
                         if job["status"] == "running":
-                            tasks.setdefault(id, bar.add_task(f"  {_name(watched[id][0])}", total=1.0))
+                            if id not in tasks:
+                                tasks[id] = bar.add_task(f"  {_name(watched[id][0])}", total=1.0)
                             bar.update(tasks[id], completed=job["progress"]["share"])
                         continue
                     if id in tasks:

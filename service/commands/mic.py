@@ -3,10 +3,7 @@
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 HELP = "speak into the microphone and read along"
 FORMATS = ("txt", "srt", "vtt", "json")

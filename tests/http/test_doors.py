@@ -15,6 +15,8 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from service.clients.jobs import JobsClient
+from service.clients.stream import StreamClient
 from service.errors import ServiceError
 from service.http.server import Server
 from service.http.state import STATE
@@ -276,6 +278,14 @@ async def test_tls_serves_the_same_over_wss(front, speech, tmp_path):
             await socket.send(speech)
             await socket.send('{"type":"CloseStream"}')
             kinds = [json.loads(message)["type"] async for message in socket]
+        # Our own clients do not trust it, and say so: it is neither absent nor forbidden.
+        https = f"https://localhost:{server.port}"
+        with pytest.raises(ServiceError, match=r"No safe connection to .*self-signed"):
+            async with JobsClient(https) as jobs:
+                await jobs.list(None)
+        with pytest.raises(ServiceError, match=r"No safe connection to .*self-signed"):
+            async with StreamClient(https) as stream:
+                await anext(aiter(stream))
     assert kinds[-1] == "Metadata" and "Results" in kinds
 
 
