@@ -58,6 +58,7 @@ def serve(settings: "Settings", folder: Path, ready: "Callable[[], None]", as_js
 
     # Before our own imports, which take as long as those of the workers: side by side.
     begin_fork_server()
+    from service.event_loop import loop_factory
     from service.logs import start_logging
     from service.screen import show
 
@@ -96,15 +97,7 @@ def serve(settings: "Settings", folder: Path, ready: "Callable[[], None]", as_js
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
         await (alone() if settings.workers == 1 else as_house())
 
-    factory = None
-    if settings.uvloop:
-        try:
-            import uvloop
-
-            factory = uvloop.new_event_loop
-        except ImportError:
-            pass
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with asyncio.Runner(loop_factory=loop_factory(settings.uvloop)) as runner:
         try:
             runner.run(life())
         except asyncio.CancelledError:

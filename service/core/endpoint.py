@@ -28,9 +28,8 @@ LEAST_SILENCE_FRAMES = 5
 PAUSE_FRAMES = 6
 """A pause good enough to cut at once the utterance is near its length limit."""
 NEAR_LIMIT = 0.75
-
-
 HURRY_AGAIN_FRAMES = 8
+"""After the first hurry comes a second, for letters that the network heard a little later."""
 
 
 class Quiet:
@@ -160,9 +159,7 @@ class Endpointer:
         if (near_limit and run >= PAUSE_FRAMES) or self._length_frames >= self.rule.longest_frames:
             self.flush()
             return Signal.CUT
-        if silence is not None and self.state is Speech.SPEECH:
-            early = max(LEAST_SILENCE_FRAMES, silence // 2)
-            if early <= run and quiet_frames >= early // 2:
-                self.state = Speech.CANDIDATE
-                return Signal.CANDIDATE
+        if half is not None and self.state is Speech.SPEECH and run >= half and quiet_frames >= half // 2:
+            self.state = Speech.CANDIDATE
+            return Signal.CANDIDATE
         return None

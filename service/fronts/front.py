@@ -1,7 +1,6 @@
 """A front's process: its own event loop, sockets and streams; the device is the house's."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -18,16 +17,11 @@ def main(channel: socket.socket, settings: Any, board: Any, folder: Path, home: 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if home is not None:
         os.environ["SILICA_HOME"] = home
+    from service.event_loop import loop_factory
     from service.logs import start_logging
 
     start_logging(settings.log_format, settings.log_level)
-    factory = None
-    if settings.uvloop:
-        with contextlib.suppress(ImportError):
-            import uvloop
-
-            factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with asyncio.Runner(loop_factory=loop_factory(settings.uvloop)) as runner:
         runner.run(serve(channel, settings, board, folder))
 
 

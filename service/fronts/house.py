@@ -14,7 +14,7 @@ from typing import Any
 
 from service.errors import ServiceError
 from service.fronts import front
-from service.fronts.link import Nudge, Refused, Reload, Reloaded, Serving, Want, together
+from service.fronts.link import Nudge, Refused, Reload, Reloaded, Serving, Want, in_messages
 from service.fronts.switchboard import Switchboard
 from service.logs import say
 from service.metrics import Metrics, forget_process
@@ -226,7 +226,7 @@ class House:
     def _flush(self, door: Door) -> None:
         waiting, door.waiting = door.waiting, []
         if door.process is not None:
-            for values in together(waiting):
+            for values in in_messages(waiting):
                 door.process.send(values)
 
     # ---- small things

@@ -173,7 +173,7 @@ class Link(asyncio.Protocol):
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
         if self._transport is not None:
-            for values in together(waiting):
+            for values in in_messages(waiting):
                 self._transport.write(framed(values))
 
     # ---- asyncio.Protocol
@@ -192,6 +192,6 @@ class Link(asyncio.Protocol):
         self._on_end()
 
 
-def together(values: list[Any]) -> list[list[Any]]:
+def in_messages(values: list[Any]) -> list[list[Any]]:
     """The values in messages of bearable size."""
     return [values[at : at + MOST_TOGETHER] for at in range(0, len(values), MOST_TOGETHER)]
