@@ -191,10 +191,10 @@ def test_what_is_spoken_is_sent_whole_and_its_words_are_shown(spoken: Spoken, se
     assert counted["sent"] == math.ceil(counted["received"] * 16000 / spoken.rate) == len(spoken.sound) // 2
     heard = np.frombuffer(spoken.sound, "<i2").astype(np.float64) / 32768
     # The middle of the recording must be in what was sent, as it was. Chromium's pretended microphone falls silent
-    # for a moment when the machine is busy: of seven pieces two may have been cut by that.
+    # for a moment when the machine is busy: then its pieces must be there, but for those that were cut by that.
     middle = speech("all-circuits-busy-now", 16000)[4_000:25_000].astype(np.float64)
-    alike = [correlation(heard, piece) for piece in np.split(middle, 7)]
-    assert sorted(alike)[2] > 0.95, alike
+    alike = sorted(correlation(heard, piece) for piece in np.split(middle, 7))
+    assert correlation(heard, middle) > 0.95 or alike[2] > 0.99, alike
     assert shown_words(spoken.page) == heard_as_file(served, spoken.sound, RAW) != []
 
 

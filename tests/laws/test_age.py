@@ -61,7 +61,8 @@ def test_an_hour_of_one_session_keeps_no_more_than_a_minute() -> None:
     loop.take(Finish())
     assert max(sizes[30:]) <= max(sizes[:5]) * 1.05
     work = np.diff(pushes)
-    assert np.median(work[30:]) <= work[:5].max() + 2, "commands to the decoder, a minute"
+    # Speech and minutes do not divide evenly: which words a minute holds differs by a few commands.
+    assert work[30:].max() <= work[:5].max() * 1.02, "commands to the decoder, a minute"
     assert TINY.name == "tiny"
 
 
@@ -71,12 +72,13 @@ async def test_an_old_stream_and_its_house_keep_no_more(recogniser: Recogniser, 
     sizes = []
     for _ in range(12):
         await stream.push(sound)
+        # Whatever is just on its way differs from moment to moment.
+        await stream.settled(60)
         sizes.append(size_of([stream.session, stream._ready_s, stream._serial_ready_s, stream._small], set()))
         sizes[-1] += size_of(recogniser.device.engine._tasks, set())
     await stream.finish()
     events = await reader
-    # How many windows are just on their way differs from moment to moment.
-    assert np.median(sizes[6:]) <= max(sizes[:4]) * 1.3
+    assert max(sizes[6:]) <= max(sizes[:4]) * 1.1
     assert len(list(stream._log)) <= 512
     assert not stream._ready_s and not stream._serial_ready_s
     assert len(events) > 50

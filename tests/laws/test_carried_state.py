@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,10 +91,10 @@ async def test_after_a_finalize_the_stream_goes_on_as_a_new_one(carrying: Recogn
     await stream.finish()
     finals = [event for event in await reader if isinstance(event, Final)]
     ending = next(index for index, final in enumerate(finals) if final.from_finalize)
-    assert texts_of(finals[ending + 1 :]) == alone and alone  # type: ignore[arg-type]
+    assert texts_of(finals[ending + 1 :]) == alone and alone
 
 
-def texts_of(events: list[Event]) -> list[str]:
+def texts_of(events: Sequence[Event]) -> list[str]:
     finals = [event for event in events if isinstance(event, Final)]
     return [" ".join(word.text for word in final.alternatives[0].words) for final in finals]
 
