@@ -25,6 +25,8 @@ from acoustic import catalogue
 from acoustic.calibration import known_ranges, with_ranges
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import SPEECH_DEVIATION, SPEECH_MEAN
+from acoustic.export import Ranges
+from acoustic.onnx_cache import fingerprint
 from acoustic.runtime.backend import hear_stream, whole_features
 from acoustic.runtime.cpu import CpuBackend
 from acoustic.windows import LogProbs, Samples, StreamWindows, WindowPlan, plan_for
@@ -76,9 +78,8 @@ def cells() -> list[Cell]:
     return sorted(every, key=lambda cell: (cell.away > 1, cell.heard))
 
 
-def backends(checkpoint: Checkpoint, precision: str) -> dict[str, CpuBackend]:
+def backends(checkpoint: Checkpoint, precision: str, ranges: Ranges | None) -> dict[str, CpuBackend]:
     """The same network behind each normalisation."""
-    ranges = known_ranges(checkpoint) if precision == "int8" else None
     features = replace(checkpoint.config.features, mean=SPEECH_MEAN, deviation=SPEECH_DEVIATION)
     made = {}
     for kind in NORMALISATIONS:
@@ -100,6 +101,15 @@ def with_foresight(backend: CpuBackend, samples: Samples, plan: WindowPlan) -> L
         before = span.first_frame // config.frames_per_output
         heard.append(log_probs[span.keep_first - before : span.keep_end - before])
     return np.concatenate(heard)
+
+
+def heard_as(cell: Cell, backend: CpuBackend) -> Callable[[Samples], LogProbs]:
+    """A recording in the cell's windows."""
+    plan = plan_for(backend.config, cell.left_s, cell.hop_s, cell.look_ahead_s)
+    hear: Callable[[CpuBackend, Samples, WindowPlan], LogProbs] = (
+        with_foresight if cell.normalisation == "utterance" else hear_stream
+    )
+    return lambda sound: hear(backend, sound, plan)
 
 
 def errors(
@@ -135,26 +145,22 @@ def main() -> int:
     lines = lines[:: max(1, len(lines) // arguments.limit)][: arguments.limit]
     recordings = [(read_mono(arguments.folder / line["audio"]), normalise(line["text"])) for line in lines]
     checkpoint = catalogue.find(arguments.model)
-    made = backends(checkpoint, arguments.precision)
+    ranges = known_ranges(checkpoint) if arguments.precision == "int8" else None
+    made = backends(checkpoint, arguments.precision, ranges)
     alphabet = checkpoint.config.alphabet
     seconds = sum(len(samples) for samples, _ in recordings) / checkpoint.config.features.sample_rate
     about = (
         f"{arguments.model}, {arguments.precision.upper()}, greedy, {len(recordings)} recordings "
         f"({seconds / 60:.0f} minutes, none over {arguments.longest_s:.0f} s) of `{arguments.folder.name}`"
     )
-    results = Results(arguments.results, about)
+    results = Results(arguments.results, about, fingerprint(checkpoint, ranges))
     if results.whole is None:
         results.add("whole", errors(made["utterance"].whole, recordings, alphabet))
     for cell in cells():
         if cell.name in results.known:
             continue
         began = time.process_time()
-        backend = made[cell.normalisation]
-        plan = plan_for(backend.config, cell.left_s, cell.hop_s, cell.look_ahead_s)
-        hear: Callable[[CpuBackend, Samples, WindowPlan], LogProbs] = (
-            with_foresight if cell.normalisation == "utterance" else hear_stream
-        )
-        counts = errors(lambda sound: hear(backend, sound, plan), recordings, alphabet)  # noqa: B023
+        counts = errors(heard_as(cell, made[cell.normalisation]), recordings, alphabet)
         results.add(cell.name, counts)
         print(
             f"{cell.name}: {counts.rate:.2%}, {time.process_time() - began:.0f} s",
@@ -177,8 +183,10 @@ def update(file: Path, table: str) -> None:
 class Results:
     """What was measured so far, kept in a file: words wrong by cell."""
 
-    def __init__(self, file: Path, about: str) -> None:
+    def __init__(self, file: Path, about: str, network: str) -> None:
+        """network: the fingerprint of weights and ranges; figures of others are never mixed in."""
         self.file = file
+        self.network = network
         self.known: dict[str, dict[str, Any]] = {}
         self.about = about
         if file.exists():
@@ -186,6 +194,11 @@ class Results:
             if kept["about"] != about:
                 raise SystemExit(
                     f"{file} holds figures of {kept['about']}: name another file with --results."
+                )
+            if kept.get("network") != network:
+                raise SystemExit(
+                    f"{file} holds figures of other weights or ranges, or does not say of which: name another file "
+                    "with --results."
                 )
             self.known = kept["cells"]
 
@@ -198,7 +211,8 @@ class Results:
         """Keep a figure."""
         self.known[name] = {"errors": counts.errors, "words": counts.words, "date": time.strftime("%Y-%m-%d")}
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps({"about": self.about, "cells": self.known}, indent=1) + "\n")
+        kept = {"about": self.about, "network": self.network, "cells": self.known}
+        self.file.write_text(json.dumps(kept, indent=1) + "\n")
 
     def table(self) -> str:
         """In Markdown."""
