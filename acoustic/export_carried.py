@@ -88,8 +88,7 @@ class CarriedGraph(Graph):
         self._loose = unit.right > 0
         if not unit.left:
             return x, 0
-        reaching = unit.conv if unit.depthwise is None else unit.depthwise
-        channels = reaching.weight.shape[1] * reaching.groups
+        channels = unit.reaching.in_channels
         rounded, steps = self._rounded.get(x, (x, None))
         pieces = self.pieces.setdefault(channels, [])
         name = f"state_{channels}_{len(pieces)}"

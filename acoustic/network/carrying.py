@@ -34,8 +34,7 @@ class Carrying:
             for module in cast(Block, block).units:
                 unit = cast(Unit, module)
                 if unit.left:
-                    reaching = unit.conv if unit.depthwise is None else unit.depthwise
-                    channels = reaching.weight.shape[1] * reaching.groups
+                    channels = unit.reaching.in_channels
                     self.places[unit] = Place(channels, self.steps.get(channels, 0))
                     self.steps[channels] = self.steps.get(channels, 0) + unit.left
 

@@ -129,6 +129,11 @@ class Unit(Normed):
             self.depthwise = nn.Conv1d(inputs, inputs, block.kernel, groups=inputs, bias=False)
             nn.init.xavier_uniform_(self.depthwise.weight)
 
+    @property
+    def reaching(self) -> nn.Conv1d:
+        """The convolution that looks to the left and right."""
+        return cast(nn.Conv1d, self.conv) if self.depthwise is None else self.depthwise
+
     def forward(self, x: Tensor, masks: Masks) -> Tensor:
         """[batch, inputs, time] to [batch, outputs, time / stride]."""
         if self.masked:
@@ -137,16 +142,8 @@ class Unit(Normed):
         if padding != self.right:
             x = F.pad(x, (padding, self.right))
             padding = 0
-        reaching = self.conv if self.depthwise is None else self.depthwise
-        x = F.conv1d(
-            x,
-            reaching.weight,
-            reaching.bias,
-            self.stride,
-            padding,
-            self.dilation,
-            reaching.groups,
-        )
+        reaching = self.reaching
+        x = F.conv1d(x, reaching.weight, reaching.bias, self.stride, padding, self.dilation, reaching.groups)
         if self.depthwise is not None:
             if self.masked:
                 x = masks.apply(x, self.rate * self.stride)

@@ -113,13 +113,17 @@ def running_memory(window: Window) -> Memory | None:
     raise _out_of_order(window, "running normalisation")
 
 
-def carried_state(window: Window) -> State | None:
-    """The network's state before this window; None for a stream's first, whatever came before it."""
-    if not window.span.index:
-        return None
-    if isinstance(window.memory, State):
-        return window.memory
-    raise _out_of_order(window, "carried state")
+def carried_state(window: Window, empty: State) -> State:
+    """The network's state before this window: the empty one for a stream's first, whatever came before it, and
+    for a window that is heard with left context."""
+    if not window.span.index or not window.span.carried:
+        return empty
+    if not isinstance(window.memory, State):
+        raise _out_of_order(window, "carried state")
+    known, expected = window.memory.values, empty.values
+    if known.shape != expected.shape or known.dtype != expected.dtype:
+        raise AcousticError(f"Window {window.span.index} carries the state of another model.")
+    return window.memory
 
 
 def _out_of_order(window: Window, what: str) -> AcousticError:

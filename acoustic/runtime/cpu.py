@@ -115,9 +115,7 @@ class CpuBackend:
     def _row(self, index: int, window: Window) -> "Row":
         if self._empty is None:
             raise AcousticError(f"{self.config.name} carries no state: cut its streams by its own plan.")
-        state = carried_state(window) or self._empty
-        if state.values.shape != self._empty.values.shape or state.values.dtype != self._empty.values.dtype:
-            raise AcousticError(f"Window {window.span.index} carries the state of another model.")
+        state = carried_state(window, self._empty)
         features, _ = window_features(self.front_end, self.config.features, window)
         # A window that fails hands on the state it was given, also where that is the empty one.
         return Row(index, replace(window, memory=state), features, state)

@@ -24,6 +24,7 @@ from acoustic.runtime.backend import (
     NOT_FINITE,
     NOT_HEARD,
     Precision,
+    carried_state,
     failed,
     in_pieces,
     joined,
@@ -31,7 +32,7 @@ from acoustic.runtime.backend import (
     streaming_config,
     whole_features,
 )
-from acoustic.runtime.memories import Carried, Sums, following_states, normalise_rows, state_before
+from acoustic.runtime.memories import Carried, Sums, following_states, normalise_rows
 from acoustic.windows import Heard, LogProbs, Samples, Window, carries, default_plan, with_hop
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -220,7 +221,7 @@ class Bucket:
             if isinstance(memory, State):
                 sound = sound and np.isfinite(memory.values).all()
                 # A window that fails hands on the state it was given, also where that is the empty one.
-                window = replace(window, memory=state_before(window, memory))
+                window = replace(window, memory=carried_state(window, State(np.zeros_like(memory.values))))
                 memory = window.memory if window.span.last else memory
             if not finite[index]:
                 results.append(failed(config, window, NOT_FINITE))

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from acoustic.carried import State
-from acoustic.errors import AcousticError
 from acoustic.normalisation import Memory, first_memory
 from acoustic.runtime.backend import carried_state, running_memory
 from acoustic.shape import FeatureConfig, ModelConfig
@@ -99,23 +98,13 @@ class Carried:
     def load(self, config: ModelConfig, windows: Sequence[Window]) -> None:
         """What the streams of these windows have left behind."""
         count, size = len(windows), self.state.shape[1]
-        empty = np.zeros(size, np.float16 if self.state.dtype == torch.float16 else np.float32)
-        states = [state_before(window, State(empty)).values for window in windows]
+        empty = State(torch.zeros(size, dtype=self.state.dtype).numpy())
+        states = [carried_state(window, empty).values for window in windows]
         every = config.frames_per_output
         hops = [0 if window.span.last else window.span.kept * every for window in windows]
         self.state[:count] = torch.from_numpy(np.stack(states))
         self.hop[:count] = torch.tensor(hops)
         self.hop[count:] = 0  # rows of no window: a longer hop than this bucket's would reach beyond it
-
-
-def state_before(window: Window, like: State) -> State:
-    """The state that a window begins with; empty for a stream's first, and for one heard with left context."""
-    known = carried_state(window) if window.span.carried else None
-    if known is None:
-        return State(np.zeros_like(like.values))
-    if known.values.shape != like.values.shape or known.values.dtype != like.values.dtype:
-        raise AcousticError(f"Window {window.span.index} carries the state of another model.")
-    return known
 
 
 def following_states(windows: Sequence[Window], following: Tensor) -> list[State | None]:

@@ -1,6 +1,5 @@
 """Carried state: a stream heard window by window without left context is the whole recording, however it is cut."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -13,7 +12,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from acoustic import calibration
 from acoustic.calibration import calibrate, with_ranges
 from acoustic.carried import State
 from acoustic.catalogue import untrained
@@ -30,6 +28,7 @@ from acoustic.runtime.cpu import CpuBackend, open_session
 from acoustic.runtime.gpu import GpuBackend
 from acoustic.shape import BlockConfig, ModelConfig
 from acoustic.windows import StreamWindows, Window, WindowPlan, carries, default_plan
+from tests.acoustic.signals import sound
 
 FEATURES = published["tiny"].features
 STEM = tuple(BlockConfig(5, 16, stride=2, look_ahead=1) for _ in range(3))
@@ -60,29 +59,6 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
 Kind = Literal["fp32", "int8", "buckets"]
 KINDS: tuple[Kind, ...] = ("fp32", "int8", "buckets")
 """The CPU backend in both precisions, and the GPU backend with its graphs off."""
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of these tests lands in the tester's own cache; they share what they build."""
-    monkeypatch.setenv("SILICA_HOME", str(tmp_path_factory.getbasetemp() / "home"))
-    monkeypatch.setattr(calibration, "ENOUGH_S", 10.0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small products on several threads mostly wait for one another on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def sound(seconds: float, seed: int = 0) -> np.ndarray:
-    """Noise that swells and fades like speech."""
-    count = int(seconds * 16_000)
-    noise = np.random.default_rng(seed).normal(0, 0.1, count)
-    return (noise * (0.05 + np.abs(np.sin(np.arange(count) / 4_000)))).astype(np.float32)
 
 
 @cache

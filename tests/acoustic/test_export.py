@@ -1,6 +1,5 @@
 """What ONNX Runtime computes from an exported file is what the network computes, for every kind of layer."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import onnx
 import pytest
 import torch
 
-from acoustic import calibration, onnx_cache
+from acoustic import onnx_cache
 from acoustic.calibration import CARD_KEY, calibrate, known_ranges, with_ranges
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
@@ -18,6 +17,7 @@ from acoustic.errors import AcousticError
 from acoustic.export import export_onnx, onnx_bytes
 from acoustic.runtime.cpu import CpuBackend, open_session
 from acoustic.shape import BlockConfig, ModelConfig
+from tests.acoustic.signals import sound
 
 FEATURES = published["tiny"].features
 FIRST = BlockConfig(5, 16, stride=2, separable=True)
@@ -53,19 +53,9 @@ NETWORKS = {
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing of this test lands in the tester's own cache."""
+    """Every test its own: what a test builds must not be there already."""
     monkeypatch.setenv("SILICA_HOME", str(tmp_path))
-    monkeypatch.setattr(calibration, "ENOUGH_S", 10.0)  # noise has shown its range by then
     return tmp_path
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small products on several threads mostly wait for one another on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def lively(config: ModelConfig) -> Checkpoint:
@@ -82,14 +72,6 @@ def lively(config: ModelConfig) -> Checkpoint:
 
 def noise(frames: int, batch: int = 1) -> torch.Tensor:
     return torch.randn(batch, 64, frames, generator=torch.Generator().manual_seed(frames))
-
-
-def sound(seconds: float, seed: int = 3) -> np.ndarray:
-    """Noise that swells and fades like speech."""
-    generator = np.random.default_rng(seed)
-    count = int(seconds * 16_000)
-    swell = 0.05 + np.abs(np.sin(np.arange(count) / 4_000))
-    return (generator.normal(0, 0.1, count) * swell).astype(np.float32)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -1,6 +1,6 @@
 """The laws of the backends: company changes nothing, poison stays local, bounded streams hear it all."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from acoustic import calibration
 from acoustic.calibration import calibrate, with_ranges
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
@@ -21,6 +20,7 @@ from acoustic.runtime.cpu import CpuBackend
 from acoustic.runtime.gpu import GpuBackend
 from acoustic.shape import BlockConfig
 from acoustic.windows import StreamWindows, Window, WindowPlan, default_plan, windows_of
+from tests.acoustic.signals import sound
 
 TINY = untrained(published["tiny"])
 RUNNING = replace(
@@ -61,32 +61,9 @@ BACKENDS: dict[str, Maker] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of these tests lands in the tester's own cache; they share what they build."""
-    monkeypatch.setenv("SILICA_HOME", str(tmp_path_factory.getbasetemp() / "home"))
-    monkeypatch.setattr(calibration, "ENOUGH_S", 10.0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small products on several threads mostly wait for one another on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(params=BACKENDS)
 def make(request: pytest.FixtureRequest) -> Maker:
     return BACKENDS[request.param]
-
-
-def sound(seconds: float, seed: int = 0) -> np.ndarray:
-    """Noise that swells and fades like speech."""
-    count = int(seconds * 16_000)
-    noise = np.random.default_rng(seed).normal(0, 0.1, count)
-    return (noise * (0.05 + np.abs(np.sin(np.arange(count) / 4_000)))).astype(np.float32)
 
 
 def poisoned(window: Window, value: float) -> Window:
