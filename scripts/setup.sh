@@ -7,8 +7,8 @@ cd "$(dirname "$0")/.."
 
 torch_version=2.13.0
 what=${1:-run} device=${2:-cpu} python=${3:-python3}
-run_packages=(libportaudio2)
-dev_packages=(chromium nodejs flite espeak-ng asterisk-core-sounds-en-g722 cmake g++
+run_packages=(libportaudio2 g++) # kenlm comes as source: pip compiles it
+dev_packages=(chromium nodejs flite espeak-ng asterisk-core-sounds-en-g722 cmake
     libboost-program-options-dev libboost-system-dev libboost-thread-dev libboost-test-dev)
 
 name=silica
@@ -57,7 +57,7 @@ debian_packages() {
     if [ "$(id -u)" -ne 0 ]; then
         say "these Debian packages are missing: ${missing[*]}"
         say "install them with:  sudo apt-get install --no-install-recommends ${missing[*]}"
-        [ "$what" = run ] && { say "going on without them: only the microphone client needs them"; return 0; }
+        [ "${missing[*]}" = libportaudio2 ] && { say "going on: only the microphone client needs it"; return 0; }
         fail "then run the same command again"
     fi
     say "installing Debian packages: ${missing[*]}"
@@ -68,9 +68,23 @@ debian_packages() {
         || fail "apt-get could not install them; install them by hand, then run the same command again"
 }
 
-environment() {
+check_python() {
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
         || fail "Python 3.11 or newer is needed; $python is $("$python" --version 2>&1). Try: make PYTHON=python3.12 ..."
+}
+
+python_packages() { # what Debian leaves out of its Python: environments, and the headers that kenlm is compiled with
+    "$python" - <<'PY'
+import importlib.util, os, sys, sysconfig
+name = "python%d.%d" % sys.version_info[:2]
+if importlib.util.find_spec("ensurepip") is None:
+    print(name + "-venv")
+if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
+    print(name + "-dev")
+PY
+}
+
+environment() {
     pip --version >/dev/null 2>&1 && return 0
     step "making the environment in .venv" "$python" -m venv --clear .venv \
         || fail "could not make .venv; on Debian: apt-get install python3-venv"
@@ -106,7 +120,9 @@ install_packages() {
 case $what in run | dev) ;; *) fail "what to set up? run or dev, not '$what'" ;; esac
 case $device in cpu | cuda) ;; *) fail "DEVICE is cpu or cuda, not '$device'" ;; esac
 
-packages=("${run_packages[@]}")
+check_python
+mapfile -t packages < <(python_packages)
+packages+=("${run_packages[@]}")
 [ "$what" = dev ] && packages+=("${dev_packages[@]}")
 debian_packages "${packages[@]}"
 environment
