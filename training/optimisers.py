@@ -140,15 +140,23 @@ class Muon(ByGroup):
         return kept
 
 
-def orthogonalised(matrices: Tensor, steps: int = 5) -> Tensor:
+def orthogonalised(matrices: Tensor, steps: int = 4) -> Tensor:
     """Matrices [count, rows, columns] with all singular values near one: Newton-Schulz with the quintic of Muon, in
-    16 bits where that is enough."""
+    16 bits where that is enough.
+
+    The root of the Gram matrix's norm is a closer bound of the largest singular value than the matrix's own norm, and
+    is worth a step: four from there are what five are from the other.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrices.shape[1] > matrices.shape[2]
-    x = (matrices.mT if tall else matrices).bfloat16()
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    for _ in range(steps):
-        gram = x @ x.mT
+    x = matrices.mT if tall else matrices
+    x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).bfloat16()
+    gram = x @ x.mT
+    bound = gram.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    x, gram = x / bound.sqrt(), gram / bound
+    for step in range(steps):
+        if step:
+            gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
 

@@ -1,5 +1,6 @@
 """One sitting of a run: join the processes, put the recipe together, train, say how it ended."""
 
+import ctypes
 import json
 import logging
 from pathlib import Path
@@ -28,6 +29,7 @@ def train_recipe(
     logging.captureWarnings(True)
     # Numbers too small to matter take a CPU a hundred times as long.
     torch.set_flush_denormal(True)
+    keep_memory()
     with joined_world(device) as world:
         loop = assemble(recipe, folder, data=data, world=world, stop_after_s=stop_after_s)
         if world.leads:
@@ -57,6 +59,19 @@ def train_recipe(
         else:
             loop.watch.say(_ending(result, folder))
     return 0 if progress.finished else 3
+
+
+def keep_memory() -> None:
+    """Tell the C library (glibc's) to keep large pieces that are freed: handing each back to the system and asking for
+    it again costs a step on a CPU a tenth of its time.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    trim_threshold, mmap_threshold = -1, -3
+    mallopt(trim_threshold, 2**31 - 1)
+    mallopt(mmap_threshold, 2**30)
 
 
 def _ending(result: dict[str, object], folder: Path) -> str:

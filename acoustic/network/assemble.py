@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from acoustic.network.parts import Bypass, Masks, Unit, activate
+from acoustic.network.parts import Bypass, Masks, Unit, activate, by_step, convolved
 from acoustic.shape import BlockConfig, ModelConfig
 
 
@@ -87,7 +87,7 @@ class Network(nn.Module):
 
     def hidden(self, features: Tensor, masks: Masks) -> Tensor:
         """The last hidden layer [batch, channels, steps]."""
-        panes = [features]
+        panes = [by_step(features) if self.training and features.device.type == "cpu" else features]
         for index, block in enumerate(self.blocks):
             x = block(panes, masks)
             panes = [*panes, x] if self.keeps_panes and index else [x]
@@ -102,7 +102,7 @@ class Network(nn.Module):
         x = self.hidden(features, masks)
         if self.config.masks != "none":
             x = masks.apply(x, self.config.stride_frames)
-        scores: Tensor = self.output(x).transpose(1, 2)
+        scores = convolved(x, self.output).transpose(1, 2)
         # [batch, steps, outputs of a step x classes]: each step's outputs follow one another in time.
         return scores.reshape(scores.shape[0], -1, self.config.classes)
 

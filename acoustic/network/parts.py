@@ -1,6 +1,7 @@
 """The pieces of a block: masks, convolutions with norm and shuffle, bypasses, activations.
 
-Tensors are [batch, channels, time]. Which piece goes where is `acoustic.network.assemble`.
+Tensors are [batch, channels, time]. Which piece goes where is `acoustic.network.assemble`. In training on a CPU the
+channels of one step lie side by side in memory (`by_step`): products and depthwise taps are a third quicker so.
 """
 
 from typing import cast
@@ -18,6 +19,7 @@ class Masks:
     def __init__(self, lengths: Tensor | None) -> None:
         self.lengths = lengths
         self._by_rate: dict[int, Tensor] = {}
+        self._spread: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     def at(self, x: Tensor, rate: int) -> Tensor | None:
         """The mask [batch, 1, time] for a tensor that runs at one step for `rate` frames."""
@@ -32,7 +34,15 @@ class Masks:
     def apply(self, x: Tensor, rate: int) -> Tensor:
         """`x` with everything beyond the lengths set to zero."""
         mask = self.at(x, rate)
-        return x if mask is None else x * mask.to(x.dtype)
+        if mask is None:
+            return x
+        if lies_by_step(x):
+            # A mask as large as `x` is quicker to multiply with, by far, than one that is repeated on the way.
+            place = (rate, x.shape[1], x.dtype)
+            if place not in self._spread:
+                self._spread[place] = by_step(mask.expand(x.shape).to(x.dtype))
+            return x * self._spread[place]
+        return x * mask.to(x.dtype)
 
     def reached(self, x: Tensor, unit: "Unit") -> tuple[Tensor, int]:
         """The input of a convolution, and how many zeros belong to its left (`acoustic.network.carrying` puts
@@ -40,8 +50,45 @@ class Masks:
         return x, unit.left
 
 
+def by_step(x: Tensor) -> Tensor:
+    """The same tensor; in memory the channels of a step follow one another."""
+    return x.mT.contiguous().mT
+
+
+def lies_by_step(x: Tensor) -> bool:
+    """Whether `by_step` laid it out."""
+    return x.stride(1) == 1 != x.stride(2)
+
+
+def padded(x: Tensor, left: int, right: int) -> Tensor:
+    """Zeros before and after, in the layout that `x` has."""
+    return F.pad(x.mT, (0, 0, left, right)).mT if lies_by_step(x) else F.pad(x, (left, right))
+
+
+def convolved(x: Tensor, conv: nn.Conv1d, stride: int = 1, padding: int = 0, dilation: int = 1) -> Tensor:
+    """The convolution in the layout that `x` has: PyTorch's for one dimension knows only the usual."""
+    if not lies_by_step(x):
+        return F.conv1d(x, conv.weight, conv.bias, stride, padding, dilation, conv.groups)
+    if conv.weight.shape[1:] == (x.shape[1], 1) and stride == 1:
+        return F.linear(x.mT, conv.weight.squeeze(2), conv.bias).mT
+    plane, weight = x.unsqueeze(2), conv.weight.unsqueeze(2)
+    settings = (conv.bias, (1, stride), (0, padding), (1, dilation), conv.groups)
+    if conv.groups == 1:
+        return F.conv2d(plane, weight, *settings).squeeze(2)
+    # The gradient of single taps takes three times as long in 16 bits.
+    exact = torch.promote_types(x.dtype, torch.float32)
+    with torch.autocast(x.device.type, enabled=False):
+        return F.conv2d(plane.to(exact), weight.to(exact), *settings).squeeze(2).to(x.dtype)
+
+
 class BatchNorm(nn.BatchNorm1d):
     """Batch norm that can leave padding out of its statistics."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Over batch and time."""
+        if not lies_by_step(x):
+            return super().forward(x)
+        return super().forward(x.mT.flatten(0, 1)).view(x.mT.shape).mT
 
     def forward_masked(self, x: Tensor, mask: Tensor) -> Tensor:
         """As in training, with mean and variance over the frames where `mask` is one."""
@@ -140,14 +187,13 @@ class Unit(Normed):
             x = masks.apply(x, self.rate)
         x, padding = masks.reached(x, self)
         if padding != self.right:
-            x = F.pad(x, (padding, self.right))
+            x = padded(x, padding, self.right)
             padding = 0
-        reaching = self.reaching
-        x = F.conv1d(x, reaching.weight, reaching.bias, self.stride, padding, self.dilation, reaching.groups)
+        x = convolved(x, self.reaching, self.stride, padding, self.dilation)
         if self.depthwise is not None:
             if self.masked:
                 x = masks.apply(x, self.rate * self.stride)
-            x = self.conv(x)
+            x = convolved(x, self.conv)
         x = self.normed(x, masks, self.rate * self.stride)
         return x if self.groups == 1 else shuffle(x, self.groups)
 
@@ -167,7 +213,7 @@ class Bypass(Normed):
             x = masks.apply(x, self.rate)
         if self.stride > 1:
             x = x[:, :, :: self.stride]
-        return self.normed(self.conv(x), masks, self.rate * self.stride)
+        return self.normed(convolved(x, self.conv), masks, self.rate * self.stride)
 
 
 def shuffle(x: Tensor, groups: int) -> Tensor:

@@ -1,5 +1,7 @@
 """The family: sizes as published, contexts computed two ways, and masks, norms and bypasses that do their part."""
 
+import copy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +11,10 @@ from torch import Tensor
 
 from acoustic.config import FEATURES, published, quartznet
 from acoustic.errors import AcousticError
-from acoustic.network import Network, build, parameter_count
-from acoustic.network.parts import Masks, activate, shuffle
-from acoustic.shape import BlockConfig, FeatureConfig, ModelConfig
+from acoustic.network import Network, assemble, build
+from acoustic.network.parts import Masks, activate, by_step, shuffle
+from acoustic.shape import Activation, BlockConfig, FeatureConfig, ModelConfig, Norm
+from acoustic.size import parameter_count
 
 # The table of the developers' notes, where published sizes (201 M, 333 M, 6.4 M, 18.9 M) are reproduced.
 PUBLISHED = [
@@ -36,6 +39,16 @@ PUBLISHED = [
 def test_sizes_and_fields_are_the_published_ones(name: str, parameters: int, field: int) -> None:
     assert parameter_count(published[name]) == parameters
     assert published[name].receptive_field_frames == field
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer", "weight", "folded"])
+@pytest.mark.parametrize("activation", ["relu", "gau"])
+def test_sizes_are_those_of_the_built_networks(norm: Norm, activation: Activation) -> None:
+    for config in published.values():
+        config = replace(config, norm=norm, activation=activation)
+        with torch.device("meta"):
+            network = build(config)
+        assert parameter_count(config) == sum(weight.numel() for weight in network.parameters())
 
 
 def test_the_dense_variants_are_of_the_size_of_the_others() -> None:
@@ -391,3 +404,26 @@ def test_the_readme_tells_the_truth_about_the_family() -> None:
             assert cells == [f"{parameter_count(config):,}", field, ahead]
             seen += 1
     assert seen == 15
+
+
+@pytest.mark.parametrize("name", ["silica-small", "quartznet12x1"])
+def test_training_on_a_cpu_by_step_is_the_same_arithmetic(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = published[name]
+    model = build(config).train().double()
+    state = copy.deepcopy(model.state_dict())
+    features = torch.randn(3, config.features.mels, 64, generator=torch.Generator().manual_seed(4)).double()
+    lengths = torch.tensor([64, 50, 33])
+    layouts: list[Callable[[Tensor], Tensor]] = [by_step, lambda x: x]
+    results = []
+    for layout in layouts:
+        monkeypatch.setattr(assemble, "by_step", layout)
+        model.load_state_dict(state)
+        model.zero_grad()
+        scores = model.logits(features, lengths)
+        scores.square().mean().backward()
+        gradients = {
+            name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None
+        }
+        results.append((scores.detach(), gradients, copy.deepcopy(model.state_dict())))
+    for mine, usual in zip(*results, strict=True):
+        torch.testing.assert_close(mine, usual, rtol=1e-6, atol=1e-9)
