@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from service.clients.http import HttpClient
+from service.clients.http import HttpClient, patiently
+from service.errors import ServiceError
+
+AWAY_S = 2.0
+"""How often a server that was there and is away is asked again."""
 
 
 class JobsClient(HttpClient):
@@ -32,6 +36,19 @@ class JobsClient(HttpClient):
     async def show(self, id: str) -> dict[str, Any]:
         """How far it is."""
         return dict(await self._ask("GET", f"/v1/jobs/{id}"))
+
+    async def follow(self, id: str, waits: Callable[[ServiceError], None]) -> dict[str, Any]:
+        """As `show`; a server that is away, to be started again, is waited for: the job survives that."""
+
+        async def ask() -> dict[str, Any]:
+            try:
+                return await self.show(id)
+            except ServiceError as error:
+                if error.code == "network":
+                    error.retry_after_s = AWAY_S
+                raise
+
+        return await patiently(ask, waits)
 
     async def list(self, status: str | None = None) -> list[dict[str, Any]]:
         """Newest first."""

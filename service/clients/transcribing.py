@@ -79,7 +79,9 @@ async def as_jobs(files: list[str], arguments: argparse.Namespace, bar: Any, tak
                     await asyncio.sleep(WATCH_S)
                 done = 0.0
                 for id in list(watched)[:WATCHED_AT_ONCE]:
-                    job = await client.show(id)
+                    job = await client.follow(
+                        id, lambda error: _say(bar, f"{error.message} The jobs wait there.")
+                    )
                     if job["status"] in ("queued", "running"):
                         done += job["progress"]["share"]
                         if job["status"] == "running":

@@ -67,7 +67,10 @@ async def _run(arguments: argparse.Namespace) -> int:
                 print(f"{job['id']}  {job['status']:9}  {share}  {job['name']}")
         elif arguments.job_verb == "show":
             text = await client.transcript(arguments.id, arguments.format)
-            print(json.dumps({"id": arguments.id, "transcript": text}) if arguments.json else text, end="")
+            print(
+                json.dumps({"id": arguments.id, "transcript": text}) + "\n" if arguments.json else text,
+                end="",
+            )
         else:
             for id in arguments.ids:
                 await client.delete(id)
@@ -96,6 +99,11 @@ async def _add(client: Any, arguments: argparse.Namespace) -> int:
     sent: list[tuple[Path, dict[str, Any]]] = []
     refused = 0
     with _bar() as bar:
+
+        def away(error: ServiceError) -> None:
+            told = f"silica: {error.message} The jobs wait there."
+            bar.console.print(told, markup=False, highlight=False, soft_wrap=True)
+
         for path in paths:
             try:
                 sent.append((path, await client.add(path, fields)))
@@ -112,7 +120,7 @@ async def _add(client: Any, arguments: argparse.Namespace) -> int:
             for index, (path, job) in enumerate(sent):
                 while job["status"] in ("queued", "running"):
                     await asyncio.sleep(WATCH_S)
-                    job = await client.show(job["id"])
+                    job = await client.follow(job["id"], away)
                     bar.update(tasks[job["id"]], completed=job["progress"]["share"])
                 sent[index] = (path, job)
                 if job["status"] == "done":

@@ -152,6 +152,7 @@ def _here(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) 
                 words = list(
                     _heard(listener, samples, arguments.streamed, lambda s, t=task: bar.advance(t, s))
                 )
+                bar.remove_task(task)
         except (ServiceError, AcousticError, LanguageError) as error:
             take(Transcript(file, error=str(error)))
         else:
