@@ -25,6 +25,7 @@ def recogniser_options(settings: Settings) -> RecogniserOptions:
         decode_workers=settings.decode_workers,
         language_model=None if settings.language_model == "none" else settings.language_model,
         max_streams=settings.max_streams,
+        overcommit=settings.overcommit,
         hops_s=settings.hops_s,
         resume_s=settings.resume_s,
         parked_limit=settings.parked_limit,

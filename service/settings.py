@@ -90,7 +90,10 @@ class Settings:
     engine_workers: int | None = setting(None, "capacity", "acoustic processes on a CPU", low=1, high=256)
     decode_workers: int | None = setting(None, "capacity", "word search workers", low=1, high=256)
     max_streams: int | None = setting(
-        None, "capacity", "streams at once (default: as measured)", low=1, high=100000
+        None, "capacity", "most streams at once, and never more than are measured to fit", low=1, high=100000
+    )
+    overcommit: bool = setting(
+        False, "capacity", "take max_streams in though fewer are measured to fit: words may come late"
     )
     max_sockets: int = setting(20000, "capacity", "open sockets at once, of any kind", low=1, high=1000000)
     container_streams: int = setting(

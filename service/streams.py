@@ -280,7 +280,7 @@ class Recogniser:
         return self.board.total(f"{name}:{self.model_name}")
 
     def _streams_most(self) -> int:
-        return self.options.max_streams or round(self._figure("most"))
+        return round(self._figure("most"))
 
     def _count(self, settings: StreamSettings, change: int) -> None:
         if settings.priority == "live":

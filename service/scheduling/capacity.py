@@ -24,6 +24,11 @@ LATE = 0.5
 """Windows that wait for longer than this share of the hop are late: something the curve does not know takes time."""
 MOST_PRESSURE = 8.0
 LEAST_STREAMS = 2
+HURRIES_PER_S = 0.4
+"""Windows a second of speech that pauses cut short, beside those whose hop fills: people pause, and a final hurries."""
+LOOP_BY_SOUND, LOOP_BY_WINDOW = 8.0, 3.5
+"""A first guess at the event loop's work: so many times what a bare session takes to take a second of sound in.
+Sockets, JSON and pipes are the rest (3.5 ms a second of sound at 100 streams, where the session's part was 0.3 ms)."""
 
 
 @dataclass
@@ -65,12 +70,18 @@ class Costs:
     """What a second of one stream's sound costs, in processor seconds."""
 
     curve: Curve
-    decode_s_per_s: float = 0.005
+    decode_s_per_s: float
     """Word search."""
-    loop_s_per_s: float = 0.002
+    loop_s_per_s: float
     """Event loop and transport: taking the sound in."""
-    loop_s_per_window: float = 0.0008
+    loop_s_per_window: float
     """... and each window, with what it brings about."""
+
+    @staticmethod
+    def guessed(curve: Curve, decode_s_per_s: float, session_s_per_s: float) -> "Costs":
+        """Before any client has come: the engine and the search as measured, the event loop from a bare session."""
+        loop_s = (LOOP_BY_SOUND * session_s_per_s, LOOP_BY_WINDOW * session_s_per_s)
+        return Costs(curve, decode_s_per_s, *loop_s)
 
     def loop_s(self, sound_s: float, windows: float) -> float:
         """What so much sound in so many windows costs the event loop."""
@@ -111,14 +122,15 @@ class CapacityModel:
 
     def engine_s_per_s(self, hop_s: float) -> float:
         """Engine seconds a second of one stream's sound."""
-        samples = self.context_samples + round(hop_s * 16000)
-        return self.costs.curve.forward_s(self.batch, samples) / self.batch / hop_s
+        windows = windows_per_s(hop_s)
+        samples = self.context_samples + round(16000 / windows)
+        return self.costs.curve.forward_s(self.batch, samples) / self.batch * windows
 
     def load(self, streams: float, hop_s: float) -> float:
         """Share of what the machine can do: the fullest of engine, decoders and processors."""
         engine = streams * self.engine_s_per_s(hop_s)
         decode = streams * self.costs.decode_s_per_s
-        loop = streams * self.costs.loop_s(1.0, 1.0 / hop_s)
+        loop = streams * self.costs.loop_s(1.0, windows_per_s(hop_s))
         return self.pressure * max(
             engine / self.lanes,
             decode / self.decode_lanes,
@@ -147,6 +159,11 @@ class CapacityModel:
             self.pressure = min(MOST_PRESSURE, self.pressure * 1.3)
         else:
             self.pressure = max(1.0, self.pressure * 0.95)
+
+
+def windows_per_s(hop_s: float) -> float:
+    """Windows a second of sound."""
+    return 1.0 / hop_s + HURRIES_PER_S
 
 
 def default_cache_folder(environment: Mapping[str, str] = os.environ) -> Path:

@@ -44,7 +44,7 @@ Batch = list[tuple[str, Command]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one Push or Conclude brought, the processor seconds it took, or why it could not be done."""
+    """What one Push or Conclude brought, the processor seconds since the answer before it, or why it failed."""
 
     stream: str
     serial: int
@@ -87,6 +87,7 @@ class Desk:
         self._streams: dict[str, tuple[Any, Any]] = {}
         self._utterances: dict[tuple[str, int, int], Any] = {}
         self._ranking: dict[str, deque[Ranking | Answer]] = {}
+        self._counted_s = time.process_time()
 
     def warm(self) -> float:
         """Compile and touch everything once, so that the first stream waits for nothing; then measure.
@@ -107,7 +108,6 @@ class Desk:
         """Every command in order; an answer for each that wants one, if it does not wait for a ranking."""
         answers: list[Answer] = []
         for stream, command in batch:
-            begin = time.process_time()
             if isinstance(command, Push | Conclude):
                 hypotheses: tuple[Hypothesis, ...] = ()
                 slices, error = None, None
@@ -118,7 +118,7 @@ class Desk:
                         hypotheses = self._push(stream, command)
                 except Exception as trouble:  # one stream's trouble stays that stream's
                     error = f"{type(trouble).__name__}: {trouble}"
-                answer = Answer(stream, command.serial, hypotheses, time.process_time() - begin, error)
+                answer = Answer(stream, command.serial, hypotheses, self._spent_s(), error)
                 if slices is not None:
                     self._ranking.setdefault(stream, deque()).append(Ranking(answer, slices))
                 elif stream in self._ranking:
@@ -139,14 +139,14 @@ class Desk:
         if not self._ranking:
             return None
         stream, waiting = next(iter(self._ranking.items()))
-        ranking, begin = waiting[0], time.process_time()
+        ranking = waiting[0]
         assert isinstance(ranking, Ranking)
         del self._ranking[stream]
         try:
             found, error = next(ranking.slices), None
         except Exception as trouble:
             found, error = (), f"{type(trouble).__name__}: {trouble}"
-        spent_s = ranking.answer.decode_s + time.process_time() - begin
+        spent_s = ranking.answer.decode_s + self._spent_s()
         ranking.answer = replace(ranking.answer, hypotheses=found or (), decode_s=spent_s, error=error)
         answers: list[Answer] = []
         if found is not None:
@@ -158,6 +158,11 @@ class Desk:
         if waiting:
             self._ranking[stream] = waiting
         return answers
+
+    def _spent_s(self) -> float:
+        """Processor seconds since the last answer: messages, replays and goodbyes are paid for too."""
+        before_s, self._counted_s = self._counted_s, time.process_time()
+        return self._counted_s - before_s
 
     def _note(self, stream: str, command: Open | Forget | Replay) -> None:
         if isinstance(command, Open):

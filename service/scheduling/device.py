@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
+
 from acoustic import catalogue
-from acoustic.checkpoint import describe
 from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
+from acoustic.header import describe
 from acoustic.windows import Heard, Window, WindowPlan
-from service.core.messages import Conclude, Push, Replay, WindowKey
+from service.core.messages import Audio, Conclude, Configured, Push, Replay, WindowKey
+from service.core.session import Session
+from service.core.stream_settings import StreamSettings
 from service.errors import ServiceError
 from service.scheduling.board import Board
 from service.scheduling.capacity import (
@@ -29,7 +33,7 @@ from service.scheduling.capacity import (
 from service.scheduling.decode_worker import Answer, Open
 from service.scheduling.decoding import DecodePool
 from service.scheduling.engine import Engine
-from service.scheduling.machine import Machine, busy_s, processors
+from service.scheduling.machine import Machine, busy_s, ours
 from service.scheduling.process import together
 
 if TYPE_CHECKING:
@@ -52,10 +56,18 @@ class DeviceOptions:
     decode_workers: int | None = None
     language_model: str | Path | None = "shipped"
     max_streams: int | None = None
+    overcommit: bool = False
+    """`max_streams` are taken in though fewer were measured to fit."""
     hops_s: tuple[float, ...] = (0.16, 0.32, 0.64, 1.28)
     cache_folder: Path | None = None
     fronts: int = 1
     """Processes with an event loop of their own that serve its streams."""
+
+    def most_of(self, measured: int) -> int:
+        """Live streams that are taken in, where so many were measured to fit."""
+        if self.max_streams is None:
+            return measured
+        return self.max_streams if self.overcommit else min(measured, self.max_streams)
 
 
 class Client(Protocol):
@@ -129,12 +141,12 @@ class Device:
         self.model_name, self.options = model, options
         self.kind: str = kind
         self._metrics, self._board, self._client = metrics, board, client
-        self._processors = processors()
-        self._machine = Machine(self._processors)
-        lanes = 1 if kind == "cuda" else options.engine_workers or self._processors
+        self._ours = ours()
+        self._machine = Machine(len(self._ours))
+        lanes = 1 if kind == "cuda" else options.engine_workers or len(self._ours)
         self.engine = Engine(model, kind, options.precision, lanes, metrics, self._heard)
         words = options.language_model
-        self._decode_workers = options.decode_workers or max(1, self._processors // 2)
+        self._decode_workers = options.decode_workers or max(1, len(self._ours) // 2)
         self.decoders = DecodePool(
             None if words in (None, "none") else str(words),
             self._decode_workers,
@@ -249,7 +261,9 @@ class Device:
         )
         costs = load_capacity(folder, key)
         if costs is None:
-            costs = Costs(await self.engine.measure(sorted(options.hops_s)), self.decoders.measured_s_per_s)
+            curve = await self.engine.measure(sorted(options.hops_s))
+            session_s = session_s_per_s(self.config, plan)
+            costs = Costs.guessed(curve, self.decoders.measured_s_per_s, session_s)
             save_capacity(folder, key, costs)
         self._capacity_key = key
         self.engine.curve = costs.curve
@@ -257,7 +271,7 @@ class Device:
         self.capacity = CapacityModel(
             costs,
             lanes,
-            self._processors if self.kind == "cpu" else float("inf"),
+            len(self._ours) if self.kind == "cpu" else float("inf"),
             context,
             tuple(sorted(options.hops_s)),
             self._decode_workers,
@@ -287,7 +301,7 @@ class Device:
         """What others leave to us of the machine, on average since a while."""
         if self.kind == "cpu":
             own_s = self._board.total("loop_s") + self._board.total("work_s")
-            self.capacity.processors = self._machine.look(time.monotonic(), busy_s(), own_s)
+            self.capacity.processors = self._machine.look(time.monotonic(), busy_s(self._ours), own_s)
 
     def _tell(self) -> None:
         """The hop in force and what goes with it, to whoever asks."""
@@ -300,7 +314,7 @@ class Device:
         hop_s = self._held_hop_s or self.capacity.choose_hop(live, others)
         self.capacity.hop_s = hop_s
         load = self.capacity.load(live, hop_s)
-        most = self.options.max_streams or self.capacity.streams_most(others)
+        most = self.options.most_of(self.capacity.streams_most(others))
         for figure, value in (
             ("hop_s", hop_s),
             ("most", most),
@@ -312,6 +326,21 @@ class Device:
         self._metrics.hop_s.labels(name).set(hop_s)
         self._metrics.load.labels(name).set(load)
         self._metrics.capacity_streams.labels(name).set(most)
+
+
+def session_s_per_s(config: ModelConfig, plan: WindowPlan) -> float:
+    """Seconds that a bare session takes to take a second of faint noise in, as it comes over a wire; the quickest of
+    a few tries."""
+    piece = Audio(np.random.default_rng(0).normal(0, 0.01, (1, 1600)).astype(np.float32))
+    tries_s = []
+    for _ in range(5):
+        session = Session(config, plan, StreamSettings())
+        session.take(Configured("", ""))
+        begin_s = time.thread_time()
+        for _ in range(100):
+            session.take(piece)
+        tries_s.append((time.thread_time() - begin_s) / 10)
+    return min(tries_s)
 
 
 def alphabet_of(model: str) -> str:

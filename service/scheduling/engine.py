@@ -5,6 +5,7 @@ Everything here is on the event loop and returns at once. Sessions, decoders and
 
 import asyncio
 import logging
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -132,8 +133,8 @@ class Engine:
                 for _ in range(6):
                     probes = [self._probe(lane, [window] * windows) for lane in self.lanes if not lane.busy]
                     times.append(max(await asyncio.gather(*probes)))
-                # The quickest: the first runs warm the backend, and what else the machine does passes.
-                points.append((windows, window.samples.size, min(times)))
+                # The first run warms the backend; of the others as many were quicker as were slower.
+                points.append((windows, window.samples.size, statistics.median(times[1:])))
         return Curve.through(points)
 
     # ---- work

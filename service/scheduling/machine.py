@@ -1,4 +1,4 @@
-"""How many processors are left to us: those there are, less what other programs keep busy (as Linux tells)."""
+"""How many processors are left to us: those that we may use, less what other programs keep busy (as Linux tells)."""
 
 import os
 from pathlib import Path
@@ -11,17 +11,21 @@ LEAST_SHARE = 0.25
 """However busy others are: so much the scheduler gives us in the end."""
 
 
-def processors() -> int:
-    """Those that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def ours() -> set[int]:
+    """The numbers of the processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
-def busy_s(file: Path = STAT) -> float | None:
-    """Processor seconds that the machine has worked since it began; polite programs count only if we are one."""
+def busy_s(of: set[int], file: Path = STAT) -> float | None:
+    """Seconds that these processors have worked since the machine began; polite programs count only if we are one."""
+    counted = [USER, SYSTEM, IRQ, SOFTIRQ, STEAL, *([NICE] if os.nice(0) > 0 else [])]
+    wanted = {f"cpu{number}" for number in of}
     try:
-        figures = [int(figure) for figure in file.read_text().split("\n", 1)[0].split()[1:]]
-        counted = [USER, SYSTEM, IRQ, SOFTIRQ, STEAL, *([NICE] if os.nice(0) > 0 else [])]
-        return sum(figures[at] for at in counted) / os.sysconf("SC_CLK_TCK")
+        lines = [line.split() for line in file.read_text().splitlines()]
+        ticks = [int(line[1 + at]) for line in lines if line and line[0] in wanted for at in counted]
+        return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
     except (OSError, ValueError, IndexError):
         return None
 

@@ -32,6 +32,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
         engine_workers=1,
         decode_workers=1,
         max_streams=24,
+        overcommit=True,
         cache_folder=tmp_path_factory.mktemp("capacity"),
         keys_file=tmp_path_factory.mktemp("keys") / "none.json",
         heartbeat_s=0.2,

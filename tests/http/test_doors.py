@@ -193,8 +193,8 @@ async def test_three_hundred_who_connect_at_once_are_all_answered(front, speech)
 
 async def test_full_is_503_before_the_upgrade_with_retry_after(server, talk, models):
     recogniser = models.default
-    before = recogniser.options
-    recogniser.options = replace(before, max_streams=1)
+    before = recogniser.device.options
+    recogniser.device.options = replace(before, max_streams=1)
     try:
         async with talk(server) as first:
             with pytest.raises(InvalidStatus) as error:
@@ -206,7 +206,7 @@ async def test_full_is_503_before_the_upgrade_with_retry_after(server, talk, mod
             await first.send({"type": "CloseStream"})
             await first.to_the_end()
     finally:
-        recogniser.options = before
+        recogniser.device.options = before
 
 
 async def test_metrics_are_whole_and_count_sockets_once(front, talk, speech):

@@ -15,8 +15,9 @@ from service.metrics import Metrics
 from service.models import ServedModels
 from service.scheduling.decode_worker import Desk
 from service.settings import Settings
-from service.streams import Recogniser, RecogniserOptions
+from service.streams import Recogniser
 from tests.laws.babbler import PROMPTS, make_babbler, speech
+from tests.laws.streaming import recogniser_of
 
 # Computed before ONNX Runtime lets denormal numbers be zero on this thread: numpy warns of it.
 np.finfo(np.float32), np.finfo(np.float64)
@@ -59,14 +60,7 @@ def reference(babbler: Path) -> Reference:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def recogniser(babbler: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Recogniser]:
-    options = RecogniserOptions(
-        engine_workers=2,
-        decode_workers=1,
-        language_model=None,
-        max_streams=1000,
-        cache_folder=tmp_path_factory.mktemp("cache"),
-    )
-    recogniser = Recogniser(str(babbler), options=options)
+    recogniser = recogniser_of(babbler, tmp_path_factory.mktemp("cache"), engine_workers=2)
     await recogniser.start()
     yield recogniser
     await recogniser.stop()
@@ -82,6 +76,7 @@ async def server(babbler: Path, tmp_path_factory: pytest.TempPathFactory) -> Asy
         engine_workers=1,
         decode_workers=1,
         max_streams=100,
+        overcommit=True,
         cache_folder=tmp_path_factory.mktemp("capacity"),
         keys_file=tmp_path_factory.mktemp("keys") / "none.json",
     )

@@ -3,14 +3,25 @@
 import asyncio
 from collections.abc import Iterable
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from service.core.events import Closed, Event, Final, Partial, SpeechStarted, UtteranceEnded
-from service.streams import Recogniser, Stream, StreamSettings
+from service.streams import Recogniser, RecogniserOptions, Stream, StreamSettings
 
 Samples = npt.NDArray[np.float32]
+
+
+def recogniser_of(model: Path, cache_folder: Path, **more: Any) -> Recogniser:
+    """Not started yet: one worker of each kind, no language model, room for everybody however busy the machine."""
+    room: dict[str, Any] = {"max_streams": 1000, "overcommit": True}
+    workers: dict[str, Any] = {"engine_workers": 1, "decode_workers": 1, "language_model": None}
+    return Recogniser(
+        str(model), options=RecogniserOptions(**(room | workers | {"cache_folder": cache_folder} | more))
+    )
 
 
 async def collect(stream: Stream) -> list[Event]:

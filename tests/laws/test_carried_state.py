@@ -17,10 +17,10 @@ from acoustic.windows import with_hop
 from service.core.events import Closed, Event, Final
 from service.scheduling.decode_worker import Desk
 from service.scheduling.lanes import ProcessLane
-from service.streams import Recogniser, RecogniserOptions, Stream, StreamSettings
+from service.streams import Recogniser, Stream, StreamSettings
 from tests.core.plain_loop import transcribe
 from tests.laws.babbler import make_babbler
-from tests.laws.streaming import Samples, collect, heard, listen
+from tests.laws.streaming import Samples, collect, heard, listen, recogniser_of
 
 SETTINGS = StreamSettings()
 # Like the model in the box, but small: steps of 80 ms, little look-ahead, a long way back.
@@ -41,14 +41,7 @@ def stepping(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def carrying(stepping: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Recogniser]:
-    options = RecogniserOptions(
-        engine_workers=1,
-        decode_workers=1,
-        language_model=None,
-        max_streams=50,
-        cache_folder=tmp_path_factory.mktemp("cache"),
-    )
-    recogniser = Recogniser(str(stepping), options=options)
+    recogniser = recogniser_of(stepping, tmp_path_factory.mktemp("cache"))
     await recogniser.start()
     yield recogniser
     await recogniser.stop()

@@ -4,14 +4,15 @@ import asyncio
 import os
 import random
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from service.core.events import Closed, Event
 from service.errors import ServiceError
-from service.streams import Recogniser, RecogniserOptions, Stream, StreamSettings
-from tests.laws.streaming import Samples, check_past_is_fixed, collect, heard, listen
+from service.streams import Recogniser, Stream, StreamSettings
+from tests.laws.streaming import Samples, check_past_is_fixed, collect, heard, listen, recogniser_of
 from tests.laws.test_failure_stays_local import decoder_pids, engine_pids, until_ready
 
 
@@ -141,17 +142,8 @@ async def test_silence_beyond_the_limit_is_said_and_closed(recogniser: Recognise
     assert events[1].code == "idle"  # type: ignore[union-attr]
 
 
-async def test_stopping_delivers_what_is_open(babbler: object, sound: Samples, tmp_path: object) -> None:
-    own = Recogniser(
-        str(babbler),
-        options=RecogniserOptions(
-            engine_workers=1,
-            decode_workers=1,
-            language_model=None,
-            cache_folder=tmp_path,
-            max_streams=9,  # type: ignore[arg-type]
-        ),
-    )
+async def test_stopping_delivers_what_is_open(babbler: Path, sound: Samples, tmp_path: Path) -> None:
+    own = recogniser_of(babbler, tmp_path)
     await own.start()
     open_stream, parked = own.open(StreamSettings()), own.open(StreamSettings())
     for stream in (open_stream, parked):

@@ -13,9 +13,9 @@ from acoustic.windows import with_hop
 from lm.score import word_errors
 from service.audio.files import read_file
 from service.scheduling.decode_worker import Desk
-from service.streams import Recogniser, RecogniserOptions, StreamSettings
+from service.streams import StreamSettings
 from tests.core.plain_loop import transcribe
-from tests.laws.streaming import heard, listen, texts
+from tests.laws.streaming import heard, listen, recogniser_of, texts
 
 SHARED = Path(__file__).parents[3] / "shared"
 TEACHER = SHARED / "models" / "quartznet15x5-en"
@@ -36,15 +36,7 @@ async def test_the_teacher_in_company_hears_what_it_hears_alone(tmp_path: Path) 
     lines = [json.loads(line) for line in (DEV / "manifest.jsonl").read_text().splitlines()]
     clips = [line for line in lines if 4 < line["duration"] < 7][:3]
     sounds = [read_file(DEV / clip["audio"]).astype(np.float32) for clip in clips]
-    options = RecogniserOptions(
-        engine_workers=1,
-        decode_workers=1,
-        language_model=None,
-        max_streams=9,
-        hops_s=(0.64,),
-        cache_folder=tmp_path,
-    )
-    recogniser = Recogniser(str(model), options=options)
+    recogniser = recogniser_of(model, tmp_path, hops_s=(0.64,))
     await recogniser.start()
     settings = StreamSettings()
     told = await asyncio.gather(

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from acoustic.config import published
+from acoustic.windows import default_plan
 from service.scheduling.capacity import (
+    HURRIES_PER_S,
     TARGET_LOAD,
     CapacityModel,
     Costs,
@@ -14,6 +17,7 @@ from service.scheduling.capacity import (
     load_capacity,
     save_capacity,
 )
+from service.scheduling.device import DeviceOptions, session_s_per_s
 
 HOPS_S = (0.16, 0.32, 0.64, 1.28)
 
@@ -28,6 +32,34 @@ def model(**more: object) -> CapacityModel:
         "batch": 1,
     }
     return CapacityModel(**{**given, **more})  # type: ignore[arg-type]
+
+
+def test_a_first_guess_of_the_loop_grows_with_how_slow_the_machine_is() -> None:
+    quick, slow = (Costs.guessed(Curve(), 0.002, session_s) for session_s in (0.0003, 0.0012))
+    assert quick.decode_s_per_s == slow.decode_s_per_s == 0.002
+    assert slow.loop_s(3.0, 2.0) == pytest.approx(4 * quick.loop_s(3.0, 2.0))
+
+
+def test_a_session_tells_what_it_costs() -> None:
+    config = published["tiny"]
+    assert 0 < session_s_per_s(config, default_plan(config)) < 1
+
+
+def test_pauses_cut_windows_short_and_every_window_is_paid_for() -> None:
+    by_window = model(costs=Costs(Curve(0.01, 1e-12), 0.0, 0.0, 0.002))
+    each_s, windows = 0.012, 1 / 1.28 + HURRIES_PER_S
+    assert by_window.load(10, 1.28) == pytest.approx(10 * windows * each_s / 2, rel=1e-3)
+    by_sound = model(costs=Costs(Curve(1e-12, 1e-7), 0.0, 0.0, 0.0), context_samples=8_000)
+    samples = 16_000 + windows * 8_000
+    assert by_sound.load(10, 1.28) == pytest.approx(10 * samples * 1e-7 / 2, rel=1e-3)
+
+
+def test_no_more_are_taken_in_than_fit_unless_told_so() -> None:
+    assert DeviceOptions().most_of(70) == 70
+    assert DeviceOptions(max_streams=400).most_of(70) == 70
+    assert DeviceOptions(max_streams=40).most_of(70) == 40
+    assert DeviceOptions(max_streams=400, overcommit=True).most_of(70) == 400
+    assert DeviceOptions(overcommit=True).most_of(70) == 70
 
 
 def test_the_curve_goes_through_what_was_measured() -> None:
@@ -86,8 +118,8 @@ def test_what_everything_costs_is_followed_upwards_and_downwards() -> None:
 
 
 def test_hops_of_different_widths_tell_what_windows_cost_and_what_sound() -> None:
-    costs = Costs(Curve(0.001, 1e-7))
-    true = Costs(Curve(0.001, 1e-7), loop_s_per_s=0.004, loop_s_per_window=0.0005)
+    costs = Costs(Curve(0.001, 1e-7), 0.005, 0.002, 0.0008)
+    true = Costs(Curve(0.001, 1e-7), 0.005, loop_s_per_s=0.004, loop_s_per_window=0.0005)
     for turn in range(4000):
         windows = (312, 156, 78, 39)[turn % 4]
         costs.observe(50.0, windows, 0.1, true.loop_s(50.0, windows))
@@ -96,7 +128,7 @@ def test_hops_of_different_widths_tell_what_windows_cost_and_what_sound() -> Non
 
 
 def test_one_strange_moment_moves_the_costs_little() -> None:
-    costs = Costs(Curve(0.001, 1e-7), 0.01, 0.004)
+    costs = Costs(Curve(0.001, 1e-7), 0.01, 0.004, 0.0008)
     costs.observe(heard_s=10.0, windows=10, decode_s=1000.0, loop_s=1000.0)
     assert costs.decode_s_per_s < 0.5 and costs.loop_s(1.0, 1.0) < 0.05
 
@@ -148,7 +180,7 @@ def test_costs_are_kept_as_believed_and_a_spoiled_file_is_measured_again(tmp_pat
 
 def test_a_folder_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    save_capacity(tmp_path / "file" / "below", "key", Costs(Curve()))
+    save_capacity(tmp_path / "file" / "below", "key", Costs(Curve(), 0.005, 0.002, 0.0008))
 
 
 def test_the_cache_lies_where_silica_keeps_its_things(tmp_path: Path) -> None:

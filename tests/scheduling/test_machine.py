@@ -24,9 +24,14 @@ def test_a_share_is_always_left_and_a_machine_that_tells_nothing_is_ours() -> No
     assert [silent.look(float(second), None, 1.0) for second in range(3)] == [8.0] * 3
 
 
-def test_the_kernels_page_is_read(tmp_path: Path) -> None:
+def test_the_kernels_page_is_read_and_other_processors_are_none_of_our_business(tmp_path: Path) -> None:
     page = tmp_path / "stat"
-    page.write_text("cpu  100 50 200 900 30 0 0 0 0 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
-    assert busy_s(page) in (3.0, 3.5)  # the latter when the tests themselves run niced
+    page.write_text(
+        "cpu  200 50 400 900 30 0 0 0 0 0\ncpu0 100 50 200 900 30 0 0 0 0 0\n"
+        "cpu1 100 0 200 1 1 0 0 0 0 0\ncpu10 9 9 9 9 9 9 9 9 9 9\nintr 5\n"
+    )
+    assert busy_s({0}, page) in (3.0, 3.5)  # the latter when the tests themselves run niced
+    assert busy_s({0, 1}, page) in (6.0, 6.5)
+    assert busy_s({7}, page) is None
     page.write_text("nothing of the kind")
-    assert busy_s(page) is None and busy_s(tmp_path / "none") is None
+    assert busy_s({0}, page) is None and busy_s({0}, tmp_path / "none") is None
