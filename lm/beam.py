@@ -51,7 +51,7 @@ class BeamDecoder:
             array.flags.writeable = False
         self._prepared: dict[SearchSettings, Prepared] = {}
 
-    def start(self, settings: SearchSettings = SearchSettings()) -> "BeamUtterance":  # noqa: B008 (frozen)
+    def start(self, settings: SearchSettings = SearchSettings()) -> "BeamUtterance":
         if settings not in self._prepared:
             if len(self._prepared) >= PREPARED_SETTINGS:
                 self._prepared.clear()
@@ -243,7 +243,7 @@ class BeamUtterance:
 def warm() -> None:
     """Compile the search, or load what was compiled before: when a process starts, never in a request."""
     alphabet = " a"
-    utterance = BeamDecoder(alphabet).start(SearchSettings(width=2))
+    utterance = BeamDecoder(alphabet).start(SearchSettings(width=2, partial_agreement=0.5))
     frames = np.log(np.array([[0.1, 0.8, 0.1], [0.6, 0.3, 0.1], [0.3, 0.5, 0.2]], np.float32))
     utterance.push(frames)
     utterance.best()

@@ -90,7 +90,7 @@ def build_several(
     for path in texts:
         if not path.is_file():  # said before the builder is compiled, which takes minutes the first time
             raise LanguageError(f"there is no text file {path}")
-    tools(progress)
+    programs = tools(progress)
     folder = next(iter(wanted)).parent
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="silica-lm-", dir=folder) as scratch:
@@ -99,20 +99,20 @@ def build_several(
         reading_s = time.perf_counter() - begun
         reports = []
         for out, settings in wanted.items():
-            report = _build_one(corpus, out, settings, progress, keep_arpa)
+            report = _build_one(programs.lmplz, corpus, out, settings, progress, keep_arpa)
             reports.append(replace(report, seconds=report.seconds + reading_s))
     return reports
 
 
 def _build_one(
-    corpus: "_Corpus", out: Path, settings: BuildSettings, progress: Progress, keep_arpa: bool
+    lmplz: Path, corpus: "_Corpus", out: Path, settings: BuildSettings, progress: Progress, keep_arpa: bool
 ) -> BuildReport:
     started = time.perf_counter()
-    programs = tools(progress)
     if out.suffix != ".binary":
         out = out.with_name(out.name + ".binary")
     vocabulary = {word for word, count in corpus.counts.items() if count >= settings.minimum_count}
-    known, work = corpus.learned.with_name("words.txt"), corpus.learned.parent
+    work = corpus.learned.parent
+    known = work / "words.txt"
     known.write_text(" ".join(sorted(vocabulary)))
     words, pruned = sum(corpus.counts.values()), " ".join(map(str, settings.prune))
     progress(
@@ -120,7 +120,7 @@ def _build_one(
         f"counting n-grams of order {settings.order}, pruned {pruned}"
     )
     arpa = out.with_suffix(".arpa") if keep_arpa else work / "model.arpa"
-    command = [str(programs.lmplz), "--order", str(settings.order), "--prune", *pruned.split()]
+    command = [str(lmplz), "--order", str(settings.order), "--prune", *pruned.split()]
     command += ["--discount_fallback", "--memory", "1G", "--temp_prefix", str(work / "sort")]
     command += ["--limit_vocab_file", str(known), "--text", str(corpus.learned), "--arpa", str(arpa)]
     _program(command)

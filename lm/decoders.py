@@ -38,7 +38,7 @@ class Utterance(Protocol):
 class Decoder(Protocol):
     """Starts utterances."""
 
-    def start(self, settings: SearchSettings = SearchSettings()) -> Utterance: ...  # noqa: B008 (frozen)
+    def start(self, settings: SearchSettings = SearchSettings()) -> Utterance: ...
 
 
 def open_decoder(kind: DecoderKind, alphabet: str, ngram: "NGram | None" = None) -> Decoder:

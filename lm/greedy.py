@@ -16,7 +16,7 @@ class GreedyDecoder:
     def __init__(self, alphabet: str) -> None:
         self._alphabet = alphabet
 
-    def start(self, settings: SearchSettings = SearchSettings()) -> "GreedyUtterance":  # noqa: B008 (frozen)
+    def start(self, settings: SearchSettings = SearchSettings()) -> "GreedyUtterance":
         return GreedyUtterance(self._alphabet)
 
 

@@ -219,7 +219,7 @@ class RescoringDecoder:
     def __init__(self, decoder: Decoder, rescoring: Rescoring) -> None:
         self._decoder, self._rescoring = decoder, rescoring
 
-    def start(self, settings: SearchSettings = SearchSettings()) -> "RescoredUtterance":  # noqa: B008 (frozen)
+    def start(self, settings: SearchSettings = SearchSettings()) -> "RescoredUtterance":
         return RescoredUtterance(self._decoder, self._rescoring, settings)
 
 

@@ -33,9 +33,11 @@ class Tools:
 
 
 def cache_folder() -> Path:
-    """Where compiled programs are kept: $SILICA_HOME/cache, or ~/.cache/silica."""
-    home = os.environ.get("SILICA_HOME")
-    return Path(home) / "cache" if home else Path.home() / ".cache" / "silica"
+    """Where compiled programs are kept: $SILICA_HOME/cache, else $XDG_CACHE_HOME/silica or ~/.cache/silica."""
+    home, base = os.environ.get("SILICA_HOME"), os.environ.get("XDG_CACHE_HOME")
+    if home:
+        return Path(home) / "cache"
+    return (Path(base) if base else Path.home() / ".cache") / "silica"
 
 
 def tools(progress: Progress) -> Tools:

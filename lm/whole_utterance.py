@@ -25,7 +25,7 @@ class PyctcdecodeDecoder:
         self._words = [word.decode() for word in ngram.vocabulary()[1:].tolist()] if ngram else None
         self._searches: dict[tuple[float, ...], Any] = {}
 
-    def start(self, settings: SearchSettings = SearchSettings()) -> "PyctcdecodeUtterance":  # noqa: B008 (frozen)
+    def start(self, settings: SearchSettings = SearchSettings()) -> "PyctcdecodeUtterance":
         return PyctcdecodeUtterance(self, settings)
 
     def search(self, settings: SearchSettings) -> Any:

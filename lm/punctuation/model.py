@@ -15,11 +15,16 @@ from lm.punctuation.labels import MARKS
 FORM = "silica punctuation 1"
 PAD = 0
 TAPS = 5
-DILATIONS = (1, 2, 4)
 SUFFIX_LETTERS = 3
-# Before and after an utterance the network sees this much nothing, as in training.
-PAD_WORDS = 14
 Matrix = NDArray[np.float32]
+
+
+def reach_words(layers: int) -> int:
+    """How many words the network looks at either way: the taps of each layer are twice as far apart as those before.
+
+    Before and after an utterance it sees this much nothing, as in training.
+    """
+    return TAPS // 2 * (2**layers - 1)
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ class Punctuator:
         self.numbers = numbers
         self.card = card
         self.weights = weights
+        self._layers = sum(name.startswith("layers.") and name.endswith(".weight") for name in weights)
+        self.reach_words = reach_words(self._layers)
 
     @classmethod
     def load(cls, path: Path) -> "Punctuator":
@@ -90,18 +97,15 @@ class Punctuator:
         """For each word a score of every mark and of every kind of capitals."""
         rows, endings = self.numbers.numbers(words)
         weights = self.weights
-        pad = (PAD_WORDS, PAD_WORDS)
+        pad = (self.reach_words, self.reach_words)
         hidden = np.concatenate(
             [weights["words"][np.pad(rows, pad)], weights["suffixes"][np.pad(endings, pad)]], axis=1
         )
         hidden = hidden @ weights["enter.weight"].T + weights["enter.bias"]
-        for layer, dilation in enumerate(DILATIONS):
-            hidden = hidden + _gelu(
-                _convolve(
-                    hidden, weights[f"layers.{layer}.weight"], weights[f"layers.{layer}.bias"], dilation
-                )
-            )
-        hidden = hidden[PAD_WORDS : PAD_WORDS + len(words)]
+        for layer in range(self._layers):
+            weight, bias = weights[f"layers.{layer}.weight"], weights[f"layers.{layer}.bias"]
+            hidden = hidden + _gelu(_convolve(hidden, weight, bias, 2**layer))
+        hidden = hidden[self.reach_words : self.reach_words + len(words)]
         out = hidden @ weights["leave.weight"].T + weights["leave.bias"]
         return out[:, : len(MARKS)], out[:, len(MARKS) :]
 

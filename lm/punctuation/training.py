@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from lm.errors import LanguageError
 from lm.punctuation.labels import CAPITALS, MARKS, NOT_SAID, Labelled, labelled_sentences
-from lm.punctuation.model import DILATIONS, FORM, PAD_WORDS, TAPS, Punctuator, WordNumbers
+from lm.punctuation.model import FORM, TAPS, Punctuator, WordNumbers, reach_words
 
 HELD_OUT_ONE_IN = 50
 LONGEST_RUN_WORDS = 60
@@ -33,6 +33,7 @@ class PunctuationSettings:
     word_width: int = 48
     suffix_width: int = 16
     width: int = 96
+    layers: int = 3
     words_a_step: int = 4096
     learning_rate: float = 2e-3
     passes: int = 1
@@ -48,8 +49,8 @@ class Tagger(nn.Module):
         self.suffixes = nn.Embedding(settings.suffix_rows, settings.suffix_width, padding_idx=0)
         self.enter = nn.Linear(settings.word_width + settings.suffix_width, settings.width)
         self.layers = nn.ModuleList(
-            nn.Conv1d(settings.width, settings.width, TAPS, padding=TAPS // 2 * dilation, dilation=dilation)
-            for dilation in DILATIONS
+            nn.Conv1d(settings.width, settings.width, TAPS, padding=TAPS // 2 * 2**layer, dilation=2**layer)
+            for layer in range(settings.layers)
         )
         self.leave = nn.Linear(settings.width, len(MARKS) + len(CAPITALS))
 
@@ -187,7 +188,8 @@ def _batches(
     """Runs in random order, one after the other with nothing between, cut into steps of about equal length."""
     order = list(range(len(learned)))
     random.Random(settings.seed).shuffle(order)
-    gap, silent = np.zeros(PAD_WORDS, dtype=np.int64), np.full(PAD_WORDS, NOT_SAID)
+    apart = reach_words(settings.layers)
+    gap, silent = np.zeros(apart, dtype=np.int64), np.full(apart, NOT_SAID)
     batches = []
     parts: list[list[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]] = [[gap], [gap], [silent], [silent]]
     size = 0

@@ -110,9 +110,10 @@ def test_language_scores_are_kenlms_while_the_utterance_goes_on(tiny: NGram) -> 
     sharpness=st.sampled_from([0.5, 2.0, 6.0]),
     cuts=st.lists(st.integers(0, 120), max_size=12),
     width=st.sampled_from([1, 4, 32]),
+    agreement=st.sampled_from([0.0, 0.3]),
 )
 def test_the_slicing_changes_nothing_at_all(
-    tiny: NGram, seed: int, sharpness: float, cuts: list[int], width: int
+    tiny: NGram, seed: int, sharpness: float, cuts: list[int], width: int, agreement: float
 ) -> None:
     generator = np.random.default_rng(seed)
     frames = np.concatenate(
@@ -122,7 +123,9 @@ def test_the_slicing_changes_nothing_at_all(
         ]
     )[:120]
     decoder = BeamDecoder(ALPHABET, tiny)
-    search = SearchSettings(width=width, n_best=width, hotwords=(Hotword("a dam", 3.0),))
+    search = SearchSettings(
+        width=width, n_best=width, partial_agreement=agreement, hotwords=(Hotword("a dam", 3.0),)
+    )
     whole, sliced, single = (decoder.start(search) for _ in range(3))
     whole.push(frames)
     edges = [0, *sorted(min(cut, len(frames)) for cut in cuts), len(frames)]
@@ -389,9 +392,9 @@ def test_the_search_runs_without_the_interpreters_lock() -> None:
 
 def test_one_compilation_serves_every_setting(tiny: NGram) -> None:
     """A second signature would mean seconds of compiling in somebody's request."""
-    from lm import search_endings, search_kernel, search_tree
+    from lm import search_agreement, search_endings, search_kernel, search_tree
 
-    search = SearchSettings(width=100, n_best=3, hotwords=(Hotword("anna"),))
+    search = SearchSettings(width=100, n_best=3, partial_agreement=0.3, hotwords=(Hotword("anna"),))
     for decoder in (BeamDecoder(ALPHABET, tiny), BeamDecoder(SMALL)):
         classes = len(decoder.alphabet) + 1
         utterance: BeamUtterance = decoder.start(search if classes > 5 else SearchSettings())
@@ -401,5 +404,11 @@ def test_one_compilation_serves_every_setting(tiny: NGram) -> None:
         utterance.push(np.asfortranarray(frames))
         utterance.best()
         utterance.finish()
-    kernels = [search_kernel.advance, search_endings.endings, search_tree.read_words, search_tree.sweep]
-    assert [len(kernel.signatures) for kernel in kernels] == [1, 1, 1, 1]  # type: ignore[attr-defined]
+    kernels = [
+        search_kernel.advance,
+        search_endings.endings,
+        search_tree.read_words,
+        search_tree.sweep,
+        search_agreement.agreed_words,
+    ]
+    assert [len(kernel.signatures) for kernel in kernels] == [1] * len(kernels)  # type: ignore[attr-defined]

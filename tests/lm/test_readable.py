@@ -115,7 +115,6 @@ def test_a_trained_tagger_restores_marks_and_capitals(trained: tuple[Punctuator,
 
 
 def test_the_network_in_numpy_is_the_network_in_torch(trained: tuple[Punctuator, dict[str, float]]) -> None:
-    from lm.punctuation.model import PAD_WORDS
     from lm.punctuation.training import Tagger
 
     punctuator, _ = trained
@@ -126,9 +125,9 @@ def test_the_network_in_numpy_is_the_network_in_torch(trained: tuple[Punctuator,
     network.load_state_dict({renamed.get(name, name): value for name, value in weights.items()})
     words = ["they", "like", "rome", "too", "do", "you"]
     rows, endings = punctuator.numbers.numbers(words)
-    pad = torch.zeros(PAD_WORDS, dtype=torch.long)
+    pad = torch.zeros(punctuator.reach_words, dtype=torch.long)
     padded = [torch.cat([pad, torch.from_numpy(part), pad]) for part in (rows, endings)]
-    expected = network(*padded)[PAD_WORDS:-PAD_WORDS].detach().numpy()
+    expected = network(*padded)[punctuator.reach_words : -punctuator.reach_words].detach().numpy()
     marks, capitals = punctuator.scores(words)
     assert marks == pytest.approx(expected[:, :4], abs=1e-4)
     assert capitals == pytest.approx(expected[:, 4:], abs=1e-4)
