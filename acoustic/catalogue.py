@@ -1,7 +1,7 @@
 """Names to weights: the model in the box, the models a user imported or pulled, and files by path.
 
 Imported models live in $SILICA_HOME/models (else ~/.local/share/silica/models), one folder each. Where
-weights can be fetched from is in `acoustic.publishers`.
+weights can be fetched from is in `acoustic.publishers`. PyTorch comes only with weights: listing is quick.
 """
 
 import os
@@ -9,15 +9,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from acoustic import checkpoint, importers
-from acoustic.checkpoint import Checkpoint
 from acoustic.config import published
 from acoustic.errors import AcousticError
-from acoustic.network import build
+from acoustic.header import FILE_NAME, SUFFIX, describe
 from acoustic.shape import ModelConfig
+
+if TYPE_CHECKING:
+    from acoustic.checkpoint import Checkpoint, Dtype
 
 BOX = Path(__file__).parent / "pretrained"
 SHIPPED = "silica-small-en"
@@ -51,7 +51,7 @@ def check_name(name: str) -> str:
 
 def shipped_path() -> Path:
     """Where the model in the box lies when it is there."""
-    return BOX / (SHIPPED + checkpoint.SUFFIX)
+    return BOX / (SHIPPED + SUFFIX)
 
 
 def default_name() -> str:
@@ -70,14 +70,16 @@ def locate(name: str) -> Path | None:
     if name == SHIPPED and shipped_path().is_file():
         return shipped_path()
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        path = models_folder() / name / checkpoint.FILE_NAME
+        path = models_folder() / name / FILE_NAME
         if path.is_file():
             return path
     return None
 
 
-def find(name_or_path: str | Path) -> Checkpoint:
+def find(name_or_path: str | Path) -> "Checkpoint":
     """The checkpoint of that name, or in that file or folder (Silica's own or one an importer recognises)."""
+    from acoustic import checkpoint, importers
+
     name = str(name_or_path)
     located = locate(name)
     if located is not None:
@@ -98,8 +100,13 @@ def find(name_or_path: str | Path) -> Checkpoint:
     raise AcousticError(f"There is no model {name!r}: neither a name nor a file. Models here: {known}.")
 
 
-def untrained(config: ModelConfig, seed: int = 1) -> Checkpoint:
+def untrained(config: ModelConfig, seed: int = 1) -> "Checkpoint":
     """Weights that are always the same and mean nothing, with outputs that do differ from frame to frame."""
+    import torch
+
+    from acoustic.checkpoint import Checkpoint
+    from acoustic.network import build
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = build(config)
@@ -109,20 +116,22 @@ def untrained(config: ModelConfig, seed: int = 1) -> Checkpoint:
     return Checkpoint(config, state, {"title": f"{config.name}, untrained", "trained": False})
 
 
-def install(name: str, model: Checkpoint, dtype: checkpoint.Dtype = "fp16") -> Path:
+def install(name: str, model: "Checkpoint", dtype: "Dtype" = "fp16") -> Path:
     """Put a checkpoint among the user's models."""
+    from acoustic import checkpoint
+
     return checkpoint.save(models_folder() / check_name(name), model.config, model.state, model.card, dtype)
 
 
 def entries() -> Iterator[Entry]:
     """Everything that has a name: shipped and imported models first, then the published shapes."""
     if shipped_path().is_file():
-        yield Entry(SHIPPED, checkpoint.describe(shipped_path())[0], shipped_path(), "shipped")
+        yield Entry(SHIPPED, describe(shipped_path())[0], shipped_path(), "shipped")
     seen = {SHIPPED}
     for name, path in _installed():
         if name not in seen:
             try:
-                config, _ = checkpoint.describe(path)
+                config, _ = describe(path)
             except AcousticError:
                 continue  # `damaged` names it; one bad file must not hide the others
             seen.add(name)
@@ -137,7 +146,7 @@ def damaged() -> list[str]:
     problems = []
     for _, path in _installed():
         try:
-            checkpoint.describe(path)
+            describe(path)
         except AcousticError as error:
             problems.append(str(error))
     return problems
@@ -145,5 +154,5 @@ def damaged() -> list[str]:
 
 def _installed() -> list[tuple[str, Path]]:
     folder = models_folder()
-    paths = sorted(folder.glob(f"*/{checkpoint.FILE_NAME}")) if folder.is_dir() else []
+    paths = sorted(folder.glob(f"*/{FILE_NAME}")) if folder.is_dir() else []
     return [(path.parent.name, path) for path in paths]

@@ -1,7 +1,7 @@
 """One safe file for a model: tensors in safetensors, ModelConfig and model card as JSON in its metadata.
 
 Stored in FP32, FP16 or INT8 (with a scale for each output channel); read back as FP32. Nothing is unpickled.
-Folding batch norm away is in `acoustic.folding`.
+Folding batch norm away is in `acoustic.folding`; reading the metadata alone in `acoustic.header`.
 """
 
 import json
@@ -17,12 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from acoustic.errors import AcousticError
+from acoustic.header import FORMAT, described, file_in
 from acoustic.network import Network, build
 from acoustic.shape import ModelConfig
 
-FORMAT = "silica-acoustic-1"
-SUFFIX = ".safetensors"
-FILE_NAME = "model" + SUFFIX
 SCALE_SUFFIX = ".int8_scale"
 
 Dtype = Literal["fp32", "fp16", "int8"]
@@ -65,11 +63,6 @@ def load_state(network: Network, state: State) -> None:
     network.load_state_dict(state, assign=True)
 
 
-def file_in(folder_or_file: Path) -> Path:
-    """The file that a folder or file name means."""
-    return folder_or_file if folder_or_file.suffix == SUFFIX else folder_or_file / FILE_NAME
-
-
 def save(
     folder_or_file: str | Path,
     config: ModelConfig,
@@ -105,6 +98,8 @@ def save(
             mode
         )  # safetensors makes files that only their owner may read; a server has another user
         partial.replace(path)
+    except SafetensorError as error:  # a full disk, in its own kind of error
+        raise AcousticError(f"{path} could not be written: {error}.") from error
     finally:
         partial.unlink(missing_ok=True)
     return path
@@ -115,21 +110,11 @@ def load(path: str | Path) -> Checkpoint:
     file = file_in(Path(path))
     try:
         with safe_open(file, framework="pt") as opened:
-            config, card = _described(file, opened.metadata())
+            config, card = described(file, opened.metadata())
             stored = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise AcousticError(f"{file} cannot be read as a model: {error}.") from error
     return Checkpoint(config, dict(_restored(file, stored)), card)
-
-
-def describe(path: str | Path) -> tuple[ModelConfig, dict[str, Any]]:
-    """Configuration and card alone, without reading the weights."""
-    file = file_in(Path(path))
-    try:
-        with safe_open(file, framework="pt") as opened:
-            return _described(file, opened.metadata())
-    except (SafetensorError, OSError) as error:
-        raise AcousticError(f"{file} cannot be read as a model: {error}.") from error
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,22 +123,6 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     scale = (flat.abs().amax(dim=1) / 127.0).clamp(min=1e-12)
     whole = torch.round(flat / scale[:, None]).clamp(-127, 127).to(torch.int8)
     return whole.reshape(weight.shape).contiguous(), scale
-
-
-def _described(file: Path, metadata: Mapping[str, str] | None) -> tuple[ModelConfig, dict[str, Any]]:
-    if not metadata or metadata.get("format") != FORMAT:
-        found = (metadata or {}).get("format", "none")
-        raise AcousticError(
-            f"{file} is no Silica checkpoint (its format is {found!r}, expected {FORMAT!r}). "
-            "Bring foreign weights in with `silica models import`."
-        )
-    try:
-        config, card = json.loads(metadata["config"]), json.loads(metadata["card"])
-    except (KeyError, json.JSONDecodeError) as error:
-        raise AcousticError(f"{file}: its description is damaged ({error}).") from error
-    if not isinstance(config, dict) or not isinstance(card, dict):
-        raise AcousticError(f"{file}: its description is damaged (expected two tables).")
-    return ModelConfig.from_dict(config), card
 
 
 def _restored(file: Path, stored: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from acoustic.checkpoint import Checkpoint
 from acoustic.features import FrontEnd
 from acoustic.shape import ModelConfig
-from training.augment import Alteration, Altered, Banks
+from training.alteration import NO_MASKS, Alteration, FeatureMasks
+from training.augment import Altered, Banks
 from training.data.feed import Batch
 from training.data.manifests import Clip
 from training.features import DITHER, batch_features
 from training.labels import LabelFolder, choose_target, clip_key
-from training.objectives import FeatureMasks, Heard, Loss, hear
+from training.objectives import Heard, Loss, hear
 
 CHARACTER_REACH_OUTPUTS = 8
 """A character counts for the outputs within 160 ms of where the teacher wrote it."""
@@ -146,7 +147,7 @@ class DistilObjective:
         alteration: Alteration = Alteration(),  # noqa: B008 (frozen)
         ramp: Ramp = Ramp(),
         banks: Banks | None = None,
-        masks: FeatureMasks = FeatureMasks(),  # noqa: B008 (frozen)
+        masks: FeatureMasks = NO_MASKS,
         dither: float = DITHER,
     ) -> None:
         self.config = config

@@ -17,10 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from acoustic.config import published
 from acoustic.errors import AcousticError
 from acoustic.network import build
-from acoustic.network.assemble import parameter_count
 from acoustic.shape import ModelConfig
+from acoustic.size import parameter_count
+from training.alteration import NO_ALTERATION, PARTS
 from training.assemble import read_material, schedule_for, shape_of
-from training.augment import NO_ALTERATION, PARTS
 from training.data.feed import Feed, Share
 from training.recipe import Recipe
 from training.watch import duration

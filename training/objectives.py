@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from acoustic.features import FrontEnd
 from acoustic.shape import ModelConfig
-from training.augment import NO_ALTERATION, Alteration, Altered, Banks, alter, spec_augment, spec_cutout
+from training.alteration import NO_ALTERATION, NO_MASKS, Alteration, FeatureMasks
+from training.augment import Altered, Banks, alter, blot_out
 from training.data.feed import Batch
 from training.features import DITHER, batch_features
 
@@ -51,42 +52,6 @@ class Objective(Protocol):
         """The loss of the model, called as the loop hands it over (it may be wrapped)."""
 
 
-@dataclass(frozen=True)
-class FeatureMasks:
-    """How much SpecAugment and SpecCutout blot out; all noughts switches them off."""
-
-    time_masks: int = 0
-    time_frames: int = 75
-    mel_masks: int = 0
-    mel_bins: int = 20
-    rectangles: int = 0
-    rectangle_frames: int = 120
-    rectangle_bins: int = 50
-
-    def apply(self, features: Tensor, lengths: Tensor, generator: torch.Generator) -> Tensor:
-        """Features with their masks."""
-        if self.time_masks or self.mel_masks:
-            features = spec_augment(
-                features,
-                lengths,
-                generator,
-                time_masks=self.time_masks,
-                time_frames=self.time_frames,
-                mel_masks=self.mel_masks,
-                mel_bins=self.mel_bins,
-            )
-        if self.rectangles:
-            features = spec_cutout(
-                features,
-                lengths,
-                generator,
-                rectangles=self.rectangles,
-                time_frames=self.rectangle_frames,
-                mel_bins=self.rectangle_bins,
-            )
-        return features
-
-
 class CtcObjective:
     """Connectionist temporal classification of the transcripts (blank last), on altered sound and masked
     features.
@@ -99,7 +64,7 @@ class CtcObjective:
         *,
         alteration: Alteration = NO_ALTERATION,
         banks: Banks | None = None,
-        masks: FeatureMasks = FeatureMasks(),
+        masks: FeatureMasks = NO_MASKS,
         dither: float = DITHER,
     ) -> None:
         self.config = config
@@ -138,7 +103,7 @@ def hear(
     features, frames = batch_features(
         front_end, altered.sound, altered.lengths, dither=dither, generator=generator
     )
-    return Heard(batch, altered, masks.apply(features, frames, generator), frames)
+    return Heard(batch, altered, blot_out(features, frames, masks, generator), frames)
 
 
 def ctc_loss(

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from training.augment import NO_ALTERATION, Alteration
+from training.alteration import NO_ALTERATION, Alteration, FeatureMasks
 from training.errors import TrainingError
-from training.objectives import FeatureMasks
 
 RECIPES = Path(__file__).parent / "recipes"
 

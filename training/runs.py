@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from acoustic import checkpoint
+from acoustic.errors import AcousticError
 from acoustic.shape import ModelConfig
 from training.errors import TrainingError
 
@@ -74,7 +75,7 @@ class RunFolder:
         except (OSError, RuntimeError) as error:
             partial.unlink(missing_ok=True)
             kept = "the last good one stays" if self.last.exists() else "there is none yet"
-            log.error("the checkpoint could not be written (%s): %s, training goes on", error, kept)
+            log.error("the checkpoint could not be written (%s): %s, training goes on", _reason(error), kept)
             return False
         return True
 
@@ -111,7 +112,7 @@ class RunFolder:
         """The best model so far as a served checkpoint (not yet folded)."""
         try:
             checkpoint.save(self.best, config, weights, card)
-        except OSError as error:
+        except (OSError, AcousticError) as error:
             log.error("the best model could not be written (%s): training goes on", error)
 
     def _flush_folder(self) -> None:
@@ -121,6 +122,16 @@ class RunFolder:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _reason(error: BaseException) -> str:
+    """What the system said: PyTorch wraps a full disk in words about its own file format."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, OSError):
+            return str(inner)
+        inner = inner.__cause__ or inner.__context__
+    return str(error)
 
 
 def _difference(written: ModelConfig, wanted: ModelConfig) -> str:

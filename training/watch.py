@@ -2,6 +2,7 @@
 terminal.
 """
 
+import contextlib
 import csv
 import io
 import os
@@ -103,7 +104,8 @@ class Watch:
         if self._live:
             self._live[0].stop()
         if self._board is not None:
-            self._board.close()
+            with contextlib.suppress(OSError):
+                self._board.close()
 
     def _record(self, values: Mapping[str, float]) -> None:
         if self._csv is None:
@@ -117,9 +119,13 @@ class Watch:
         except OSError as error:
             print(f"the record could not be written: {error}", file=self._stream)
         if self._board is not None:
-            for name, value in values.items():
-                if name != "step":
-                    self._board.add_scalar(name, value, int(values["step"]))
+            try:
+                for name, value in values.items():
+                    if name != "step":
+                        self._board.add_scalar(name, value, int(values["step"]))
+            except OSError as error:  # its writing thread has met a full disk and is gone
+                print(f"TensorBoard's records end here: {error}", file=self._stream)
+                self._board = None
 
 
 def duration(seconds: float) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from acoustic import checkpoint
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
+from acoustic.header import FILE_NAME, SUFFIX
 from acoustic.importers import deeplearning_examples, folded, nemo
 
 __all__ = ["read"]
@@ -14,7 +15,7 @@ def read(path: Path) -> Checkpoint:
     """A checkpoint from whichever layout the file or folder has."""
     if not path.exists():
         raise AcousticError(f"There is no {path}.")
-    if path.suffix == checkpoint.SUFFIX or (path / checkpoint.FILE_NAME).is_file():
+    if path.suffix == SUFFIX or (path / FILE_NAME).is_file():
         return checkpoint.load(path)
     if folded.recognises(path):
         return folded.read(path)

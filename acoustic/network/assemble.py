@@ -119,10 +119,3 @@ class Network(nn.Module):
 def build(config: ModelConfig) -> Network:
     """A freshly initialised network in training mode. Weights come from `acoustic.checkpoint`."""
     return Network(config)
-
-
-def parameter_count(config: ModelConfig) -> int:
-    """Trainable parameters, counted without allocating them."""
-    with torch.device("meta"):
-        network = Network(config)
-    return sum(parameter.numel() for parameter in network.parameters())

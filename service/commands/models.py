@@ -181,7 +181,7 @@ def _export_onnx(model: "Checkpoint", file: Path, *, int8: bool, half: bool) -> 
 
 
 def _summary(entry: "Entry") -> dict[str, Any]:
-    from acoustic.network import parameter_count
+    from acoustic.size import parameter_count
 
     config = entry.config
     return {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from acoustic import checkpoint
+from acoustic import checkpoint, header
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import published
@@ -53,7 +53,7 @@ def test_what_is_saved_comes_back(tmp_path: Path, dtype: checkpoint.Dtype, toler
         assert again.state[name].dtype == tensor.dtype
         largest = tensor.abs().max().item() if tensor.is_floating_point() else 0.0
         torch.testing.assert_close(again.state[name], tensor, atol=largest * tolerance, rtol=0)
-    assert checkpoint.describe(path) == (TINY.config, {"title": "t"})
+    assert header.describe(path) == (TINY.config, {"title": "t"})
 
 
 def test_int8_is_a_quarter_of_fp32_and_close(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def damaged(path: Path, what: str) -> Path:
     """Files that are not ours, each wrong in one way."""
     good = checkpoint.save(path / "good.safetensors", TINY.config, TINY.state, dtype="int8")
     tensors = load_file(good)
-    metadata = {"format": checkpoint.FORMAT, "config": json.dumps(TINY.config.to_dict()), "card": "{}"}
+    metadata = {"format": header.FORMAT, "config": json.dumps(TINY.config.to_dict()), "card": "{}"}
     file = path / "bad.safetensors"
     if what == "text":
         file.write_text("RIFF, no: just words")
@@ -152,7 +152,7 @@ def damaged(path: Path, what: str) -> Path:
     elif what == "no table":
         save_file(tensors, file, metadata | {"card": "[]"})
     elif what == "no config":
-        save_file(tensors, file, {"format": checkpoint.FORMAT})
+        save_file(tensors, file, {"format": header.FORMAT})
     elif what == "no scale":
         tensors.pop("output.weight" + checkpoint.SCALE_SUFFIX)
         save_file(tensors, file, metadata)

@@ -44,8 +44,10 @@ def test_sizes_and_fields_are_the_published_ones(name: str, parameters: int, fie
 @pytest.mark.parametrize("norm", ["batch", "layer", "weight", "folded"])
 @pytest.mark.parametrize("activation", ["relu", "gau"])
 def test_sizes_are_those_of_the_built_networks(norm: Norm, activation: Activation) -> None:
-    for config in published.values():
-        config = replace(config, norm=norm, activation=activation)
+    for shape in published.values():
+        if activation == "gau" and any(block.residual == "identity" for block in shape.blocks):
+            continue  # refused: an identity bypass does not fit before a gate
+        config = replace(shape, norm=norm, activation=activation)
         with torch.device("meta"):
             network = build(config)
         assert parameter_count(config) == sum(weight.numel() for weight in network.parameters())

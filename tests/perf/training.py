@@ -21,9 +21,9 @@ from acoustic.config import published
 from acoustic.network import build
 from acoustic.shape import ModelConfig
 from tests.perf.acoustic import provenance
-from training.augment import NO_ALTERATION, Alteration
+from training.alteration import NO_ALTERATION, Alteration, FeatureMasks
 from training.data.feed import Batch
-from training.objectives import CtcObjective, FeatureMasks
+from training.objectives import CtcObjective
 from training.optimisers import build_optimiser
 from training.precision import Precision
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from training import augment
+from training.alteration import NO_ALTERATION, Alteration
 from training.augment.draw import SAMPLE_RATE
 from training.data.sound import read_clip
 
@@ -207,7 +208,7 @@ def test_cut_and_join_keeps_the_beginning_and_takes_another_end() -> None:
 def test_the_chain_repeats_under_a_seed_and_differs_between_seeds() -> None:
     sound = torch.randn(6, 12000, generator=torch.Generator().manual_seed(6)) * 0.1
     lengths = torch.tensor([12000, 11000, 10000, 9000, 8000, 7000])
-    plan = augment.Alteration(splice=0.5, voice=0.5, room=0.5, telephone=0.5)
+    plan = Alteration(splice=0.5, voice=0.5, room=0.5, telephone=0.5)
 
     def altered(seed: int) -> augment.Altered:
         return augment.alter(sound, lengths, plan, torch.Generator().manual_seed(seed))
@@ -224,15 +225,13 @@ def test_the_chain_repeats_under_a_seed_and_differs_between_seeds() -> None:
 
 def test_the_chain_at_strength_nought_changes_nothing() -> None:
     sound = torch.randn(3, 4000) * 0.1
-    result = augment.alter(
-        sound, lengths_of(sound), augment.Alteration(level=0.0).scaled(0.0), torch.Generator()
-    )
+    result = augment.alter(sound, lengths_of(sound), Alteration(level=0.0).scaled(0.0), torch.Generator())
     assert torch.equal(result.sound, sound)
 
 
 def test_rows_in_which_nothing_is_said_hold_noise_at_a_level_of_their_own() -> None:
     sound = tone(500.0, rows=200)
-    plan = replace(augment.NO_ALTERATION, nothing=0.3, nothing_db=(-60.0, -20.0))
+    plan = replace(NO_ALTERATION, nothing=0.3, nothing_db=(-60.0, -20.0))
     result = augment.alter(sound, lengths_of(sound), plan, torch.Generator().manual_seed(5))
     silent = torch.tensor(result.silent)
     assert 30 < len(silent) < 90
@@ -246,7 +245,7 @@ def test_rows_in_which_nothing_is_said_hold_noise_at_a_level_of_their_own() -> N
 
 def test_the_chain_uses_given_noise_and_rooms() -> None:
     sound = tone(500.0, rows=2)
-    plan = augment.Alteration(
+    plan = Alteration(
         speed=0, vocal_tract=0, voice=0, room=1.0, given_room_share=1.0, noise=1.0, noise_snr_db=(0.0, 0.0),
         band=0, telephone=0, quantise=0, level=0,
     )  # fmt: skip
@@ -260,7 +259,7 @@ def test_the_chain_uses_given_noise_and_rooms() -> None:
 def test_the_chain_draws_the_same_on_a_gpu() -> None:
     sound = torch.randn(4, 8000, generator=torch.Generator().manual_seed(1)) * 0.1
     lengths = lengths_of(sound)
-    plan = augment.Alteration()
+    plan = Alteration()
     here = augment.alter(sound, lengths, plan, torch.Generator().manual_seed(2))
     there = augment.alter(sound.cuda(), lengths, plan, torch.Generator().manual_seed(2))
     assert torch.allclose(here.sound, there.sound.cpu(), atol=0.02)

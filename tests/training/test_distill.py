@@ -10,7 +10,8 @@ import torch
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import published
 from acoustic.network import build
-from training.augment import NO_ALTERATION, Alteration, Altered
+from training.alteration import NO_ALTERATION, Alteration
+from training.augment import Altered
 from training.data.feed import Batch
 from training.data.manifests import Clip
 from training.distill import (

@@ -246,6 +246,10 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_goes_on(
     good = (tmp_path / "last.pt").read_bytes()
     with FullDisk(tmp_path):
         assert not loop.save()
+        loop.folder.save_best(loop.config, loop.model.state_dict(), {})
+    assert "the best model could not be written" in caplog.text
+    assert "File too large" in caplog.text
+    assert not loop.folder.best.exists()
     assert (tmp_path / "last.pt").read_bytes() == good
     assert not list(tmp_path.glob(".*.part"))
     assert "could not be written" in caplog.text

@@ -74,3 +74,20 @@ def test_a_record_that_cannot_be_written_is_said_and_training_goes_on(tmp_path: 
 )
 def test_durations_are_said_as_people_do(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+def test_a_full_disk_ends_the_records_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def add_scalar(self, *_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+    told = io.StringIO()
+    watch = Watch(tmp_path, total_steps=2_000, tensorboard=False, stream=told)
+    monkeypatch.setattr(watch, "_board", Full())
+    for step in (1_200, 1_220):
+        watch.step({**STEP, "step": step})
+    watch.close()
+    assert told.getvalue().count("TensorBoard's records end here: [Errno 28] No space left on device") == 1
+    assert len((tmp_path / "progress.csv").read_text().splitlines()) == 3

@@ -7,24 +7,22 @@ parts can be used alone.
 """
 
 from training.augment.bands import band_limit, telephone
-from training.augment.chain import NO_ALTERATION, PARTS, Alteration, Altered, Banks, alter
+from training.augment.chain import Altered, Banks, alter
 from training.augment.codecs import a_law, mu_law, quantise, through_codec
 from training.augment.level import change_level, mix, random_segments
-from training.augment.masks import spec_augment, spec_cutout
+from training.augment.masks import blot_out, spec_augment, spec_cutout
 from training.augment.rooms import reverberate, simulate_rooms
 from training.augment.splice import cut, cut_and_join, join
 from training.augment.tempo import change_speed
 from training.augment.vocal_tract import warp_mel, warp_vocal_tract
 
 __all__ = [
-    "NO_ALTERATION",
-    "PARTS",
-    "Alteration",
     "Altered",
     "Banks",
     "a_law",
     "alter",
     "band_limit",
+    "blot_out",
     "change_level",
     "change_speed",
     "cut",

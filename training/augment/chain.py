@@ -3,12 +3,12 @@ makes them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from training.alteration import Alteration
 from training.augment.bands import band_limit, telephone
 from training.augment.codecs import quantise
 from training.augment.draw import chosen_rows, integers, normal, quick_length, uniform
@@ -20,58 +20,6 @@ from training.augment.vocal_tract import warp_vocal_tract
 
 Pick = Callable[[str, float], Tensor]
 """Name and probability of a part -> the rows (on the sound's device) that it falls on."""
-
-
-PARTS = ("splice", "speed", "vocal_tract", "voice", "room", "noise", "band", "telephone", "quantise")
-"""The parts of the chain that fall on more rows the stronger it is."""
-
-
-@dataclass(frozen=True)
-class Alteration:
-    """Probabilities (0 switches a part off) and ranges. `scaled` weakens or strengthens all of them at
-    once.
-    """
-
-    splice: float = 0.0
-    speed: float = 0.8
-    speed_range: tuple[float, float] = (0.85, 1.15)
-    vocal_tract: float = 0.4
-    vocal_tract_range: tuple[float, float] = (0.87, 1.15)
-    voice: float = 0.2
-    voice_snr_db: tuple[float, float] = (10.0, 20.0)
-    room: float = 0.3
-    given_room_share: float = 0.3
-    noise: float = 0.6
-    noise_snr_db: tuple[float, float] = (0.0, 30.0)
-    band: float = 0.3
-    telephone: float = 0.15
-    quantise: float = 0.1
-    quantise_bits: tuple[float, float] = (6.0, 10.0)
-    level: float = 0.8
-    level_db: tuple[float, float] = (-20.0, 10.0)
-    nothing: float = 0.0
-    nothing_db: tuple[float, float] = (-90.0, -15.0)
-
-    def scaled(self, strength: float) -> "Alteration":
-        """The same chain at a strength between 0 (nothing) and 1 (as written).
-
-        Probabilities shrink in proportion, ranges towards no change; the lowest signal-to-noise ratios rise.
-        """
-        strength = max(0.0, min(1.0, strength))
-        gentle: dict[str, Any] = {name: getattr(self, name) * strength for name in PARTS}
-        low, high = self.noise_snr_db
-        return replace(
-            self,
-            **gentle,
-            speed_range=_towards_one(self.speed_range, strength),
-            vocal_tract_range=_towards_one(self.vocal_tract_range, strength),
-            noise_snr_db=(high - (high - low) * strength, high),
-            level_db=(self.level_db[0] * strength, self.level_db[1] * strength),
-        )
-
-
-_OFF: dict[str, Any] = dict.fromkeys((*PARTS, "level", "nothing"), 0.0)
-NO_ALTERATION = replace(Alteration(), **_OFF)
 
 
 @dataclass(frozen=True)
@@ -223,8 +171,3 @@ def coloured_noise(rows: int, samples: int, generator: torch.Generator) -> Tenso
 def _fit(responses: Tensor, samples: int) -> Tensor:
     """Impulse responses cut or padded to a length."""
     return torch.nn.functional.pad(responses, (0, max(0, samples - responses.shape[1])))[:, :samples]
-
-
-def _towards_one(limits: tuple[float, float], strength: float) -> tuple[float, float]:
-    """A range of factors drawn in towards 1."""
-    return (1 + (limits[0] - 1) * strength, 1 + (limits[1] - 1) * strength)

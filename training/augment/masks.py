@@ -5,7 +5,32 @@ features.
 import torch
 from torch import Tensor
 
+from training.alteration import FeatureMasks
 from training.augment.draw import uniform
+
+
+def blot_out(features: Tensor, lengths: Tensor, masks: FeatureMasks, generator: torch.Generator) -> Tensor:
+    """All that `masks` asks for."""
+    if masks.time_masks or masks.mel_masks:
+        features = spec_augment(
+            features,
+            lengths,
+            generator,
+            time_masks=masks.time_masks,
+            time_frames=masks.time_frames,
+            mel_masks=masks.mel_masks,
+            mel_bins=masks.mel_bins,
+        )
+    if masks.rectangles:
+        features = spec_cutout(
+            features,
+            lengths,
+            generator,
+            rectangles=masks.rectangles,
+            time_frames=masks.rectangle_frames,
+            mel_bins=masks.rectangle_bins,
+        )
+    return features
 
 
 def spec_augment(

@@ -53,7 +53,7 @@ def iterate_manifest(path: Path) -> Iterator[Clip]:
     """The clips one by one; the first wrong line ends it with an error that names the line."""
     file = path / "manifest.jsonl" if path.is_dir() else path
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")  # other line ends may stand in a text
     except FileNotFoundError:
         raise TrainingError(
             f"There is no manifest {file}. `silica prepare` makes one from a corpus."

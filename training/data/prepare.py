@@ -238,7 +238,7 @@ def _read_journal(path: Path, folder: Path) -> dict[str, Outcome]:
     if not path.exists():
         return done
     whole = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").split("\n"):
         try:
             values = json.loads(line)
         except json.JSONDecodeError:
