@@ -41,16 +41,16 @@ def facts(settings: "Settings", port: int, streams_most: int, keys: bool) -> dic
 def starting(settings: "Settings") -> "Iterator[Callable[[], None]]":
     """Say at once what is being started, and on a terminal that it goes on; the given function ends that."""
     models = ", ".join(settings.models)
-    what = f"Silica is warming {models} on {settings.device} for {settings.host}:{settings.port}"
+    what = f"Warming {models} on {settings.device}"
     if not sys.stderr.isatty() or settings.log_format == "json":
         if settings.log_format == "plain":
-            sys.stderr.write(f"{what} ...\n")
+            sys.stderr.write(f"{what} for {settings.host}:{settings.port} ...\n")
             sys.stderr.flush()
         yield lambda: None
         return
     from rich.console import Console
 
-    status = Console(stderr=True).status(f"{what} (10 to 20 seconds; Ctrl-C stops it)")
+    status = Console(stderr=True).status(f"{what}: 10 to 20 s, the first time longer (Ctrl-C stops it)")
     status.start()
     try:
         yield status.stop

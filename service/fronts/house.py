@@ -20,11 +20,10 @@ from service.logs import say
 from service.metrics import Metrics, forget_process
 from service.preflight import held_ports
 from service.scheduling.board import Board, columns_for
-from service.scheduling.process import WorkerProcess
+from service.scheduling.process import OVERLOADED, START_S, WorkerProcess
 from service.settings import Settings
 from service.streams import FINISH_S
 
-START_S = 120.0
 MOST_DEATHS = 10
 WITHIN_S = 300.0
 """Fronts that die more often than this are no accident: the whole service ends, for its supervisor to see."""
@@ -77,7 +76,9 @@ class House:
                     await self._news.wait()
         except TimeoutError:
             await self._close()
-            raise ServiceError("fronts", f"Not every front was ready after {START_S:g} s.") from None
+            raise ServiceError(
+                "fronts", f"Not every front was ready after {START_S:g} s.", OVERLOADED
+            ) from None
         except BaseException:
             await self._close()
             raise

@@ -14,7 +14,7 @@ from service.core.messages import Conclude, Push, Replay
 from service.errors import ServiceError
 from service.scheduling import decode_worker
 from service.scheduling.decode_worker import Answer, Command, Forget, Open, Ready, Unable
-from service.scheduling.process import WorkerProcess, together
+from service.scheduling.process import OVERLOADED, START_S, WorkerProcess, together
 
 if TYPE_CHECKING:
     from service.metrics import Metrics
@@ -24,7 +24,6 @@ log = logging.getLogger("silica.decoding")
 MOST_IN_FLIGHT = 64
 """Commands that a worker has not answered; the rest waits here (bounded by the streams' own credit)."""
 OVERDUE_S = 15.0
-START_S = 120.0
 MOST_STRIKES = 3
 """A stream whose unanswered command was there at so many deaths in a row is given up."""
 CAREFUL_COMMANDS = 256
@@ -233,7 +232,9 @@ class DecodePool:
             what = await asyncio.wait_for(first, START_S)
         except TimeoutError:
             await process.close()
-            raise ServiceError("decoder", f"A decode worker was not ready after {START_S:g} s.") from None
+            raise ServiceError(
+                "decoder", f"A decode worker was not ready after {START_S:g} s.", OVERLOADED
+            ) from None
         except asyncio.CancelledError:
             await process.close()
             raise

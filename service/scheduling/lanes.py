@@ -16,10 +16,9 @@ from acoustic.windows import Window
 from service.errors import ServiceError
 from service.scheduling import engine_worker
 from service.scheduling.engine_worker import Crashed, Done, Job, Ready, Unable
-from service.scheduling.process import WorkerProcess, context
+from service.scheduling.process import OVERLOADED, START_S, WorkerProcess, context
 
 ARENA_SAMPLES = 1_600_000
-START_S = 120.0
 
 
 class Lane(Protocol):
@@ -69,7 +68,7 @@ class ProcessLane:
             return await asyncio.wait_for(self._first, START_S)
         except TimeoutError:
             raise ServiceError(
-                "engine", f"An engine worker was not ready after {START_S:g} s.", "Is the machine overloaded?"
+                "engine", f"An engine worker was not ready after {START_S:g} s.", OVERLOADED
             ) from None
 
     def run(self, number: int, windows: Sequence[Window]) -> None:

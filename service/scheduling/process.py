@@ -20,6 +20,9 @@ from typing import Any, TypeVar, cast
 
 HEADER = struct.Struct("<I")
 LONGEST_MESSAGE = 64 * 1024 * 1024
+START_S = 600.0
+"""So long a worker may take to be ready: the first on a machine compiles the search, on a crowded core for minutes."""
+OVERLOADED = "Is the machine overloaded? What was compiled is kept: the next start is quicker."
 PRELOAD = ["numpy", "service.scheduling.engine_worker", "service.scheduling.decode_worker"]
 
 context = multiprocessing.get_context("forkserver")
