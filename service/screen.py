@@ -50,7 +50,7 @@ def starting(settings: "Settings") -> "Iterator[Callable[[], None]]":
         return
     from rich.console import Console
 
-    status = Console(stderr=True).status(f"{what}: 10 to 20 s, the first time longer (Ctrl-C stops it)")
+    status = Console(stderr=True).status(f"{what}: 10 to 20 s, at first longer; Ctrl-C stops it")
     status.start()
     try:
         yield status.stop

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from lm.hotwords import Hotword
@@ -19,7 +19,7 @@ from service.audio.resample import RATE, Samples
 from service.core.events import Closed, Final, Progress
 from service.errors import ServiceError
 from service.jobs.job import Job
-from service.jobs.store import JobStore
+from service.jobs.store import AGAIN_S, JobStore
 from service.logs import say
 from service.recordings import ReadSoFar, Sound, decoded, heard
 from service.streams import Recogniser, StreamSettings
@@ -63,8 +63,8 @@ class JobRunner:
 
     def start(self) -> None:
         """Begin with whatever waits."""
-        self._tasks = [asyncio.create_task(self._work()) for _ in range(self.settings.at_once)]
-        self._tasks.append(asyncio.create_task(self._sweep()))
+        self._tasks = [asyncio.create_task(unceasing(self._next)) for _ in range(self.settings.at_once)]
+        self._tasks.append(asyncio.create_task(unceasing(self._sweep)))
 
     def wake(self) -> None:
         """There is a new job."""
@@ -78,20 +78,21 @@ class JobRunner:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._tasks.clear()
-        await asyncio.to_thread(self.store.release, self.name)
+        with contextlib.suppress(ServiceError):  # the leases end by themselves
+            await asyncio.to_thread(self.store.release, self.name)
 
-    async def _work(self) -> None:
-        while True:
-            self._news.clear()
-            now = self.clock()
-            job = await asyncio.to_thread(self.store.claim, self.name, now, self.settings.lease_s)
-            if job is None:
-                # Another process may have died with a job in hand: look again when its lease can have ended.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self.settings.lease_s):
-                        await self._news.wait()
-                continue
+    async def _next(self) -> None:
+        """Hear one job, or wait for one."""
+        self._news.clear()
+        now = self.clock()
+        job = await asyncio.to_thread(self.store.claim, self.name, now, self.settings.lease_s)
+        if job is not None:
             await self._run(job)
+            return
+        # Another process may have died with a job in hand: look again when its lease can have ended.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.lease_s):
+                await self._news.wait()
 
     async def _run(self, job: Job) -> None:
         status, length_s, error = "done", None, None
@@ -104,7 +105,7 @@ class JobRunner:
             if length_s is None:
                 return  # cancelled, or taken over
         except ServiceError as known:
-            if known.code in ("capacity", "draining", "starting", "containers"):
+            if known.code in ("capacity", "draining", "starting", "containers", "storage"):
                 await self._later(job, known)
                 return
             status, error = "failed", {"code": known.code, "message": known.message, "advice": known.advice}
@@ -165,7 +166,10 @@ class JobRunner:
         """Live streams may keep a job waiting for long: its lease must not end meanwhile."""
         while hearing.ours:
             await asyncio.sleep(self.settings.lease_s / 3)
-            await self._advance(hearing, None)
+            with contextlib.suppress(
+                ServiceError
+            ):  # the disk: at the next segment the hearing itself is told
+                await self._advance(hearing, None)
 
     def _stream_settings(self, job: Job) -> StreamSettings:
         words = tuple(Hotword(phrase, weight) for phrase, weight in job.options.get("hotwords", ()))
@@ -179,11 +183,10 @@ class JobRunner:
         )
 
     async def _sweep(self) -> None:
-        while True:
-            gone = await asyncio.to_thread(self.store.sweep, self.clock() - self.settings.keep_s)
-            if gone:
-                say(logging.INFO, "old jobs forgotten", jobs=gone)
-            await asyncio.sleep(self.settings.sweep_s)
+        gone = await asyncio.to_thread(self.store.sweep, self.clock() - self.settings.keep_s)
+        if gone:
+            say(logging.INFO, "old jobs forgotten", jobs=gone)
+        await asyncio.sleep(self.settings.sweep_s)
 
 
 @dataclass
@@ -202,6 +205,16 @@ class _Hearing:
         if not self.read.samples or not self.bytes:
             return 0.0
         return min(1.0, self.read.bytes / self.bytes * self.heard_s * RATE / self.read.samples)
+
+
+async def unceasing(turn: Callable[[], Awaitable[None]]) -> None:
+    """One turn after the other; what goes wrong in one (a full disk, a locked file) is logged and does not end them."""
+    while True:
+        try:
+            await turn()
+        except Exception:
+            logging.getLogger("silica").exception("the jobs' work was interrupted and goes on")
+            await asyncio.sleep(AGAIN_S)
 
 
 def sound_of(job: Job) -> Sound:

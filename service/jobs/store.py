@@ -34,6 +34,8 @@ CREATE TABLE IF NOT EXISTS segments (
     end_s REAL NOT NULL, speech_final INTEGER NOT NULL, words TEXT NOT NULL, PRIMARY KEY (job, number)
 ) WITHOUT ROWID;
 """
+AGAIN_S = 10.0
+"""After so long it is tried again where the disk let us down."""
 COLUMNS = (
     "id, owner, status, created, name, bytes, sha256, options, finished, heard_s, length_s, share, attempts, "
     "error, webhook, webhook_secret, webhook_status"
@@ -263,14 +265,23 @@ class JobStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """ServiceError "storage" where the file cannot be read or written: nothing has changed then."""
         with self._lock:
-            self._database.execute("BEGIN IMMEDIATE")
             try:
+                self._database.execute("BEGIN IMMEDIATE")
                 yield self._database
-            except BaseException:
-                self._database.execute("ROLLBACK")
+                self._database.execute("COMMIT")
+            except BaseException as error:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                if isinstance(error, sqlite3.OperationalError):
+                    raise ServiceError(
+                        "storage",
+                        f"The list of jobs cannot be read or written ({error}).",
+                        "Is the disk full?",
+                        retry_after_s=AGAIN_S,
+                    ) from error
                 raise
-            self._database.execute("COMMIT")
 
 
 def new_id() -> str:

@@ -20,6 +20,7 @@ import aiohttp
 
 from service.errors import ServiceError
 from service.jobs.job import Job
+from service.jobs.runner import unceasing
 from service.jobs.store import JobStore
 from service.logs import say
 
@@ -84,20 +85,22 @@ class WebhookCaller:
     async def _work(self) -> None:
         timeout = aiohttp.ClientTimeout(total=CALL_S)
         async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
-            while True:
-                now = self.clock()
-                due = await asyncio.to_thread(self.store.webhook_due, now, now + 2 * CALL_S)
-                if due is None:
-                    wait_s = await asyncio.to_thread(self.store.webhook_next, now)
-                    await asyncio.sleep(min(1.0, wait_s) if wait_s is not None else 1.0)
-                    continue
-                job, tries = due
-                outcome = await self._call(session, job)
-                again = outcome is not None and tries <= len(self.waits_s)
-                due_at = self.clock() + self.waits_s[tries - 1] if again else None
-                status = "told" if outcome is None else f"try {tries}: {outcome}"
-                await asyncio.to_thread(self.store.webhook_told, job.id, status, due_at)
-                say(logging.INFO, "webhook called", job=job.id, outcome=status)
+            await unceasing(lambda: self._next(session))
+
+    async def _next(self, session: aiohttp.ClientSession) -> None:
+        now = self.clock()
+        due = await asyncio.to_thread(self.store.webhook_due, now, now + 2 * CALL_S)
+        if due is None:
+            wait_s = await asyncio.to_thread(self.store.webhook_next, now)
+            await asyncio.sleep(min(1.0, wait_s) if wait_s is not None else 1.0)
+            return
+        job, tries = due
+        outcome = await self._call(session, job)
+        again = outcome is not None and tries <= len(self.waits_s)
+        due_at = self.clock() + self.waits_s[tries - 1] if again else None
+        status = "told" if outcome is None else f"try {tries}: {outcome}"
+        await asyncio.to_thread(self.store.webhook_told, job.id, status, due_at)
+        say(logging.INFO, "webhook called", job=job.id, outcome=status)
 
     async def _call(self, session: aiohttp.ClientSession, job: Job) -> str | None:
         """None when it was taken (2xx), else what happened."""
