@@ -87,6 +87,8 @@ def build_several(
     texts: Sequence[Path], wanted: dict[Path, BuildSettings], progress: Progress, keep_arpa: bool = False
 ) -> list[BuildReport]:
     """The same text as several models, for instance pruned more and less; the text is read once."""
+    if not texts:
+        raise LanguageError("there is no text to build from; name a file or a recipe")
     for path in texts:
         if not path.is_file():  # said before the builder is compiled, which takes minutes the first time
             raise LanguageError(f"there is no text file {path}")
@@ -195,8 +197,9 @@ def open_kenlm(model: Path) -> Any:
         raise LanguageError(f"there is no language model {model}")
     try:
         return kenlm.Model(str(model))
-    except OSError as error:
-        reason = str(error).strip().splitlines()[-1]
+    except (OSError, UnicodeDecodeError) as error:
+        # KenLM quotes what it stumbled over: rubbish, where the file is some other binary.
+        reason = str(error).strip().splitlines()[-1] if isinstance(error, OSError) else "it is no text"
         raise LanguageError(f"{model} is no KenLM file ({reason}); expected a .binary or .arpa") from None
 
 

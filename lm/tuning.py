@@ -58,8 +58,9 @@ class Tuned:
 
 def read_clips(manifest: Path, folder: Path, every: int = 1) -> list[Clip]:
     """The manifest's clips that have a transcript and stored log-probabilities; of those, one in `every`."""
+    manifest = manifest / "manifest.jsonl" if manifest.is_dir() else manifest
     if not manifest.is_file():
-        raise LanguageError(f"there is no manifest {manifest}; expected a manifest.jsonl")
+        raise LanguageError(f"there is no manifest {manifest}; name a manifest.jsonl or its folder")
     clips: list[Clip] = []
     for number, line in enumerate(manifest.read_text().splitlines(), start=1):
         try:

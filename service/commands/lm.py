@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     adapt.add_argument("--half-after", type=float, help="occurrences for half of that share (default 5)")
     adapt.add_argument("--measure", type=Path, help="a text to measure before and after")
     tune = verbs.add_parser("tune", help="choose weight, word bonus and pruning by word errors")
-    tune.add_argument("manifest", type=Path, help="manifest.jsonl with audio and text")
+    tune.add_argument(
+        "manifest", type=Path, help="manifest.jsonl (audio and text a line), or the folder it is in"
+    )
     tune.add_argument(
         "--log-probs", type=Path, required=True, help="folder of AUDIO-STEM.npy, [frames, classes]"
     )
@@ -67,7 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rescore = verbs.add_parser(
         "rescore", help="what rescoring is worth: word errors greedy, searched, rescored"
     )
-    rescore.add_argument("manifest", type=Path, help="manifest.jsonl with audio and text")
+    rescore.add_argument(
+        "manifest", type=Path, help="manifest.jsonl (audio and text a line), or the folder it is in"
+    )
     rescore.add_argument(
         "--log-probs", type=Path, required=True, help="folder of AUDIO-STEM.npy, [frames, classes]"
     )

@@ -133,11 +133,18 @@ def test_a_missing_text_is_named_before_anything_is_compiled(
     monkeypatch.setenv("PATH", "")  # nothing could be compiled
     assert main(["lm", "build", str(tmp_path / "none.txt"), "--out", str(tmp_path / "birds")]) == 2
     assert "there is no text file" in capsys.readouterr().err
+    assert main(["lm", "build", "--out", str(tmp_path / "birds")]) == 2
+    assert "name a file or a recipe" in capsys.readouterr().err
 
 
 def test_a_mistake_on_the_line_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lm", "info", str(tmp_path / "none.binary")]) == 2
     assert capsys.readouterr().err.startswith("silica: there is no language model")
+    (tmp_path / "text.txt").write_text("some words")
+    for rubbish in (b"\x9f\x00" * 200, b"words without end\n" * 20, b""):
+        (tmp_path / "rubbish.arpa").write_bytes(rubbish)
+        assert main(["lm", "perplexity", str(tmp_path / "rubbish.arpa"), str(tmp_path / "text.txt")]) == 2
+        assert "is no KenLM file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["tiny-plain", "tiny-both"])
