@@ -109,6 +109,10 @@ function showFacts({ elapsedS, latencyS, lagS, quality }) {
   byId("latency").textContent = latencyS === null ? "–" : `${latencyS.toFixed(1)} s`;
   byId("lag").textContent = lagS === null ? "–" : `${lagS.toFixed(1)} s`;
   byId("lag").classList.toggle("warn", lagS > 3);
+  showLevel(quality);
+}
+
+function showLevel(quality) {
   byId("level").textContent = quality;
   byId("level").classList.toggle("warn", quality === "too loud" || quality === "silent");
 }
@@ -156,6 +160,7 @@ async function start() {
         if (view && !served) removeSession(view);
         waveform.rest();
         byId("halo").style.transform = "";
+        showLevel("–");
         recording = null;
         setState("idle");
       },

@@ -71,6 +71,10 @@ def _list(arguments: argparse.Namespace) -> Answer:
             f"{row['name']:<24}{row['parameters']:>13,}{row['receptive_field_s']:>8.2f}s"
             f"{row['look_ahead_s']:>8.2f}s  {here}{mark}"
         )
+    lines.append(
+        "field: sound that a letter may depend on; ahead: how much of it lies in the future\n"
+        "-: a shape without weights here; `silica models pull` and `import` bring some, `silica train` makes them"
+    )
     damaged = catalogue.damaged()
     lines += [f"not readable: {problem}" for problem in damaged]
     return {"models": rows, "folder": str(catalogue.models_folder()), "not_readable": damaged}, lines

@@ -20,7 +20,7 @@ export async function transcribeFile(file, how) {
 
 async function sendStreamed(file, { base, key, options, signal, on }) {
   let transcript = EMPTY;
-  let heardS = 0;
+  let lengthS = 0;
   let settle;
   const ended = new Promise((resolve, reject) => { settle = { resolve, reject }; });
   const session = new LiveSession({
@@ -35,8 +35,9 @@ async function sendStreamed(file, { base, key, options, signal, on }) {
       message(message) {
         if (message.type === "Results") {
           transcript = withResults(transcript, message);
-          heardS = Math.max(heardS, message.start + message.duration);
           on.transcript(transcript);
+        } else if (message.type === "Metadata") {
+          lengthS = message.duration;
         } else if (message.type === "Heartbeat" && file.size) {
           const heard = message.received_s > 0 ? message.processed_s / message.received_s : 1;
           const share = Math.min(1, (message.received_bytes / file.size) * heard);
@@ -56,7 +57,7 @@ async function sendStreamed(file, { base, key, options, signal, on }) {
     on.transcript(settled(transcript));
   }
   if (signal.aborted) throw new Failure("server", "cancelled");
-  on.progress(1, heardS ? minutes(heardS) : "");
+  on.progress(1, lengthS ? minutes(lengthS) : "");
 }
 
 async function send(file, session) {
