@@ -198,7 +198,9 @@ class BeamUtterance:
                 self._decoder.space,
                 self._settings.partial_agreement,
             )
-            words = words[: max(agreed, stable)]
+            # Somebody who begins to speak wants to see that he is heard.
+            first = 0 if self._settled else 1
+            words = words[: max(agreed, stable, first)]
         return Hypothesis(
             words=(*self._settled, *words),
             stable_words=len(self._settled) + stable,

@@ -25,7 +25,8 @@ class SearchSettings:
     unknown_penalty: float = 10.0
     """Subtracted once for each word that the language model does not know."""
     partial_agreement: float = 0.0
-    """While an utterance goes on, a word is told once this share of all readings' probability stands behind it."""
+    """While an utterance goes on, a word is told once this share of all readings' probability stands behind it; its
+    first word at once."""
     n_best: int = 1
     hotwords: tuple[Hotword, ...] = ()
 

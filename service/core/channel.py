@@ -69,6 +69,10 @@ class Segment:
         now = self.quiet.popleft() if self.quiet else LONG_QUIET
         return now, self.quiet[ahead - 1] if 0 < ahead <= len(self.quiet) else LONG_QUIET if ahead else now
 
+    def quiet_in(self, frames: int) -> bool:
+        """Whether the energy will be quiet so many frames on, as far as the sound is known."""
+        return bool(self.quiet) and self.quiet[min(frames, len(self.quiet)) - 1] > 0
+
 
 @dataclass
 class OpenUtterance:
@@ -327,6 +331,15 @@ class Channel:
         else:
             self._lead = rows[max(lowest, len(rows) - LEAD_FRAMES) :].copy()
             yield self._reached(segment)
+        self._ask_soon(segment)
+
+    def _ask_soon(self, segment: Segment) -> None:
+        """In a pause the next window reaches no further than to where the utterance may end."""
+        hop_frames, wait = self._hop_frames, self.endpointer.frames_to_next_question
+        if wait is not None and segment.quiet_in(wait):
+            steps = math.ceil(wait * self._config.frames_per_output / self._config.stride_frames)
+            hop_frames = min(hop_frames, steps * self._config.stride_frames)
+        segment.windows.change_hop(hop_frames)
 
     def _begin(self, segment: Segment, frame: int) -> None:
         self._begun += 1

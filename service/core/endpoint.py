@@ -117,6 +117,14 @@ class Endpointer:
         self.frames_since_letter = 0
         self._length_frames = 0
 
+    @property
+    def frames_to_next_question(self) -> int | None:
+        """After so many more frames without letters the open utterance may end; None: not while letters come."""
+        run, silence, half = self.frames_since_letter, self.rule.silence_frames, self.rule.half_frames
+        if self.state is Speech.QUIET or run == 0 or silence is None or half is None:
+            return None
+        return next((at - run for at in (half, silence, silence + silence // 2) if at > run), None)
+
     def step(self, letter_mass: float, quiet_frames: int, quiet_ahead: int = 0) -> Signal | None:
         """One more frame, and for how long the energy has been quiet here and `ahead_frames` later.
 

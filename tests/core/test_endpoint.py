@@ -34,6 +34,23 @@ def test_energy_that_is_known_ahead_ends_it_as_soon_as_letters_are_silent_for_ha
     assert run(RULE, frames, looking_ahead=True)[-1] == (21, Signal.ENDED)
 
 
+def test_in_a_pause_it_is_known_when_the_utterance_may_end_next() -> None:
+    endpointer = Endpointer(RULE)
+    assert endpointer.frames_to_next_question is None
+    for mass, _ in SPEECH:
+        endpointer.step(mass, 0)
+    assert endpointer.frames_to_next_question is None, "somebody speaks"
+    asked = []
+    for _ in range(21):
+        endpointer.step(BLANK, 0)
+        asked.append(endpointer.frames_to_next_question)
+    assert asked == [*range(6, 0, -1), *range(8, 0, -1), *range(7, 0, -1)], "7, 15 and 22 frames of silence"
+    endless = Endpointer(EndpointRule.of(None, 30))
+    endless.step(LETTER, 0)
+    endless.step(BLANK, 0)
+    assert endless.frames_to_next_question is None
+
+
 def test_sound_ahead_keeps_it_open() -> None:
     pause = SPEECH + [(BLANK, QUIET_DB)] * 12 + SPEECH + [(BLANK, QUIET_DB)] * 40
     ends = [at for at, signal in run(RULE, pause, looking_ahead=True) if signal is Signal.ENDED]

@@ -94,6 +94,24 @@ def test_a_pause_does_not_wait_for_the_hop_to_fill() -> None:
     assert at_once.finals == wide.finals
 
 
+@pytest.mark.parametrize("later", range(0, 64, 8))
+def test_where_letters_come_later_than_the_sound_windows_wait_no_longer_than_the_question(later: int) -> None:
+    """The sound has been quiet for 0.3 s when the last letter comes, wherever the hops happen to lie."""
+    lead_s = later * 0.02
+    network = spelling_network(spoken("hello_you" + "_" * 20 + "again", lead=10 + later))
+    parts = [noise(0.1, loudness=0.0005), noise(0.45 + lead_s), noise(1.5, loudness=0), noise(1.0)]
+    said = np.concatenate(parts, axis=1)
+    loop, told_s = PlainLoop(network, GREEDY), None
+    for at in range(0, said.shape[1], 800):
+        loop.take(Audio(said[:, at : at + 800]))
+        told_s = told_s or (loop.session.received_samples / 16000 if loop.finals else None)
+    assert told_s is not None and loop.finals[0].text == "helloyou"
+    assert told_s - loop.finals[0].end_s <= 0.15, "the look-ahead of 0.1 s and a message of 0.05 s"
+    at_once = PlainLoop(network, GREEDY)
+    at_once.take(Audio(said))
+    assert at_once.finals == loop.finals
+
+
 def test_finalize_flushes_what_is_open_and_says_so_even_when_nothing_is() -> None:
     loop = PlainLoop(HELLO, GREEDY)
     loop.take(Audio(noise(0.6)))
