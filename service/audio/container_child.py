@@ -13,6 +13,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ FORMATS = {
 }
 CODECS = ("opus", "vorbis", "flac", "mp3", "mp3float", "aac", "alac", "pcm_")
 MOST_FRAME = 8 * 1024 * 1024
+MOST_DAMAGED = 100
+"""Packets in a row; after that it is no sound any more."""
 
 
 class Wire:
@@ -104,21 +107,44 @@ def decode(wire: Wire, form: str, channels: int, mix: bool) -> None:
     stream.codec_context.thread_type = "NONE"
     resampler: Resampler | None = None
     wanted = 1 if mix else channels
-    for packet in source.demux(stream):
-        for frame in packet.decode():
-            sound = floats(frame)
-            if resampler is None or resampler.rate != frame.sample_rate:
-                if resampler is not None:
-                    wire.tell(SOUND, resampler.finish().T.tobytes())
-                resampler = Resampler(frame.sample_rate, wanted)
-                told = {"rate": frame.sample_rate, "channels": len(sound), "codec": stream.codec_context.name}
-                wire.tell(FORMAT, json.dumps(told).encode())
-            told_sound = resampler.push(fitted(sound, wanted, mix))
-            if told_sound.shape[1]:
-                wire.tell(SOUND, told_sound.T.tobytes())
+    for frame in frames(source.demux(stream)):
+        sound = floats(frame)
+        if resampler is None or resampler.rate != frame.sample_rate:
+            if resampler is not None:
+                wire.tell(SOUND, resampler.finish().T.tobytes())
+            resampler = Resampler(frame.sample_rate, wanted)
+            told = {"rate": frame.sample_rate, "channels": len(sound), "codec": stream.codec_context.name}
+            wire.tell(FORMAT, json.dumps(told).encode())
+        told_sound = resampler.push(fitted(sound, wanted, mix))
+        if told_sound.shape[1]:
+            wire.tell(SOUND, told_sound.T.tobytes())
     if resampler is None:
         raise ValueError("it ended before any sound")
     wire.tell(SOUND, resampler.finish().T.tobytes())
+
+
+def frames(packets: Iterator[Any]) -> Iterator[Any]:
+    """What is decoded. Damaged packets are passed over, and a container that breaks off ends there, as in files.py."""
+    damaged, heard = 0, False
+    while True:
+        try:
+            packet = next(packets, None)
+        except av.error.InvalidDataError:
+            if not heard:
+                raise
+            return
+        if packet is None:
+            return
+        try:
+            decoded = packet.decode()
+        except av.error.InvalidDataError:
+            damaged += 1
+            if damaged > MOST_DAMAGED:
+                raise
+            continue
+        if decoded:
+            damaged, heard = 0, True
+        yield from decoded
 
 
 def floats(frame: Any) -> Samples:

@@ -92,6 +92,21 @@ async def test_the_tone_comes_out_whatever_the_cutting(nursery, name):
     assert nursery.children == 0
 
 
+@pytest.mark.parametrize("name", ["ogg", "webm", "flac", "mp3", "wav"])
+@pytest.mark.parametrize("harm", ["cut off", "damaged"])
+async def test_what_is_whole_of_a_broken_recording_is_heard(nursery, name, harm):
+    data = bytearray(container(*CASES[name]))
+    middle = len(data) // 2
+    if harm == "cut off":
+        del data[middle + 13 :]
+    else:
+        data[middle : middle + 200] = np.random.default_rng(4).bytes(200)
+    sound = await everything(open_decoder(None, nursery=nursery), bytes(data), 5000)
+    assert sound.shape[1] > 15_000
+    assert np.abs(sound[0, 4000:12_000]).max() > 0.1
+    assert nursery.children == 0
+
+
 async def test_sound_comes_while_the_container_is_still_coming(nursery):
     data = container("webm", "libopus", seconds=6.0)
     decoder = open_decoder("webm", mix=True, nursery=nursery)
