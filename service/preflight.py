@@ -139,10 +139,10 @@ def held_ports(host: str, port: int) -> list[socket.socket]:
         ):
             where = (address[0], held[0].getsockname()[1] if held and not port else port, *address[2:])
             if port:
-                with _bound(family, kind, protocol, where, socket.SO_REUSEADDR) as alone:
+                with _bound(family, kind, protocol, where, shared=False) as alone:
                     # Not shared at first: another server's shared port must not be joined by mistake.
                     alone.listen(1)
-            held.append(_bound(family, kind, protocol, where, socket.SO_REUSEPORT))
+            held.append(_bound(family, kind, protocol, where, shared=True))
     except OSError as error:
         for one in held:
             one.close()
@@ -159,10 +159,13 @@ def cannot_listen(host: str, port: int, error: OSError) -> ServiceError:
     )
 
 
-def _bound(family: int, kind: int, protocol: int, where: tuple[object, ...], option: int) -> socket.socket:
+def _bound(family: int, kind: int, protocol: int, where: tuple[object, ...], shared: bool) -> socket.socket:
     made = socket.socket(family, kind, protocol)
     try:
-        made.setsockopt(socket.SOL_SOCKET, option, 1)
+        # Connections of a server that has just ended keep its port for a minute, from whoever does not say this.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind(where)

@@ -20,6 +20,18 @@ def test_a_taken_port_is_told_at_once():
             check(Settings(port=taken.getsockname()[1]))
 
 
+def test_a_server_may_begin_where_one_has_just_ended():
+    """Its port is full of connections that it closed first, which wait for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as ended:
+        port = ended.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            ended.accept()[0].close()
+            assert client.recv(1) == b""
+    check(Settings(port=port, model="tiny", language_model="none"))
+    for held in held_ports("127.0.0.1", port):
+        held.close()
+
+
 def test_a_shared_port_is_not_joined_by_another_server():
     held = held_ports("127.0.0.1", 0)
     port = held[0].getsockname()[1]
