@@ -20,9 +20,13 @@ DECODERS = ("beam", "greedy", "pyctcdecode")
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, on what."""
     parser.add_argument("--model", help="name or path of the acoustic model (default: the one in the box)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
-        "--precision", choices=("fp32", "int8", "fp16"), help="default: the fastest it is ready for"
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where the network runs (default: cpu)"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "int8", "fp16"),
+        help="its arithmetic (default: the fastest it is ready for)",
     )
 
 

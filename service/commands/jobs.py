@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server = os.environ.get("SILICA_SERVER", "http://127.0.0.1:8765")
     for verb in (add, listed, show, cancel):
         verb.add_argument(
-            "--server", default=server, metavar="URL", help=f"(SILICA_SERVER; default {server})"
+            "--server", default=server, metavar="URL", help=f"its address (SILICA_SERVER; here {server})"
         )
         verb.add_argument("--key", default=os.environ.get("SILICA_KEY"), help="API key (SILICA_KEY)")
         verb.add_argument("--json", action="store_true", help="one JSON object on stdout")

@@ -12,7 +12,9 @@ FORMATS = ("txt", "srt", "vtt", "json")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which server, which microphone, what to write."""
     server = os.environ.get("SILICA_SERVER", "ws://127.0.0.1:8765")
-    parser.add_argument("--server", default=server, metavar="URL", help=f"(SILICA_SERVER; default {server})")
+    parser.add_argument(
+        "--server", default=server, metavar="URL", help=f"its address (SILICA_SERVER; here {server})"
+    )
     parser.add_argument(
         "--key",
         default=os.environ.get("SILICA_KEY"),

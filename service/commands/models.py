@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pull.add_argument("--address", help="fetch from this address instead (a mirror)")
     pull.add_argument("--sha256", help="refuse anything but the file with this checksum")
     bring = verbs.add_parser("import", help="bring in a .nemo, .pt, folded QuartzNet folder or checkpoint")
-    bring.add_argument("path", type=Path)
+    bring.add_argument("path", type=Path, help="the file or folder")
     bring.add_argument("--name", help="what to call it here (default: from the file's name)")
     export = verbs.add_parser("export", help="write a model as one file to serve or give away")
     export.add_argument("model", help="a name, or the path of a checkpoint")
