@@ -145,9 +145,13 @@ def _draw(tuned: Tuned, path: Path) -> None:
     from matplotlib.figure import Figure
 
     first = tuned.tried[0].model
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    models: dict[str, Point] = {}
+    for point in sorted(tuned.tried, key=_order, reverse=True):
+        models[point.model] = point
+    panels = min(2, len(models))  # one model alone has no curve over sizes
+    figure = Figure(figsize=(5 * panels, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    by_weight, by_size = figure.subplots(1, 2)
+    by_weight, *by_size = figure.subplots(1, panels, squeeze=False)[0]
     for bonus in sorted({point.word_bonus for point in tuned.tried}):
         points = [point for point in tuned.tried if point.model == first and point.word_bonus == bonus]
         points.sort(key=lambda point: point.lm_weight)
@@ -156,13 +160,14 @@ def _draw(tuned: Tuned, path: Path) -> None:
         )
     by_weight.set(xlabel="language-model weight", ylabel="word error rate, %", title=first)
     by_weight.legend()
-    models: dict[str, Point] = {}
-    for point in sorted(tuned.tried, key=_order, reverse=True):
-        models[point.model] = point
-    for name, point in models.items():
-        by_size.plot(point.size_bytes / 1e6, 100 * point.rate, "o")
-        by_size.annotate(f" {name}", (point.size_bytes / 1e6, 100 * point.rate))
-    by_size.set(
-        xlabel="size of the model, MB", ylabel="word error rate, %", title="models (prunings) at their best"
-    )
+    for panel in by_size:
+        panel.margins(x=0.2)  # room for the names
+        for name, point in models.items():
+            panel.plot(point.size_bytes / 1e6, 100 * point.rate, "o")
+            panel.annotate(f" {name}", (point.size_bytes / 1e6, 100 * point.rate))
+        panel.set(
+            xlabel="size of the model, MB",
+            ylabel="word error rate, %",
+            title="models (prunings) at their best",
+        )
     figure.savefig(path, dpi=120)
