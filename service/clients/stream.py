@@ -69,6 +69,7 @@ class StreamClient:
         self.session: str | None = None
         self.sequence = 0
         self.reconnections = 0
+        """How often a lost connection came back."""
         encoding = str(self.query.get("encoding", ""))
         rate = int(str(self.query.get("sample_rate") or (8000 if encoding in ("mulaw", "alaw") else 16000)))
         width, channels = WIDTHS.get(encoding), int(str(self.query.get("channels", 1)))
@@ -184,7 +185,6 @@ class StreamClient:
                     )
                     raise ServiceError("network", f"{trouble} {self.server} for {patience_s:g} s.", advice)
                 self._set("reconnecting")
-                self.reconnections += 1
                 # Half the wait is chance, so that a thousand clients of one server do not come back at once.
                 await asyncio.sleep(max(retry_s, wait_s * (0.5 + random.random() / 2)))
                 wait_s = min(wait_s * 2, self._most_wait_s)
@@ -271,6 +271,8 @@ class StreamClient:
 
     async def _welcome(self, started: Message) -> None:
         """The first message of a connection says what the server has; the rest is sent (again)."""
+        if not self._new:
+            self.reconnections += 1
         async with self._changed:
             self.session = started["request_id"]
             self.log.acknowledge(started["received_bytes"], started["received_commands"])

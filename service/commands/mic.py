@@ -80,6 +80,7 @@ async def _speak(arguments: argparse.Namespace) -> int:
     from service.clients.live_screen import Screen, converse
     from service.clients.mic import Microphone, find_device
     from service.clients.stream import StreamClient
+    from service.errors import ServiceError
 
     source: Microphone | FileMicrophone = (
         FileMicrophone(arguments.source) if arguments.source else Microphone(find_device(arguments.device))
@@ -102,12 +103,16 @@ async def _speak(arguments: argparse.Namespace) -> int:
         )
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends at once there
             loop.add_signal_handler(signal.SIGINT, microphone.stop)
+        broken: ServiceError | None = None
         try:
             await converse(microphone, client, screen, arguments.seconds)
+        except ServiceError as error:
+            broken = error
+            screen.finished(dictation.close())  # what was understood until then is kept
         finally:
             with contextlib.suppress(NotImplementedError):
                 loop.remove_signal_handler(signal.SIGINT)
-    if not live_text:
+    if not live_text and (dictation.lines or broken is None):
         text = written(dictation.lines, arguments.output)
         if arguments.out is not None:
             arguments.out.write_text(text, encoding="utf-8")
@@ -116,8 +121,8 @@ async def _speak(arguments: argparse.Namespace) -> int:
     if source.lost_s:
         print(f"silica: {source.lost_s:.2f} s of sound were lost by this computer", file=sys.stderr)
     if client.reconnections:
-        print(
-            f"silica: the connection was lost and taken up again {client.reconnections} times",
-            file=sys.stderr,
-        )
+        times = "once" if client.reconnections == 1 else f"{client.reconnections} times"
+        print(f"silica: the connection was lost {times} and came back", file=sys.stderr)
+    if broken is not None:
+        raise broken
     return 0
