@@ -26,6 +26,7 @@ def recogniser_options(settings: Settings) -> RecogniserOptions:
         language_model=None if settings.language_model == "none" else settings.language_model,
         max_streams=settings.max_streams,
         overcommit=settings.overcommit,
+        fronts=settings.workers,
         hops_s=settings.hops_s,
         resume_s=settings.resume_s,
         parked_limit=settings.parked_limit,

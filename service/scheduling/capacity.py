@@ -29,6 +29,11 @@ HURRIES_PER_S = 0.4
 LOOP_BY_SOUND, LOOP_BY_WINDOW = 8.0, 3.5
 """A first guess at the event loop's work: so many times what a bare session takes to take a second of sound in.
 Sockets, JSON and pipes are the rest (3.5 ms a second of sound at 100 streams, where the session's part was 0.3 ms)."""
+LINKED = 1.5
+"""Several fronts and the house that they are linked to need so many times what one process needs (tests/perf/load.py,
+120 streams of `tiny`: 5.6 ms a second of sound instead of 3.8)."""
+HOUSE_SHARE = 0.25
+"""... and the house so much of that, however many the fronts are."""
 
 
 @dataclass
@@ -73,15 +78,15 @@ class Costs:
     decode_s_per_s: float
     """Word search."""
     loop_s_per_s: float
-    """Event loop and transport: taking the sound in."""
+    """Event loops and transport, all together: taking the sound in."""
     loop_s_per_window: float
     """... and each window, with what it brings about."""
 
     @staticmethod
-    def guessed(curve: Curve, decode_s_per_s: float, session_s_per_s: float) -> "Costs":
-        """Before any client has come: the engine and the search as measured, the event loop from a bare session."""
-        loop_s = (LOOP_BY_SOUND * session_s_per_s, LOOP_BY_WINDOW * session_s_per_s)
-        return Costs(curve, decode_s_per_s, *loop_s)
+    def guessed(curve: Curve, decode_s_per_s: float, session_s_per_s: float, fronts: int = 1) -> "Costs":
+        """Before any client has come: the engine and the search as measured, event loops from a bare session."""
+        loops = session_s_per_s * (LINKED if fronts > 1 else 1.0)
+        return Costs(curve, decode_s_per_s, LOOP_BY_SOUND * loops, LOOP_BY_WINDOW * loops)
 
     def loop_s(self, sound_s: float, windows: float) -> float:
         """What so much sound in so many windows costs the event loop."""
@@ -111,7 +116,7 @@ class CapacityModel:
     hops_s: tuple[float, ...]
     decode_lanes: int = 1
     fronts: int = 1
-    """Event loops that share the streams."""
+    """Processes that share the streams; more than one have the device in a house of its own."""
     batch: int = 8
     hop_s: float = field(default=0.0)
     pressure: float = 1.0
@@ -134,7 +139,7 @@ class CapacityModel:
         return self.pressure * max(
             engine / self.lanes,
             decode / self.decode_lanes,
-            loop / self.fronts,
+            loop * fullest_loop(self.fronts),
             (engine + decode + loop) / self.processors,
         )
 
@@ -159,6 +164,11 @@ class CapacityModel:
             self.pressure = min(MOST_PRESSURE, self.pressure * 1.3)
         else:
             self.pressure = max(1.0, self.pressure * 0.95)
+
+
+def fullest_loop(fronts: int) -> float:
+    """How much of all event loops' work the fullest one does."""
+    return 1.0 if fronts == 1 else max(HOUSE_SHARE, (1.0 - HOUSE_SHARE) / fronts)
 
 
 def windows_per_s(hop_s: float) -> float:

@@ -61,7 +61,7 @@ class DeviceOptions:
     hops_s: tuple[float, ...] = (0.16, 0.32, 0.64, 1.28)
     cache_folder: Path | None = None
     fronts: int = 1
-    """Processes with an event loop of their own that serve its streams."""
+    """Processes that serve its streams; more than one are not this one."""
 
     def most_of(self, measured: int) -> int:
         """Live streams that are taken in, where so many were measured to fit."""
@@ -258,12 +258,13 @@ class Device:
             self.precision,
             lanes,
             options.language_model,
+            min(options.fronts, 2),
         )
         costs = load_capacity(folder, key)
         if costs is None:
             curve = await self.engine.measure(sorted(options.hops_s))
             session_s = session_s_per_s(self.config, plan)
-            costs = Costs.guessed(curve, self.decoders.measured_s_per_s, session_s)
+            costs = Costs.guessed(curve, self.decoders.measured_s_per_s, session_s, options.fronts)
             save_capacity(folder, key, costs)
         self._capacity_key = key
         self.engine.curve = costs.curve
@@ -284,8 +285,7 @@ class Device:
         save_capacity(folder, self._capacity_key, self.capacity.costs)
 
     def _sweep(self) -> None:
-        if self.options.fronts == 1:
-            self._board.put("loop_s", time.thread_time())
+        self._board.put("loop_s", time.thread_time())
         self._board.add("work_s", self.engine.take_cost_s())
         self.capacity.observe_wait(self.engine.take_live_wait_s())
         self._look()

@@ -7,7 +7,9 @@ import pytest
 from acoustic.config import published
 from acoustic.windows import default_plan
 from service.scheduling.capacity import (
+    HOUSE_SHARE,
     HURRIES_PER_S,
+    LINKED,
     TARGET_LOAD,
     CapacityModel,
     Costs,
@@ -133,13 +135,20 @@ def test_one_strange_moment_moves_the_costs_little() -> None:
     assert costs.decode_s_per_s < 0.5 and costs.loop_s(1.0, 1.0) < 0.05
 
 
-def test_event_loops_are_as_many_as_there_are_fronts() -> None:
+def test_fronts_share_the_loops_work_but_for_what_their_house_does() -> None:
     busy = Costs(Curve(0.0001, 1e-9), 0.001, 0.02, 0.0)
-    assert model(
-        costs=busy, processors=32.0, lanes=32, decode_lanes=16, fronts=4
-    ).streams_most() == pytest.approx(
-        4 * model(costs=busy, processors=32.0, lanes=32, decode_lanes=16).streams_most(), abs=4
+    one, two, three, many = (
+        model(costs=busy, processors=64.0, lanes=64, decode_lanes=32, fronts=fronts).streams_most()
+        for fronts in (1, 2, 3, 16)
     )
+    assert one == int(TARGET_LOAD / 0.02)
+    assert two == int(TARGET_LOAD / (0.02 * (1 - HOUSE_SHARE) / 2))
+    assert three == many == int(TARGET_LOAD / (0.02 * HOUSE_SHARE)), "then the house is full"
+
+
+def test_several_fronts_are_guessed_to_need_more_of_their_loops() -> None:
+    alone, several = (Costs.guessed(Curve(), 0.002, 0.0003, fronts) for fronts in (1, 2))
+    assert several.loop_s(1.0, 1.0) == pytest.approx(LINKED * alone.loop_s(1.0, 1.0))
 
 
 def test_lateness_widens_the_hop_and_takes_fewer_streams_until_it_passes() -> None:
