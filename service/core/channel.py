@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -304,7 +305,7 @@ class Channel:
                 self._begin(segment, before + first)
                 if not self._cut_in_speech:
                     at_s = segment.position(before + row) / SAMPLE_RATE
-                    yield lambda at_s=at_s: SpeechStarted(self.number, at_s)  # type: ignore[misc]
+                    yield partial(SpeechStarted, self.number, at_s)
                 self._cut_in_speech = False
             elif signal is Signal.CANDIDATE and self.settings.interim:
                 serial += 1

@@ -7,6 +7,7 @@ the order of the sound: whatever follows from frames still at the decoder waits 
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from acoustic.config import ModelConfig
@@ -229,7 +230,7 @@ class Session:
             if min(channel.processed_samples for channel in self.channels) < position:
                 return
             self._marks.popleft()
-            self._say(lambda name=name: Marked(name))  # type: ignore[misc]
+            self._say(partial(Marked, name))
 
     def _tell_progress(self) -> None:
         every = self.settings.progress_every_s

@@ -4,6 +4,11 @@ from dataclasses import dataclass
 
 from lm.hotwords import Hotword
 
+# What a client says of its stream is what the session is told: no second words for the same.
+from service.core.messages import Finalize as Finalize
+from service.core.messages import Finish as Finish
+from service.core.messages import Mark as Mark
+
 
 @dataclass(frozen=True, slots=True)
 class Audio:
@@ -15,23 +20,6 @@ class Audio:
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
     """Still here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finalize:
-    """Decide what was sent so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Tell when everything before this has been heard."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """No more sound."""
 
 
 @dataclass(frozen=True, slots=True)

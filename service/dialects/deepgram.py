@@ -11,6 +11,7 @@ import msgspec
 
 from service.core.events import (
     Alternative,
+    Closed,
     Event,
     Failed,
     Final,
@@ -33,6 +34,7 @@ from service.dialects.commands import (
     Say,
     Warn,
 )
+from service.dialects.dialect import Received
 from service.dialects.written import Readable, alternative
 
 MOST_NAME = 200
@@ -51,15 +53,6 @@ class StreamFacts:
     created: str
     resume_s: float
     max_message_bytes: int
-
-
-@dataclass(frozen=True)
-class Received:
-    """What has arrived so far, for acknowledgements."""
-
-    bytes: int
-    samples: int | None
-    commands: int
 
 
 class DeepgramDialect:
@@ -155,9 +148,22 @@ class DeepgramDialect:
             return [self.error(number, event.code, event.message, event.advice)]
         return []
 
-    def resumed(self, received: Received) -> str:
+    def reply(self) -> None:
+        """Clients are told what is heard as it is heard."""
+
+    def resumed(self, received: Received) -> list[str]:
         """The first message on a connection that resumes."""
-        return self._text(None, self._started(True, received))
+        return [self._text(None, self._started(True, received))]
+
+    def last_words(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
+        """Metadata after a stream that ended in order; before it, why, if the server is what ended it."""
+        if closed.reason not in ("finished", "drained"):
+            return []
+        told = [self.metadata(number, sha256, closed.audio_s)]
+        if closed.reason == "drained" and self.request.extensions and not finishing:
+            advice = "Reconnect: what was sent has been decided and told."
+            told.insert(0, self.error(number, "DRAINING", "the server is being stopped.", advice))
+        return told
 
     def error(self, number: int | None, code: str, message: str, advice: str) -> str:
         """An Error, with Deepgram's own fields as well."""

@@ -20,6 +20,7 @@ from service.dialects.commands import (
     Reply,
     Warn,
 )
+from service.dialects.dialect import Received
 from service.dialects.query import MOST_HOTWORDS, MOST_PHRASE
 
 PHRASE_WEIGHT = 5.0
@@ -65,7 +66,7 @@ class VoskDialect:
             return self._configure(document["config"])
         return [Warn("unknown_message", "Expected config, eof or reset."), KeepAlive()]
 
-    def write(self, event: Event) -> list[str]:
+    def write(self, number: int, event: Event, received: Received) -> list[str]:
         """The messages that an event makes due: only answers to reset and eof come by themselves."""
         if isinstance(event, Partial):
             self._partial = event.text
@@ -107,6 +108,18 @@ class VoskDialect:
         self._alternatives = most
         self._words = bool(config.get("words", True))
         return [KeepAlive()]
+
+    def warn(self, warning: Warn) -> bool:
+        """There is no place for it on this wire."""
+        return False
+
+    def resumed(self, received: Received) -> list[str]:
+        """Nobody resumes here."""
+        return []
+
+    def last_words(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
+        """`eof` has been answered: nothing follows."""
+        return []
 
     _alternatives = 0
     _words = True

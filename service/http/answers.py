@@ -48,14 +48,14 @@ def error_response(error: ServiceError, request_id: str) -> web.Response:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
     if status == 401:
         headers["WWW-Authenticate"] = "Token"
-    body = {
+    body: dict[str, object] = {
         "err_code": error.code.upper(),
         "err_msg": error.message,
         "advice": error.advice,
         "request_id": request_id,
     }
     if error.retry_after_s is not None:
-        body["retry_after_s"] = error.retry_after_s  # type: ignore[assignment]
+        body["retry_after_s"] = error.retry_after_s
     return web.json_response(body, status=status, headers=headers)
 
 

@@ -6,6 +6,7 @@ Keys themselves lie in service/keys.py.
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from service.errors import ServiceError
 from service.http.state import STATE
@@ -58,14 +59,14 @@ def check_origin(request: web.BaseRequest, settings: Settings) -> None:
 
 
 @web.middleware
-async def auth_middleware(request: web.Request, handler: "web.Handler") -> web.StreamResponse:  # type: ignore[name-defined]
+async def auth_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Guarded routes see request[KEY]; without a good key (where keys are needed) they see nothing."""
     state = request.app[STATE]
     metrics_guarded = request.path == "/metrics" and not state.settings.open_metrics
     if request.path.startswith(GUARDED) or metrics_guarded:
         check_origin(request, state.settings)
         request[KEY] = state.keys.find(secret_of(request), state.clock())
-    return await handler(request)  # type: ignore[no-any-return]
+    return await handler(request)
 
 
 def key_of(request: web.Request) -> Key:

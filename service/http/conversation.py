@@ -25,8 +25,6 @@ from service.dialects.commands import (
     Say,
     Warn,
 )
-from service.dialects.deepgram import DeepgramDialect
-from service.dialects.vosk import VoskDialect
 from service.errors import ServiceError
 from service.http.sessions import Session
 from service.http.state import State
@@ -208,8 +206,9 @@ class Conversation:
             await self._send(command.text)
         elif isinstance(command, Reply):
             await stream.settled(SETTLE_S)
-            if isinstance(session.dialect, VoskDialect) and not session.finishing:
-                await self._send(session.dialect.reply())
+            answer = None if session.finishing else session.dialect.reply()
+            if answer is not None:
+                await self._send(answer)
         elif isinstance(command, Warn):
             stream.keep_alive()
             self._warn(command)
@@ -265,8 +264,7 @@ class Conversation:
             await asyncio.sleep(wait_s)
 
     def _warn(self, warning: Warn) -> None:
-        dialect = self.session.dialect
-        if isinstance(dialect, DeepgramDialect) and dialect.warn(warning):
+        if self.session.dialect.warn(warning):
             self.state.metrics.warnings.labels(warning.code).inc()
             say(logging.INFO, "warned", session=self.session.id, kind=warning.code)
 
@@ -276,15 +274,11 @@ class Conversation:
         """Tell every event to the end; the last one closes the socket."""
         session = self.session
         try:
-            if self.resumed and isinstance(session.dialect, DeepgramDialect):
-                await self._send(session.dialect.resumed(session.received))
+            if self.resumed:
+                for text in session.dialect.resumed(session.received):
+                    await self._send(text)
             async for number, event in session.stream.numbered(after):
-                shown = self._on_the_wire(event)
-                if isinstance(session.dialect, DeepgramDialect):
-                    texts = session.dialect.write(number, shown, session.received)
-                else:
-                    texts = session.dialect.write(shown)
-                for text in texts:
+                for text in session.dialect.write(number, self._on_the_wire(event), session.received):
                     await self._send(text)
                 if isinstance(event, Closed):
                     await self._end(number, event)
@@ -306,12 +300,10 @@ class Conversation:
 
     async def _end(self, number: int, event: Closed) -> None:
         """The last words, and the close that fits."""
-        session, dialect = self.session, self.session.dialect
-        if event.reason in ("finished", "drained") and isinstance(dialect, DeepgramDialect):
-            if event.reason == "drained" and session.request.extensions and not session.finishing:
-                advice = "Reconnect: what was sent has been decided and told."
-                await self._send(dialect.error(number, "DRAINING", "the server is being stopped.", advice))
-            await self._send(dialect.metadata(number, session.digest.hexdigest(), event.audio_s))
+        session = self.session
+        digest = session.digest.hexdigest()
+        for text in session.dialect.last_words(number, event, digest, session.finishing):
+            await self._send(text)
         if event.reason == "drained" and not session.finishing:
             await self._close(1012, "DRAINING", "the server is being stopped")
         elif self._failure is not None:

@@ -5,7 +5,7 @@ Everything that can be refused is refused before the upgrade, as an HTTP answer.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 
 from aiohttp import WSMsgType, web
@@ -18,6 +18,7 @@ from service.audio.decoder import SoundDecoder
 from service.audio.pcm import WIDTHS
 from service.dialects.commands import Audio, Command, KeepAlive, ListenRequest, Refuse, Warn
 from service.dialects.deepgram import DeepgramDialect, StreamFacts
+from service.dialects.dialect import Dialect
 from service.dialects.query import read_query
 from service.dialects.vosk import VoskDialect
 from service.dialects.written import uuid_of
@@ -89,7 +90,7 @@ async def vosk(request: web.Request) -> web.StreamResponse:
                             raise ServiceError("DATA-0001", command.message, command.advice)
                     first = tuple(one for one in commands if not isinstance(one, KeepAlive | Warn))
             decoder = SoundDecoder("linear16", dialect.request.sample_rate, 1, True, None, lambda *_: None)
-            session = open_session(state, dialect.request, dialect, decoder, key)
+            session = open_session(state, dialect.request, lambda *_: dialect, decoder, key)
         except TimeoutError:
             await socket.close(code=1011, message=b"NET-0001: no sound and no configuration came")
             return socket
@@ -144,32 +145,37 @@ def open_deepgram(request: web.Request, state: State, asked: ListenRequest, key:
     decoder = SoundDecoder(
         asked.encoding, asked.sample_rate, asked.channels, mix, state.listening.nursery, warn
     )
-    session = open_session(state, asked, None, decoder, key)
-    name = session.recogniser.model_name
-    facts = StreamFacts(
-        request_id=session.id,
-        model=name,
-        model_uuid=uuid_of(name),
-        version=build_version(),
-        created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        resume_s=settings.resume_s,
-        max_message_bytes=settings.max_message_bytes,
-    )
-    dialect = DeepgramDialect(asked, facts, readable(asked.figures, asked.punctuate))
-    for told in warn_later:
-        dialect.warn(told)
-    session.dialect = dialect
-    return session
+
+    def speak(stream_id: str, model: str) -> DeepgramDialect:
+        nonlocal dialect
+        facts = StreamFacts(
+            request_id=stream_id,
+            model=model,
+            model_uuid=uuid_of(model),
+            version=build_version(),
+            created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            resume_s=settings.resume_s,
+            max_message_bytes=settings.max_message_bytes,
+        )
+        dialect = DeepgramDialect(asked, facts, readable(asked.figures, asked.punctuate))
+        for told in warn_later:
+            dialect.warn(told)
+        return dialect
+
+    return open_session(state, asked, speak, decoder, key)
 
 
 def open_session(
     state: State,
     asked: ListenRequest,
-    dialect: VoskDialect | None,
+    speak: Callable[[str, str], Dialect],
     decoder: SoundDecoder,
     key: Key,
 ) -> Session:
-    """Take the key's slot and the recogniser's; both are given back exactly once, by `release`."""
+    """Take the key's slot and the recogniser's; both are given back exactly once, by `release`.
+
+    `speak` answers the dialect of a stream with this id and model.
+    """
     recogniser = state.models.pick(asked.model)
     state.keys.take(key)
     try:
@@ -181,7 +187,7 @@ def open_session(
         stream=stream,
         recogniser=recogniser,
         request=asked,
-        dialect=dialect,  # type: ignore[arg-type]  # Deepgram's is set by open_deepgram: it needs the stream's id
+        dialect=speak(stream.id, recogniser.model_name),
         decoder=decoder,
         key=key,
         began_s=state.clock(),

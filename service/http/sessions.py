@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from service.audio.containers import Confinement, Nursery
 from service.audio.decoder import SoundDecoder
 from service.dialects.commands import ListenRequest
-from service.dialects.deepgram import DeepgramDialect, Received
-from service.dialects.vosk import VoskDialect
+from service.dialects.dialect import Dialect, Received
 from service.errors import ServiceError
 from service.keys import Key
 from service.metrics import Metrics
@@ -32,7 +31,7 @@ class Session:
     stream: Stream
     recogniser: Recogniser
     request: ListenRequest
-    dialect: DeepgramDialect | VoskDialect
+    dialect: Dialect
     decoder: SoundDecoder
     key: Key
     began_s: float

@@ -14,7 +14,7 @@ from pathlib import Path
 
 TARGET_LOAD = 0.75
 """So much of the measured throughput is promised; the rest is for unevenness and whatever else runs."""
-NARROW_LOAD = 0.5
+NARROW_LOAD = 0.65
 """A narrower hop is taken again only when it would load the machine less than this."""
 CORRECTION = 0.02
 """Weight of one batch in the live correction."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lm.hypothesis import Hypothesis
 from service.core.clock import FRAME_S
 from service.core.messages import Conclude, Push, Replay
-from service.scheduling.process import one_thread, serve, tell
+from service.scheduling.process import Unable, one_thread, serve, tell
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,13 +59,6 @@ class Ready:
     """The decoders are loaded and compiled; what a second of sound costs them."""
 
     decode_s_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Unable:
-    """They cannot be loaded: the sentence for the user."""
-
-    message: str
 
 
 @dataclass

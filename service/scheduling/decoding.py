@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from service.core.messages import Conclude, Push, Replay
 from service.errors import ServiceError
 from service.scheduling import decode_worker
-from service.scheduling.decode_worker import Answer, Command, Forget, Open, Ready, Unable
-from service.scheduling.process import OVERLOADED, START_S, WorkerProcess, together
+from service.scheduling.decode_worker import Answer, Command, Forget, Open, Ready
+from service.scheduling.process import OVERLOADED, START_S, Unable, WorkerProcess, together
 
 if TYPE_CHECKING:
     from service.metrics import Metrics

@@ -37,6 +37,7 @@ from service.scheduling.machine import Machine, busy_s, ours
 from service.scheduling.process import together
 
 if TYPE_CHECKING:
+    from acoustic.runtime.backend import Precision
     from service.metrics import Metrics
 
 SWEEP_S = 0.5
@@ -51,7 +52,7 @@ LEARN_S = 10.0
 class DeviceOptions:
     """How a device uses the machine. None: measured or derived from it at start."""
 
-    precision: str | None = None
+    precision: "Precision | None" = None
     engine_workers: int | None = None
     decode_workers: int | None = None
     language_model: str | Path | None = "shipped"

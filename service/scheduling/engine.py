@@ -23,6 +23,7 @@ from service.scheduling.planner import Planner, Rules, Waiting
 from service.scheduling.process import together
 
 if TYPE_CHECKING:
+    from acoustic.runtime.backend import Device, Precision
     from service.metrics import Metrics
 
 log = logging.getLogger("silica.engine")
@@ -63,8 +64,8 @@ class Engine:
     def __init__(
         self,
         model: str,
-        device: str,
-        precision: str | None,
+        device: "Device",
+        precision: "Precision | None",
         lanes: int,
         metrics: "Metrics",
         on_heard: Callable[[str, WindowKey, Heard], None],

@@ -3,12 +3,15 @@
 import socket
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from acoustic.windows import Heard, Span, Window
-from service.scheduling.process import one_thread, serve, tell
+from service.scheduling.process import Unable, one_thread, serve, tell
+
+if TYPE_CHECKING:
+    from acoustic.runtime.backend import Device, Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +52,9 @@ class Ready:
     precision: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unable:
-    """The backend cannot be opened: the sentence for the user."""
-
-    message: str
-
-
-def main(channel: socket.socket, model: str, device: str, precision: str | None, arena: Any) -> None:
+def main(
+    channel: socket.socket, model: str, device: "Device", precision: "Precision | None", arena: Any
+) -> None:
     """Open the backend, say so, then run batches until the parent is gone."""
     one_thread()
     import torch
@@ -67,7 +65,7 @@ def main(channel: socket.socket, model: str, device: str, precision: str | None,
     from acoustic.runtime.backend import open_backend
 
     try:
-        backend = open_backend(model, device, precision)  # type: ignore[arg-type]
+        backend = open_backend(model, device, precision)
     except (AcousticError, OSError) as error:
         tell(channel, Unable(str(error)))
         return

@@ -8,15 +8,18 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from acoustic.windows import Window
 from service.errors import ServiceError
 from service.scheduling import engine_worker
-from service.scheduling.engine_worker import Crashed, Done, Job, Ready, Unable
-from service.scheduling.process import OVERLOADED, START_S, WorkerProcess, context
+from service.scheduling.engine_worker import Crashed, Done, Job, Ready
+from service.scheduling.process import OVERLOADED, START_S, Unable, WorkerProcess, context
+
+if TYPE_CHECKING:
+    from acoustic.runtime.backend import Device, Precision
 
 ARENA_SAMPLES = 1_600_000
 
@@ -45,8 +48,8 @@ class ProcessLane:
     def __init__(
         self,
         model: str,
-        device: str,
-        precision: str | None,
+        device: "Device",
+        precision: "Precision | None",
         on_done: "Callable[[Lane, Done | Crashed], None]",
         on_lost: "Callable[[Lane], None]",
     ) -> None:
@@ -116,8 +119,8 @@ class ThreadLane:
     def __init__(
         self,
         model: str,
-        device: str,
-        precision: str | None,
+        device: "Device",
+        precision: "Precision | None",
         on_done: "Callable[[Lane, Done | Crashed], None]",
         on_lost: "Callable[[Lane], None]",
     ) -> None:
@@ -156,7 +159,7 @@ class ThreadLane:
         from acoustic.runtime.backend import open_backend
 
         try:
-            backend = open_backend(*self._arguments)  # type: ignore[arg-type]
+            backend = open_backend(*self._arguments)
         except (AcousticError, OSError) as error:
             loop.call_soon_threadsafe(first.set_exception, ServiceError("model", str(error)))
             return

@@ -14,6 +14,7 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar, cast
@@ -27,6 +28,13 @@ PRELOAD = ["numpy", "service.scheduling.engine_worker", "service.scheduling.deco
 
 context = multiprocessing.get_context("forkserver")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Unable:
+    """A worker's first and last message when it cannot work: the sentence for the user."""
+
+    message: str
 
 
 class Frames:

@@ -32,8 +32,9 @@ from service.dialects.commands import (
     Say,
     Warn,
 )
-from service.dialects.deepgram import DeepgramDialect, Received, StreamFacts
+from service.dialects.deepgram import DeepgramDialect, StreamFacts
 from service.dialects.deepgram_file import FileFacts, document, read_file_query
+from service.dialects.dialect import Received
 from service.dialects.query import read_query
 from service.dialects.written import uuid_of
 from service.errors import ServiceError

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.core.events import Alternative, Closed, Final, Partial, Word
+from service.core.events import Alternative, Closed, Event, Final, Partial, Word
 from service.dialects.commands import Audio, Finalize, Finish, Refuse, Reply
+from service.dialects.dialect import Received
 from service.dialects.vosk import VoskDialect
 
 
@@ -21,13 +22,17 @@ def answer(one: VoskDialect, message: bytes = b"xx") -> dict:
     return json.loads(one.reply())
 
 
+def write(one: VoskDialect, event: Event) -> list[str]:
+    return one.write(1, event, Received(0, 0, 0))
+
+
 def test_each_sound_gets_the_partial_or_the_oldest_final():
     one = VoskDialect()
     assert answer(one) == {"partial": ""}
-    one.write(Partial(0, 0.0, 1.0, (Word("yes", 0.0, 0.1, 0.9),), 0))
+    write(one, Partial(0, 0.0, 1.0, (Word("yes", 0.0, 0.1, 0.9),), 0))
     assert answer(one) == {"partial": "yes"}
-    one.write(final("yes"))
-    one.write(final("no"))
+    write(one, final("yes"))
+    write(one, final("no"))
     assert answer(one)["text"] == "yes"
     assert answer(one)["text"] == "no"
     assert answer(one) == {"partial": ""}
@@ -37,17 +42,17 @@ def test_each_sound_gets_the_partial_or_the_oldest_final():
 def test_eof_in_any_spelling_tells_the_rest_once(spelling):
     one = VoskDialect()
     assert one.receive(spelling) == [Finish()]
-    one.write(final("one two"))
-    one.write(final("three"))
-    (last,) = one.write(Closed("finished", 1.0))
+    write(one, final("one two"))
+    write(one, final("three"))
+    (last,) = write(one, Closed("finished", 1.0))
     assert json.loads(last)["text"] == "one two three"
-    assert one.write(Closed("finished", 1.0)) == []
+    assert write(one, Closed("finished", 1.0)) == []
 
 
 def test_reset_tells_what_was_heard_and_goes_on():
     one = VoskDialect()
     assert one.receive('{"reset":1}') == [Finalize()]
-    (told,) = one.write(final("hello", from_finalize=True))
+    (told,) = write(one, final("hello", from_finalize=True))
     assert json.loads(told)["text"] == "hello"
     assert one.receive(b"xx")[0] == Audio(b"xx")
 
@@ -62,14 +67,14 @@ def test_the_configuration_is_read_and_comes_first():
     one.receive(b"xx")
     one.receive('{"config": {"sample_rate": 16000}}')
     assert one.request.sample_rate == 8000
-    one.write(final("yes"))
+    write(one, final("yes"))
     assert answer(one)["alternatives"][0]["text"] == "yes"
 
 
 def test_words_can_be_left_out():
     one = VoskDialect()
     one.receive('{"config": {"words": false}}')
-    one.write(final("yes"))
+    write(one, final("yes"))
     assert answer(one) == {"text": "yes"}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.core.events import Closed, Event
+from service.core.events import Closed, Event, Failed
 from service.errors import ServiceError
 from service.streams import Recogniser, Stream, StreamSettings
 from tests.laws.streaming import Samples, check_past_is_fixed, collect, heard, listen, recogniser_of
@@ -139,7 +139,7 @@ async def test_silence_beyond_the_limit_is_said_and_closed(recogniser: Recognise
     stream = recogniser.open(StreamSettings(idle_limit_s=0.05))
     events = await collect(stream)
     assert [type(event).__name__ for event in events] == ["Started", "Failed", "Closed"]
-    assert events[1].code == "idle"  # type: ignore[union-attr]
+    assert isinstance(events[1], Failed) and events[1].code == "idle"
 
 
 async def test_stopping_delivers_what_is_open(babbler: Path, sound: Samples, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from service.core.events import Closed
 from service.streams import Recogniser, StreamSettings
 from tests.core.plain_loop import transcribe
 from tests.laws.conftest import Reference
@@ -54,5 +55,5 @@ async def test_no_sound_at_all(recogniser: Recogniser) -> None:
 @pytest.mark.parametrize("samples", [1, 159, 160, 319, 320, 321, 10239, 10240, 10241])
 async def test_any_length_is_heard_to_its_end(recogniser: Recogniser, sound: Samples, samples: int) -> None:
     events = await listen(recogniser, sound[:, 16000 : 16000 + samples], SETTINGS)
-    assert events[-1].audio_s == samples / 16000  # type: ignore[union-attr]
+    assert isinstance(events[-1], Closed) and events[-1].audio_s == samples / 16000
     check_past_is_fixed(events)
