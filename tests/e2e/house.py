@@ -42,6 +42,7 @@ def serve(home: Path, *options: str, model: str = "tiny") -> Served:
         if text.startswith("}") or (text.startswith("{") and text.rstrip().endswith("}")):
             break
     if process.poll() is not None:
+        process.stdout.close()
         raise RuntimeError(f"silica serve ended with {process.returncode}: {told}")
     return Served(json.loads(told)["page"].rstrip("/"), process, home)
 

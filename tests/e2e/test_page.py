@@ -277,11 +277,15 @@ def test_every_text_can_be_read(spoken: Spoken, tmp_path: Path) -> None:
 def test_a_file_dropped_on_the_page_is_read(
     page: Page, served: Served, recording: np.ndarray, tmp_path: Path
 ) -> None:
-    path = write_wav(tmp_path / "talk <b>1.wav", recording, 48000)
+    sound = np.concatenate([recording, np.zeros(3 * 48_000, np.float32)])
+    path = write_wav(tmp_path / "talk <b>1.wav", sound, 48000)
     page.set_input_files("#file-input", path)
     section = page.locator(".session")
     expect(section.get_by_role("button", name="Remove")).to_be_visible(timeout=LONG_MS)
     assert section.locator("h2").text_content() == path.name
+    assert (
+        section.locator(".meta").text_content() == f"0:0{len(sound) // 48_000}"
+    )  # silence too is of its length
     assert shown_words(page) == heard_as_file(served, path.read_bytes()) != []
 
 
