@@ -335,7 +335,13 @@ class Channel:
         self._ask_soon(segment)
 
     def _ask_soon(self, segment: Segment) -> None:
-        """In a pause the next window reaches no further than to where the utterance may end."""
+        """In a pause the next window reaches no further than to where the utterance may end.
+
+        Not where windows overlap: what is known of the sound by now hangs on how it was sent, and overlapping windows
+        that are cut elsewhere hear a little else.
+        """
+        if not self._plan.carried:
+            return
         hop_frames, wait = self._hop_frames, self.endpointer.frames_to_next_question
         if wait is not None and segment.quiet_in(wait):
             steps = math.ceil(wait * self._config.frames_per_output / self._config.stride_frames)

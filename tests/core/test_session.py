@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acoustic.windows import Heard
+from acoustic.windows import Heard, Span, Window
 from service.core.events import (
     Closed,
     Event,
@@ -49,6 +50,7 @@ from service.scheduling.decode_worker import Desk, Open
 from tests.core.plain_loop import PLAN, TINY, PlainLoop, noise, spelling_network, spoken
 
 GREEDY = StreamSettings(decoder="greedy")
+CARRIED = replace(PLAN, left_frames=0, carried=True)
 HELLO = spelling_network(spoken("hello_you" + "_" * 20 + "again"))
 
 
@@ -101,15 +103,36 @@ def test_where_letters_come_later_than_the_sound_windows_wait_no_longer_than_the
     network = spelling_network(spoken("hello_you" + "_" * 20 + "again", lead=10 + later))
     parts = [noise(0.1, loudness=0.0005), noise(0.45 + lead_s), noise(1.5, loudness=0), noise(1.0)]
     said = np.concatenate(parts, axis=1)
-    loop, told_s = PlainLoop(network, GREEDY), None
+    loop, told_s = PlainLoop(network, GREEDY, plan=CARRIED), None
     for at in range(0, said.shape[1], 800):
         loop.take(Audio(said[:, at : at + 800]))
         told_s = told_s or (loop.session.received_samples / 16000 if loop.finals else None)
     assert told_s is not None and loop.finals[0].text == "helloyou"
     assert told_s - loop.finals[0].end_s <= 0.15, "the look-ahead of 0.1 s and a message of 0.05 s"
-    at_once = PlainLoop(network, GREEDY)
+    at_once = PlainLoop(network, GREEDY, plan=CARRIED)
     at_once.take(Audio(said))
     assert at_once.finals == loop.finals
+
+
+def test_overlapping_windows_are_cut_alike_however_the_sound_comes() -> None:
+    network = spelling_network(spoken("hello_you" + "_" * 20 + "again", lead=10))
+    said = np.concatenate(
+        [noise(0.1, loudness=0.0005), noise(0.45), noise(1.5, loudness=0), noise(1.0)], axis=1
+    )
+    spans = []
+    for size in (said.shape[1], 8000, 800, 37):
+        heard: list[Span] = []
+
+        def hear(window: Window, heard: list[Span] = heard) -> Heard:
+            heard.append(window.span)
+            return network(window)
+
+        loop = PlainLoop(hear, GREEDY)
+        for at in range(0, said.shape[1], size):
+            loop.take(Audio(said[:, at : at + size]))
+        loop.take(Finish())
+        spans.append(heard)
+    assert all(each == spans[0] for each in spans)
 
 
 def test_finalize_flushes_what_is_open_and_says_so_even_when_nothing_is() -> None:
