@@ -166,9 +166,8 @@ class JobRunner:
         """Live streams may keep a job waiting for long: its lease must not end meanwhile."""
         while hearing.ours:
             await asyncio.sleep(self.settings.lease_s / 3)
-            with contextlib.suppress(
-                ServiceError
-            ):  # the disk: at the next segment the hearing itself is told
+            # A disk that fails: the hearing itself is told at its next segment.
+            with contextlib.suppress(ServiceError):
                 await self._advance(hearing, None)
 
     def _stream_settings(self, job: Job) -> StreamSettings:
