@@ -233,10 +233,6 @@ class BeamUtterance:
         return int(self._state.counters[FRAME])
 
     @property
-    def live_prefixes(self) -> int:
-        return int(self._state.counters[COUNT])
-
-    @property
     def state_bytes(self) -> int:
         """Memory this utterance holds for its search."""
         return self._state.bytes

@@ -4,16 +4,16 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.errors import LanguageError
 from lm.punctuation.labels import MARKS
+from lm.weights import Form, read_weights
 
-FORM = "silica punctuation 1"
-PAD = 0
+FORM = Form("silica punctuation 1", "punctuation model", "silica lm train-punctuation")
 TAPS = 5
 SUFFIX_LETTERS = 3
 Matrix = NDArray[np.float32]
@@ -24,7 +24,7 @@ def reach_words(layers: int) -> int:
 
     Before and after an utterance it sees this much nothing, as in training.
     """
-    return TAPS // 2 * (2**layers - 1)
+    return TAPS // 2 * ((1 << layers) - 1)
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,21 @@ class WordNumbers:
     shared_rows: int
     suffix_rows: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_rows", {word: row for row, word in enumerate(self.words, start=1)})
-
     @property
     def rows(self) -> int:
         """Rows of the word table; row 0 is nothing."""
         return 1 + len(self.words) + self.shared_rows
 
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        return {word: row for row, word in enumerate(self.words, start=1)}
+
     def numbers(self, words: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Row of each word and row of its ending."""
-        known: dict[str, int] = self._rows  # type: ignore[attr-defined]
         first_shared = 1 + len(self.words)
         rows = [
-            known.get(word) or first_shared + zlib.crc32(word.encode()) % self.shared_rows for word in words
+            self._rows.get(word) or first_shared + zlib.crc32(word.encode()) % self.shared_rows
+            for word in words
         ]
         endings = [1 + zlib.crc32(word[-SUFFIX_LETTERS:].encode()) % (self.suffix_rows - 1) for word in words]
         return np.array(rows, dtype=np.int64), np.array(endings, dtype=np.int64)
@@ -67,22 +68,7 @@ class Punctuator:
     @classmethod
     def load(cls, path: Path) -> "Punctuator":
         """Read a file that `silica lm train-punctuation` wrote."""
-        from safetensors import SafetensorError, safe_open
-
-        if not path.is_file():
-            raise LanguageError(
-                f"there is no punctuation model {path}; `silica lm train-punctuation` makes one"
-            )
-        try:
-            with safe_open(path, framework="numpy") as file:
-                card: dict[str, str] = file.metadata() or {}
-                weights = {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise LanguageError(f"{path} is no safetensors file: {error}") from None
-        if card.get("form") != FORM:
-            raise LanguageError(
-                f"{path} is no punctuation model: expected form {FORM!r}, found {card.get('form')!r}"
-            )
+        weights, card = read_weights(path, FORM)
         shape = json.loads(card["shape"])
         numbers = WordNumbers(tuple(card["words"].split(" ")), shape["shared_rows"], shape["suffix_rows"])
         return cls(numbers, weights, card)

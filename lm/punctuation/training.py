@@ -17,6 +17,7 @@ from torch.nn import functional
 from lm.errors import LanguageError
 from lm.punctuation.labels import CAPITALS, MARKS, NOT_SAID, Labelled, labelled_sentences
 from lm.punctuation.model import FORM, TAPS, Punctuator, WordNumbers, reach_words
+from lm.weights import write_weights
 
 HELD_OUT_ONE_IN = 50
 LONGEST_RUN_WORDS = 60
@@ -33,7 +34,7 @@ class PunctuationSettings:
     word_width: int = 48
     suffix_width: int = 16
     width: int = 96
-    layers: int = 3
+    layers: int = 4
     words_a_step: int = 4096
     learning_rate: float = 2e-3
     passes: int = 1
@@ -125,8 +126,6 @@ def train(
 
 def balance(file: Path, held_out: Sequence[Labelled]) -> None:
     """Shift what each mark needs to be put in, so that rare marks come: they are seldom the likeliest."""
-    from safetensors.numpy import save_file
-
     punctuator = Punctuator.load(file)
     scores = np.concatenate([punctuator.scores(run.words)[0] for run in held_out])
     true = np.concatenate([np.array(run.marks) for run in held_out])
@@ -147,10 +146,9 @@ def balance(file: Path, held_out: Sequence[Labelled]) -> None:
         for kind in range(1, len(MARKS)):
             tried = [np.where(np.arange(len(MARKS)) == kind, step, shift) for step in SHIFTS]
             shift = max(tried, key=worth).astype(np.float32)
-    weights = dict(punctuator.weights)
-    weights["leave.bias"] = weights["leave.bias"].copy()
-    weights["leave.bias"][: len(MARKS)] += shift
-    save_file({name: value.astype(np.float16) for name, value in weights.items()}, file, punctuator.card)
+    punctuator.weights["leave.bias"][: len(MARKS)] += shift
+    weights = {name: torch.from_numpy(value).half() for name, value in punctuator.weights.items()}
+    write_weights(file, FORM, weights, punctuator.card)
 
 
 def measure(punctuator: Punctuator, held_out: Sequence[Labelled]) -> dict[str, float]:
@@ -211,15 +209,11 @@ def _batches(
 def _save(
     out: Path, network: Tagger, numbers: WordNumbers, settings: PunctuationSettings, texts: Sequence[Path]
 ) -> None:
-    from safetensors.torch import save_file
-
-    weights = {name.replace("words.weight", "words").replace("suffixes.weight", "suffixes"): value.detach()
-               for name, value in network.state_dict().items()}  # fmt: skip
+    tables = {"words.weight": "words", "suffixes.weight": "suffixes"}
+    weights = {tables.get(name, name): value.half() for name, value in network.state_dict().items()}
     card = {
-        "form": FORM,
         "shape": json.dumps({"shared_rows": settings.shared_rows, "suffix_rows": settings.suffix_rows}),
         "words": " ".join(numbers.words),
         "texts": " ".join(path.name for path in texts),
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.to(torch.float16).contiguous() for name, value in weights.items()}, out, card)
+    write_weights(out, FORM, weights, card)

@@ -1,56 +1,34 @@
-"""A Transformer-XL on disk: one safetensors file, with its shape and its words in the metadata."""
+"""A Transformer-XL on disk: its weights, with its shape and its words in the card."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lm.errors import LanguageError
 from lm.transformer_xl.model import TransformerConfig, TransformerXL
 from lm.transformer_xl.vocabulary import Vocabulary
+from lm.weights import Form, read_weights, write_weights
 
-FORM = "silica transformer-xl 1"
+FORM = Form("silica transformer-xl 1", "Transformer-XL", "silica train-lm TEXT --out FOLDER")
 
 
-def save(path: Path, network: TransformerXL, vocabulary: Vocabulary, half: bool = False) -> None:
-    """Write the file whole or not at all; `half` stores the weights in 16 bits."""
-    import torch
-    from safetensors.torch import save_file
-
-    metadata = {
-        "form": FORM,
+def save(path: Path, network: TransformerXL, vocabulary: Vocabulary) -> None:
+    """Write the file whole or not at all."""
+    card = {
         "config": json.dumps(asdict(network.config)),
         "words": " ".join(vocabulary.words),
         "unknown_kinds": str(vocabulary.unknown_kinds),
     }
-    weights = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
-    if half:
-        weights = {name: tensor.to(torch.float16) for name, tensor in weights.items()}
-    fresh = path.with_name(path.name + ".fresh")
-    save_file(weights, fresh, metadata)
-    fresh.replace(path)
+    write_weights(path, FORM, network.state_dict(), card)
 
 
 def load(path: Path) -> tuple[TransformerXL, Vocabulary]:
     """The network, ready to score, and its words."""
-    from safetensors import SafetensorError, safe_open
+    import torch
 
-    if not path.is_file():
-        raise LanguageError(
-            f"there is no Transformer-XL {path}; `silica train-lm TEXT --out FOLDER` makes one"
-        )
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            weights = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise LanguageError(f"{path} is no safetensors file: {error}") from None
-    if metadata.get("form") != FORM:
-        raise LanguageError(
-            f"{path} is no Transformer-XL of ours: expected form {FORM!r}, found {metadata.get('form')!r}"
-        )
-    shape: dict[str, Any] = json.loads(metadata["config"])
+    weights, card = read_weights(path, FORM)
+    shape: dict[str, Any] = json.loads(card["config"])
     network = TransformerXL(TransformerConfig(**{**shape, "cutoffs": tuple(shape["cutoffs"])}))
-    network.load_state_dict(weights)
+    network.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
     network.eval()
-    return network, Vocabulary(metadata["words"].split(" "), int(metadata["unknown_kinds"]))
+    return network, Vocabulary(card["words"].split(" "), int(card["unknown_kinds"]))

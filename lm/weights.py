@@ -1,0 +1,56 @@
+"""Weights on disk: one safetensors file of a known form, whole or not at all, with a card of words about it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.errors import LanguageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a file holds: the name in its card, what people call it, and the command that makes one."""
+
+    name: str
+    kind: str
+    made_by: str
+
+
+def write_weights(path: Path, form: Form, weights: "Mapping[str, Tensor]", card: Mapping[str, str]) -> None:
+    """Write the file; whoever may read its neighbours may read it."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".fresh")
+    fresh.touch()
+    mode = fresh.stat().st_mode  # safetensors lets only the owner read; a server may be another user
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+    save_file(contiguous, fresh, {"form": form.name, **card})
+    fresh.chmod(mode)
+    fresh.replace(path)
+
+
+def read_weights(path: Path, form: Form) -> tuple[dict[str, NDArray[np.float32]], dict[str, str]]:
+    """The weights in 32 bits, and the card."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise LanguageError(f"there is no {form.kind} {path}; `{form.made_by}` makes one")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            card: dict[str, str] = file.metadata() or {}
+            weights = {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise LanguageError(f"{path} is no safetensors file: {error}") from None
+    if card.get("form") != form.name:
+        raise LanguageError(
+            f"{path} is no {form.kind} of ours: expected form {form.name!r}, found {card.get('form')!r}"
+        )
+    return weights, card
