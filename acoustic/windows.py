@@ -151,6 +151,7 @@ class StreamWindows:
         self.needs_order = config.features.normalise == "running" or plan.carried
         """Window k+1 may run only after Heard k came back: fetch it again with `renewed` then."""
         self.memory: Memory | State | None = None
+        self._usual: WindowPlan | None = None  # while the next window alone is cut with another hop
         self._index = 0
         self._kept_frames = 0  # feature frames whose outputs earlier windows keep
         self._received = 0
@@ -195,6 +196,7 @@ class StreamWindows:
         """A window for the outputs that the sound so far allows, though its hop is not full (none: none yet)."""
         if self._finished:
             return []
+        self.plan, self._usual = self._usual or self.plan, None
         usual = self.plan
         for hop in range(usual.hop_frames - self.config.stride_frames, 0, -self.config.stride_frames):
             self.plan = replace(usual, hop_frames=hop)
@@ -218,11 +220,18 @@ class StreamWindows:
         span = replace(regular, end_frame=frames, keep_end=self.config.outputs_for(frames), last=True)
         return [self._window(span, self._received)]
 
+    def shorten_next(self, hop_frames: int) -> None:
+        """Cut the next window alone with a narrower hop."""
+        usual = self._usual or self.plan
+        plan = replace(usual, hop_frames=min(hop_frames, usual.hop_frames))
+        _check(self.config, plan)
+        self.plan, self._usual = plan, usual
+
     def change_hop(self, hop_frames: int) -> None:
         """Cut the windows to come with another hop: no output is lost or kept twice by it."""
         plan = replace(self.plan, hop_frames=hop_frames)
         _check(self.config, plan)
-        self.plan = plan
+        self.plan, self._usual = plan, None
         if self._room() > self._buffer.size:
             larger = np.zeros(self._room(), dtype=np.float32)
             larger[: self._filled] = self._buffer[: self._filled]
@@ -260,6 +269,8 @@ class StreamWindows:
         samples = self._buffer[begin : end - self._buffer_at].copy()
         self._index += 1
         self._kept_frames += self.plan.hop_frames
+        if self._usual is not None:
+            self.plan, self._usual = self._usual, None
         return Window(samples, span, self.memory)
 
     def _room(self) -> int:

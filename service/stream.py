@@ -196,6 +196,9 @@ class Stream:
         ready_s = self._ready_s.pop(key, None)
         before = self.session.last_serial
         self._take(Logits(key, heard))
+        if not self._wide and not self.session.unheard_windows and self.session.state is State.STREAMING:
+            # What was kept for a wider hop while this stream was behind need not wait for more sound now.
+            self._hear(np.zeros((self.settings.channels, 0), np.float32))
         after = self.session.last_serial
         if ready_s is not None:
             if after > before and not self.closed:

@@ -26,21 +26,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
+    import sys
+
+    from service.preflight import unknown_variables
     from service.settings import as_toml, load_settings
 
     settings = load_settings(arguments.config, line=vars(arguments))
+    for sentence in unknown_variables():
+        print(f"silica: {sentence}", file=sys.stderr)
     if arguments.print_config:
         print(as_toml(settings), end="")
         return 0
 
     import os
-    import sys
 
-    from service.preflight import check, own_folder, unknown_variables
+    from service.preflight import check, own_folder
     from service.screen import starting
 
-    for sentence in unknown_variables():
-        print(f"silica: {sentence}", file=sys.stderr)
     check(settings)
     with own_folder() as folder, starting(settings) as ready:
         if settings.workers > 1:

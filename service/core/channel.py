@@ -342,11 +342,10 @@ class Channel:
         """
         if not self._plan.carried:
             return
-        hop_frames, wait = self._hop_frames, self.endpointer.frames_to_next_question
+        wait = self.endpointer.frames_to_next_question
         if wait is not None and segment.quiet_in(wait):
             steps = math.ceil(wait * self._config.frames_per_output / self._config.stride_frames)
-            hop_frames = min(hop_frames, steps * self._config.stride_frames)
-        segment.windows.change_hop(hop_frames)
+            segment.windows.shorten_next(steps * self._config.stride_frames)
 
     def _begin(self, segment: Segment, frame: int) -> None:
         self._begun += 1

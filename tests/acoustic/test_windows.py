@@ -118,7 +118,10 @@ def test_a_hop_that_changes_on_the_way_loses_and_doubles_nothing(
     windows: list[Window] = []
     cuts = sorted(data.draw(st.lists(st.integers(0, samples), max_size=8)))
     for first, end in pairwise([0, *cuts, samples]):
-        stream.change_hop(data.draw(st.integers(1, 16)) * config.stride_frames)
+        hop_frames = data.draw(st.integers(1, 16)) * config.stride_frames
+        data.draw(st.sampled_from([stream.change_hop, stream.shorten_next]))(hop_frames)
+        if data.draw(st.booleans()):
+            windows += stream.cut_short()
         windows += stream.push(sound(samples)[first:end])
     windows += stream.finish()
     spans = [window.span for window in windows]
@@ -129,6 +132,14 @@ def test_a_hop_that_changes_on_the_way_loses_and_doubles_nothing(
         first = max(0, window.span.first_frame * 160 - 161)
         end = samples if window.span.last else window.span.end_frame * 160
         np.testing.assert_array_equal(window.samples, sound(samples)[first:end])
+
+
+def test_one_window_may_be_shorter_than_those_after_it() -> None:
+    stream = StreamWindows(TINY, WindowPlan(left_frames=0, hop_frames=16, look_ahead_frames=2))
+    windows = stream.push(sound(16 * 160 * 2))
+    stream.shorten_next(4)
+    windows += stream.push(sound(16 * 160 * 3))
+    assert [window.span.kept for window in windows] == [8, 2, 8, 8, 8]
 
 
 def test_one_sample_at_a_time_makes_the_same_windows() -> None:

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 
 from service.streams import Recogniser, StreamSettings
-from tests.laws.streaming import Samples, check_past_is_fixed, heard, listen
+from tests.laws.streaming import Samples, check_past_is_fixed, collect, heard, listen, texts
 
 
 async def test_alone_or_in_a_crowd(recogniser: Recogniser, sound: Samples) -> None:
@@ -57,3 +57,18 @@ async def test_channels_are_company_too(recogniser: Recogniser, sound: Samples) 
 
 def shifted(sound: Samples, number: int) -> Samples:
     return np.roll(sound, 31_337 * number, axis=1)
+
+
+async def test_what_came_in_a_burst_is_heard_without_more_sound(
+    recogniser: Recogniser, sound: Samples
+) -> None:
+    """While a stream is behind its windows are wide; what is left over is not kept waiting for the next message."""
+    settings, before_s = StreamSettings(), recogniser.capacity().hop_s
+    stream = recogniser.open(settings)
+    reader = asyncio.ensure_future(collect(stream))
+    await stream.push(sound[:, :48_000])
+    await stream.settled(60)
+    hop_s, look_ahead_s, frames_s = max(before_s, recogniser.capacity().hop_s), 0.1, 0.05
+    assert stream.session.processed_samples / 16_000 >= 3.0 - hop_s - look_ahead_s - frames_s
+    await stream.finish()
+    assert texts(await reader) == texts(await listen(recogniser, sound[:, :48_000], settings))
