@@ -1,7 +1,7 @@
 """What rescoring is worth on a manifest: word errors greedy, searched, ranked again; weights chosen fairly.
 
-The speakers are halved; weights chosen on one half are counted on the other, both ways. The list of readings comes from
-one search, so a step shows what the knowledge is worth and not what another search would have found.
+The speakers are dealt into parts, usually two; each part is counted with the weights chosen on the others. The list
+of readings comes from one search, so a step shows what the knowledge is worth, not what another search would find.
 """
 
 import itertools
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.decoders import open_decoder
+from lm.errors import LanguageError
 from lm.hypothesis import Hypothesis
 from lm.ngram import NGram
 from lm.rescore import SENTENCES_BEFORE, Rescorer
@@ -31,7 +32,7 @@ WORD_BONUSES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 
 @dataclass(frozen=True)
 class Step:
-    """Readings ranked by some of the knowledge: errors under the other half's weights, and under the best of all."""
+    """Readings ranked by some of the knowledge: errors under the other parts' weights, and under the best of all."""
 
     rescorers: tuple[str, ...]
     fair_errors: int
@@ -76,8 +77,12 @@ def figures(
     longest_list: int,
     progress: Callable[[str], None],
     carry: bool = True,
+    parts: int = 2,
 ) -> RescoreFigures:
     """Search, rescore and count. `carry`: a rescorer may know what was said before in the same recording."""
+    speakers = sorted({clip.speaker for clip in clips})
+    if parts < 2:
+        raise LanguageError(f"the speakers cannot be dealt into {parts} parts: expected 2 or more")
     greedy, beam = open_decoder("greedy", ALPHABET), open_decoder("beam", ALPHABET, ngram)
     greedy_errors = search_errors = ErrorCounts()
     found: list[tuple[Hypothesis, ...]] = []
@@ -100,10 +105,9 @@ def figures(
         if place % 100 == 99:
             progress(f"{place + 1} of {len(clips)} clips")
     lists = side_by_side(clips, found, scores, settings)
-    speakers = sorted({clip.speaker for clip in clips})
-    half = np.array([speakers.index(clip.speaker) % 2 for clip in clips])
+    part = np.array([speakers.index(clip.speaker) % parts for clip in clips])
     names = tuple(rescorers)
-    steps = [ranked(lists, half, names, used) for used in stairs(len(names))]
+    steps = [ranked(lists, part, names, used) for used in stairs(len(names))]
     return RescoreFigures(
         words=search_errors.words,
         greedy_errors=greedy_errors.errors,
@@ -142,18 +146,16 @@ def side_by_side(
     return Lists(acoustic, ngram, rescored, words, errors)
 
 
-def ranked(lists: Lists, half: NDArray[np.int64], names: Sequence[str], used: Sequence[int]) -> Step:
+def ranked(lists: Lists, part: NDArray[np.int64], names: Sequence[str], used: Sequence[int]) -> Step:
     """Every weight with every other; of equals the gentlest."""
     grid = sorted(itertools.product(SEARCH_WEIGHTS, *[RESCORER_WEIGHTS] * len(used), WORD_BONUSES), key=sum)
-    counted = np.array(
-        [
-            [int(errors[half == side].sum()) for side in (0, 1)]
-            for errors in (lists.chosen_errors(weights, used) for weights in grid)
-        ]
+    counted = np.array([np.bincount(part, lists.chosen_errors(weights, used)) for weights in grid]).astype(
+        int
     )
-    fair = sum(int(counted[counted[:, side].argmin(), 1 - side]) for side in (0, 1))
-    best = int(counted.sum(axis=1).argmin())
-    return Step(tuple(names[place] for place in used), fair, int(counted[best].sum()), grid[best])
+    all_errors = counted.sum(axis=1)
+    fair = sum(int(here[(all_errors - here).argmin()]) for here in counted.T)
+    best = int(all_errors.argmin())
+    return Step(tuple(names[place] for place in used), fair, int(all_errors[best]), grid[best])
 
 
 def recording_of(audio: str) -> str:

@@ -85,6 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a bigger n-gram, or weights that `silica train-lm` wrote; repeatable",
     )
     rescore.add_argument("--carry", action="store_true", help="let them know what was said before each clip")
+    rescore.add_argument(
+        "--parts",
+        type=int,
+        default=2,
+        metavar="N",
+        help="deal the speakers into N parts; each is counted with the weights chosen on the others (default 2)",
+    )
     rescore.add_argument("--longest-list", type=int, default=16, help="readings a clip (default 16)")
     rescore.add_argument(
         "--out",
@@ -327,7 +334,16 @@ def _rescore(arguments: argparse.Namespace) -> int:
     rescorers = {str(path): open_rescorer(path) for path in arguments.rescorer}
     search = SearchSettings(n_best=arguments.longest_list)
     ngram = NGram.load(_model(arguments.model))
-    found = figures(clips, ngram, rescorers, search, arguments.longest_list, _progress, arguments.carry)
+    found = figures(
+        clips,
+        ngram,
+        rescorers,
+        search,
+        arguments.longest_list,
+        _progress,
+        arguments.carry,
+        arguments.parts,
+    )
     if arguments.out:
         last = found.steps[-1].best_weights
         settings = RescoreSettings(last[0], last[-1], last[1:-1], arguments.longest_list)

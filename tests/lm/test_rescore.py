@@ -120,7 +120,8 @@ def test_a_file_that_is_no_rescoring_is_refused(tmp_path: Path) -> None:
         Rescoring.load(tmp_path / "none.json")
 
 
-def test_steps_are_counted_with_weights_from_the_other_half() -> None:
+@pytest.mark.parametrize("part", [[0, 0, 1, 1], [0, 1, 2, 3]])
+def test_steps_are_counted_with_weights_from_the_other_parts(part: list[int]) -> None:
     """Two speakers, two readings a clip: the rescorer is right where the search is wrong."""
     clips = [
         Clip("a", f"{speaker}-0-{number}.flac", np.zeros((1, 28), np.float32), speaker)
@@ -130,11 +131,19 @@ def test_steps_are_counted_with_weights_from_the_other_half() -> None:
     found = [(heard("b", -1.0), heard("a", -1.2))] * 4
     scores = [[[-9.0, -1.0]]] * 4
     lists = side_by_side(clips, found, scores, SearchSettings(lm_weight=0.0, word_bonus=0.0))
-    half = np.array([0, 0, 1, 1])
-    plain, helped = (ranked(lists, half, ["helper"], used) for used in stairs(1))
+    plain, helped = (ranked(lists, np.array(part), ["helper"], used) for used in stairs(1))
     assert (plain.fair_errors, plain.best_errors) == (4, 4)
     assert (helped.fair_errors, helped.best_errors) == (0, 0)
     assert helped.rescorers == ("helper",)
+
+
+def test_what_would_help_one_speaker_and_harm_the_others_is_not_counted() -> None:
+    clips = [Clip("a", f"{speaker}.flac", np.zeros((1, 28), np.float32), speaker) for speaker in "xyz"]
+    found = [(heard("b", -1.0), heard("a", -1.2)), *[(heard("a", -1.0), heard("b", -1.2))] * 2]
+    lists = side_by_side(clips, found, [[[-9.0, -1.0]]] * 3, SearchSettings(lm_weight=0.0, word_bonus=0.0))
+    step = ranked(lists, np.arange(3), ["helper"], (0,))
+    assert (step.fair_errors, step.best_errors) == (1, 1)
+    assert step.best_weights[1] == 0.0
 
 
 def test_an_n_gram_rescorer_says_what_kenlm_says() -> None:
