@@ -188,7 +188,10 @@ byId("failure-close").onclick = () => {
   byId("speak").focus();
 };
 byId("open-settings").onclick = () => settings.open();
-settings.onchange = () => document.body.classList.toggle("doubts", settings.doubts);
+settings.onchange = () => {
+  document.body.classList.toggle("doubts", settings.doubts);
+  settings.fillModels(location.href); // with a new key there may be others
+};
 settings.onchange();
 
 // --- files ---
@@ -278,5 +281,4 @@ addEventListener("drop", (event) => {
 
 followWords(byId("sessions"), byId("tip"), byId("announcement"));
 waveform.draw();
-settings.fillModels(location.href);
 addEventListener("beforeunload", (event) => { if (recording) event.preventDefault(); });

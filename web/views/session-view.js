@@ -19,6 +19,7 @@ export class SessionView {
     this.on = on;
     this.transcript = null;
     this.drawn = []; // per line: {node, words} as they stand on the page
+    this.finished = 0; // so many of them are closed
     this.meta = element("p", { className: "meta" });
     this.lines = element("div", { className: "lines", tabIndex: -1 });
     this.lines.setAttribute("role", "group");
@@ -107,7 +108,9 @@ export class SessionView {
 
   show(transcript) {
     this.transcript = transcript;
-    for (const [index, line] of transcript.lines.entries()) this.drawLine(index, line);
+    // What is closed and drawn never changes: an hour's transcript costs no more than a minute's.
+    while (this.drawn[this.finished]?.said) this.finished += 1;
+    for (let index = this.finished; index < transcript.lines.length; index += 1) this.drawLine(index, transcript.lines[index]);
     this.drawPartial(transcript.partial);
     const any = transcript.lines.length > 0;
     for (const each of this.writers) each.hidden = !any;
