@@ -18,6 +18,7 @@ from acoustic.errors import AcousticError
 from acoustic.shape import FeatureConfig
 
 Samples = NDArray[np.float32]
+AT_ONCE_FRAMES = 6_000
 
 
 def frame_count(config: FeatureConfig, samples: int) -> int:
@@ -100,11 +101,13 @@ class FrontEnd(nn.Module):
         return self.log_mels(lined_up.to(self.window.device)[None])[0]
 
     def whole(self, samples: Samples) -> Tensor:
-        """All frames of a finished signal as [mels, frames]."""
+        """All frames of a finished signal as [mels, frames], minute by minute: spectra take far more room."""
         frames = frame_count(self.config, len(samples))
-        if not frames:
-            return torch.zeros(self.config.mels, 0, device=self.window.device)
-        return self.frames(samples, 0, frames)
+        parts = [torch.zeros(self.config.mels, 0, device=self.window.device)]
+        for first in range(0, frames, AT_ONCE_FRAMES):
+            end = min(first + AT_ONCE_FRAMES, frames)
+            parts.append(self.frames(samples[slice(*sample_span(self.config, first, end))], first, end))
+        return torch.cat(parts, dim=-1)
 
     def batch(self, signals: Sequence[Samples]) -> tuple[Tensor, Tensor]:
         """Finished signals as one padded batch: [batch, mels, frames] and each one's number of frames."""

@@ -141,6 +141,14 @@ def test_equal_spans_have_equal_shapes() -> None:
     assert shapes == {(10 * 160 + 320,)}
 
 
+@pytest.mark.parametrize("samples", [1, 160, 7 * 160, 7 * 160 + 1, 14 * 160 + 161, 20_000])
+def test_long_sound_in_stretches_equals_it_at_once(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    signal = sound(samples)
+    at_once = FRONT_END.frames(signal, 0, frame_count(CONFIG, samples))
+    monkeypatch.setattr("acoustic.features.AT_ONCE_FRAMES", 7)
+    torch.testing.assert_close(FRONT_END.whole(signal), at_once, atol=1e-5, rtol=0)
+
+
 def test_batch_equals_one_by_one() -> None:
     signals = [sound(n, seed=n) for n in (5_000, 1, 0, 3_333, 700)]
     features, lengths = FRONT_END.batch(signals)
