@@ -1,9 +1,10 @@
-"""How many processors are left to us: those that we may use, less what other programs keep busy (as Linux tells)."""
+"""How many processors are left to us: those that we may use, less what others keep busy, as Linux tells."""
 
 import os
 from pathlib import Path
 
 STAT = Path("/proc/stat")
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
 USER, NICE, SYSTEM, IRQ, SOFTIRQ, STEAL = 0, 1, 2, 5, 6, 7
 WEIGHT = 0.1
 """Of one look in the average: others are believed in for some seconds."""
@@ -16,6 +17,15 @@ def ours() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
+
+
+def allowed(processors: int, file: Path = QUOTA) -> float:
+    """How many of so many a container may use at a time (`docker run --cpus`), as its quota says."""
+    try:
+        quota, period = file.read_text().split()
+        return min(float(processors), int(quota) / int(period))
+    except (OSError, ValueError, ZeroDivisionError):  # "max": no quota
+        return float(processors)
 
 
 def busy_s(of: set[int], file: Path = STAT) -> float | None:

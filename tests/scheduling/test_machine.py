@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from service.scheduling.machine import Machine, busy_s
+from service.scheduling.machine import Machine, allowed, busy_s
 
 
 def test_what_others_use_is_not_ours_and_what_we_use_is() -> None:
@@ -22,6 +22,21 @@ def test_a_share_is_always_left_and_a_machine_that_tells_nothing_is_ours() -> No
     assert machine.look(1.0, 2.0, 0.0) == 0.5
     silent = Machine(8)
     assert [silent.look(float(second), None, 1.0) for second in range(3)] == [8.0] * 3
+
+
+def test_a_containers_quota_counts_where_it_is_less_than_the_machine(tmp_path: Path) -> None:
+    quota = tmp_path / "cpu.max"
+    for told, expected in (
+        ("150000 100000", 1.5),
+        ("50000 100000", 0.5),
+        ("max 100000", 4),
+        ("", 4),
+        ("9 0", 4),
+    ):
+        quota.write_text(told + "\n")
+        assert allowed(4, quota) == expected
+    quota.write_text("800000 100000\n")
+    assert allowed(4, quota) == 4 and allowed(4, tmp_path / "none") == 4
 
 
 def test_the_kernels_page_is_read_and_other_processors_are_none_of_our_business(tmp_path: Path) -> None:
