@@ -38,6 +38,40 @@ RETIRE_S = 600.0
 """How long the streams of a replaced model may go on."""
 
 
+class Reloads:
+    """Loads served models anew, one after the other and never twice at a time; counts and tells how it went."""
+
+    def __init__(
+        self, names: tuple[str, ...], metrics: Metrics, renew: Callable[[str], Awaitable[None]]
+    ) -> None:
+        self._names, self._metrics, self._renew = names, metrics, renew
+        self._busy = False
+
+    async def reload(self, name: str | None = None) -> tuple[str, ...]:
+        """One model, or all; answers which."""
+        wanted = self._names if name is None else (name,)
+        if any(one not in self._names for one in wanted):
+            served = ", ".join(self._names)
+            raise ServiceError("model", f"There is no model {name!r} here.", f"Served: {served}.")
+        if self._busy:
+            raise ServiceError("busy", "A reload is under way.", "Wait for it to end.", retry_after_s=5.0)
+        self._busy = True
+        try:
+            for one in wanted:
+                try:
+                    await self._renew(one)
+                except Exception as error:
+                    # The old model goes on serving: a broken file on disk must not take the service down.
+                    self._metrics.model_reloads.labels("failed").inc()
+                    say(logging.ERROR, "model not reloaded", model=one, reason=str(error))
+                    raise
+                self._metrics.model_reloads.labels("done").inc()
+                say(logging.INFO, "model reloaded", model=one)
+        finally:
+            self._busy = False
+        return wanted
+
+
 class ServedModels:
     """Every recogniser of this process. The first name is the one that streams get who name none we have."""
 
@@ -58,7 +92,7 @@ class ServedModels:
         self._reload_for_all = reload_for_all
         self._serving: dict[str, Recogniser] = {}
         self._retiring: dict[Recogniser, asyncio.Task[None]] = {}
-        self._reloading = False
+        self._reloads = Reloads(self.names, metrics, self.renew)
 
     @property
     def ready(self) -> bool:
@@ -92,28 +126,7 @@ class ServedModels:
         """Load one model (or all) anew and serve new streams with it; the old one ends with its last stream."""
         if self._reload_for_all is not None:
             return await self._reload_for_all(name)  # `renew` follows, here as everywhere
-        wanted = self.names if name is None else (name,)
-        if any(one not in self.names for one in wanted):
-            raise ServiceError(
-                "model", f"There is no model {name!r} here.", f"Served: {', '.join(self.names)}."
-            )
-        if self._reloading:
-            raise ServiceError("busy", "A reload is under way.", "Wait for it to end.", retry_after_s=5.0)
-        self._reloading = True
-        try:
-            for one in wanted:
-                try:
-                    await self.renew(one)
-                except Exception as error:
-                    # The old model goes on serving: a broken file on disk must not take the service down.
-                    self.metrics.model_reloads.labels("failed").inc()
-                    say(logging.ERROR, "model not reloaded", model=one, reason=str(error))
-                    raise
-                self.metrics.model_reloads.labels("done").inc()
-                say(logging.INFO, "model reloaded", model=one)
-        finally:
-            self._reloading = False
-        return wanted
+        return await self._reloads.reload(name)
 
     async def renew(self, name: str) -> None:
         """New streams of this model go to a fresh recogniser; the old one ends with its last stream."""

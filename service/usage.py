@@ -47,15 +47,8 @@ class Usage:
         self._day = today()
         self._wrote_s = float("-inf")
         self._process = process_name(os.getpid())
-        self._database: sqlite3.Connection | None = None
         self._told = False
-        with self._writing():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(file, timeout=2.0, isolation_level=None)
-            file.chmod(0o600)
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=NORMAL")
-            self._database.executescript(TABLES)
+        self._database = self._opened(file)
         self._clean()
         self.write()
 
@@ -108,9 +101,8 @@ class Usage:
     def close(self) -> None:
         """The last writing."""
         self.write()
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        self._database.close()
+        self._told = True  # what is heard after the end is lost without a word
 
     # ---- inside
 
@@ -129,18 +121,37 @@ class Usage:
                 if process == self._process or process_name(int(process.split("-")[0])) != process:
                     database.execute("DELETE FROM streams WHERE process = ?", (process,))
 
+    def _opened(self, file: Path) -> sqlite3.Connection:
+        """The database; one in memory where there can be no file: each process then counts by itself."""
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            database = sqlite3.connect(file, timeout=2.0, isolation_level=None)
+            file.chmod(0o600)
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=NORMAL")
+            database.executescript(TABLES)
+        except (sqlite3.Error, OSError) as error:
+            self._complain(error)
+            database = sqlite3.connect(":memory:", isolation_level=None)
+            database.executescript(TABLES)
+        return database
+
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """A database that cannot be used now costs shared limits, not the service: counted here meanwhile."""
         try:
-            # Entered once before the connection exists: what it is needed for then is caught all the same.
-            yield self._database  # type: ignore[misc]
-        except (sqlite3.Error, OSError, AttributeError) as error:
-            if self._database is not None and self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            if not self._told:
-                self._told = True
-                say(logging.ERROR, "key usage cannot be kept", reason=str(error))
+            yield self._database
+        except (sqlite3.Error, OSError) as error:
+            with contextlib.suppress(sqlite3.Error):
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+            self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        """Once."""
+        if not self._told:
+            self._told = True
+            say(logging.ERROR, "key usage cannot be kept", reason=str(error))
 
 
 def process_name(pid: int) -> str:

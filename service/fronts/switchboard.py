@@ -1,14 +1,12 @@
 """The house's devices and whose streams are with them: every front's streams meet here, in one planner a model."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from itertools import count
 from typing import Any
 
 from acoustic.windows import Heard
 from service.core.messages import WindowKey
-from service.errors import ServiceError
 from service.fronts.link import (
     Leave,
     Opened,
@@ -23,9 +21,8 @@ from service.fronts.link import (
     WasHeard,
     WasLost,
 )
-from service.logs import say
 from service.metrics import Metrics
-from service.models import recogniser_options
+from service.models import Reloads, recogniser_options
 from service.scheduling.board import Board
 from service.scheduling.decode_worker import Answer
 from service.scheduling.device import Device
@@ -48,7 +45,7 @@ class Switchboard:
         self._owner: dict[str, tuple[int, int]] = {}
         """Front and device of every stream."""
         self._asked: dict[str, set[WindowKey]] = {}
-        self._reloading = False
+        self._reloads = Reloads(settings.models, metrics, self._renew)
         self._ending: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -64,31 +61,7 @@ class Switchboard:
 
     async def reload(self, model: str | None = None) -> tuple[str, ...]:
         """Load one model (or all) anew; every front serves new streams with it, old ones end where they are."""
-        names = self.settings.models if model is None else (model,)
-        if any(name not in self.settings.models for name in names):
-            served = ", ".join(self.settings.models)
-            raise ServiceError("model", f"There is no model {model!r} here.", f"Served: {served}.")
-        if self._reloading:
-            raise ServiceError("busy", "A reload is under way.", "Wait for it to end.", retry_after_s=5.0)
-        self._reloading = True
-        try:
-            for name in names:
-                old = self._current[name]
-                try:
-                    await self._begin(name)
-                except Exception as error:
-                    # The old model goes on serving: a broken file on disk must not take the service down.
-                    self.metrics.model_reloads.labels("failed").inc()
-                    say(logging.ERROR, "model not reloaded", model=name, reason=str(error))
-                    raise
-                self.metrics.model_reloads.labels("done").inc()
-                say(logging.INFO, "model reloaded", model=name)
-                self._devices[old].retire()
-                self._tell(0, Renew(name))
-                self._end_if_left(old)
-        finally:
-            self._reloading = False
-        return names
+        return await self._reloads.reload(model)
 
     def current(self, ticket: int, front: int, model: str) -> Opened:
         """The device that new streams of this front go to."""
@@ -160,6 +133,13 @@ class Switchboard:
         number = next(self._numbers)
         self._devices[number], self._users[number] = device, set()
         self._current[name] = number
+
+    async def _renew(self, name: str) -> None:
+        old = self._current[name]
+        await self._begin(name)
+        self._devices[old].retire()
+        self._tell(0, Renew(name))
+        self._end_if_left(old)
 
     def _release(self, stream: str) -> None:
         owner = self._owner.pop(stream, None)
