@@ -78,4 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         finders[kind](arguments.corpus), plan, workers=arguments.workers or os.cpu_count() or 1, tell=tell
     )
     print(json.dumps(asdict(told)) if arguments.json else told.text())
-    return 0
+    if told.clips:
+        return 0
+    if set(told.refused) == {"no transcript"}:
+        tell("nothing was kept: put a .txt of the same name beside each clip, or give --keep-untranscribed")
+    return 1

@@ -64,7 +64,8 @@ def _read_with_ffmpeg(path: Path) -> tuple[Samples, int]:
                 pieces += [piece.to_ndarray()[0] for piece in resampler.resample(frame)]
             pieces += [piece.to_ndarray()[0] for piece in resampler.resample(None)]
     except (av.FFmpegError, ValueError) as error:
-        raise ClipError(f"{path} cannot be decoded ({error}): is it sound, and whole?") from None
+        why = getattr(error, "strerror", None) or error
+        raise ClipError(f"{path} cannot be decoded ({why}): is it sound, and whole?") from None
     if not pieces:
         raise ClipError(f"{path} cannot be decoded (nothing in it is sound): is it whole?")
     return np.concatenate(pieces).astype(np.float32)[:, None], SAMPLE_RATE
