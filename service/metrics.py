@@ -81,6 +81,9 @@ class Metrics:
         self.queue_wait_s = self._histogram(
             "queue_wait_seconds", "A ready window waits for its batch.", WORK_S
         )
+        self.features_s = self._histogram(
+            "features_seconds", "The front end's part of a batch (on a GPU it is not told apart).", WORK_S
+        )
         self.forward_s = self._histogram(
             "forward_seconds", "A batch at the backend: features and network.", WORK_S
         )

@@ -4,6 +4,7 @@ Windows with left context run one after another: a batch of them is no faster on
 state are short: those of one length run together, as rows that no operation mixes.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -20,6 +21,7 @@ from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.export_carried import METADATA_KEY, empty_state
 from acoustic.features import FrontEnd
+from acoustic.normalisation import Memory
 from acoustic.onnx_cache import onnx_content
 from acoustic.runtime.backend import (
     NOT_FINITE,
@@ -56,6 +58,8 @@ class CpuBackend:
         self.config = streaming_config(checkpoint.config)
         self.plan = default_plan(self.config, carried=True)
         self.front_end = FrontEnd(checkpoint.config.features)
+        self.features_s = 0.0
+        """Seconds that windows have spent in the front end since the backend was opened."""
         carried = carries(self.config)
         self._session = open_session(onnx_content(checkpoint, ranges, carried=carried))
         self._empty: State | None = None
@@ -102,7 +106,7 @@ class CpuBackend:
 
     @torch.no_grad()
     def _hear(self, window: Window) -> Heard:
-        features, memory = window_features(self.front_end, self.config.features, window)
+        features, memory = self._features(window)
         # INT8 would round a NaN to some number and go on: the features are what tells.
         if not torch.isfinite(features).all():
             return failed(self.config, window, NOT_FINITE)
@@ -111,12 +115,18 @@ class CpuBackend:
             return failed(self.config, window, NOT_HEARD)
         return Heard(window.span, log_probs, memory)
 
+    def _features(self, window: Window) -> tuple[Tensor, Memory | None]:
+        begin_s = time.perf_counter()
+        found = window_features(self.front_end, self.config.features, window)
+        self.features_s += time.perf_counter() - begin_s
+        return found
+
     @torch.no_grad()
     def _row(self, index: int, window: Window) -> "Row":
         if self._empty is None:
             raise AcousticError(f"{self.config.name} carries no state: cut its streams by its own plan.")
         state = carried_state(window, self._empty)
-        features, _ = window_features(self.front_end, self.config.features, window)
+        features, _ = self._features(window)
         # A window that fails hands on the state it was given, also where that is the empty one.
         return Row(index, replace(window, memory=state), features, state)
 

@@ -241,6 +241,8 @@ class Engine:
             first = running.tasks[0].waiting
             self.curve.observe(len(running.tasks), first.samples, done.cost_s)
             self._metrics.forward_s.observe(done.forward_s)
+            if done.features_s is not None:
+                self._metrics.features_s.observe(done.features_s)
             self._cost_s += done.cost_s
             for task, heard in zip(running.tasks, done.heard, strict=True):
                 self._tell(task, heard)

@@ -33,6 +33,8 @@ class Done:
     heard: tuple[Heard, ...]
     forward_s: float
     cost_s: float
+    features_s: float | None = None
+    """The part of the seconds that the front end took, where the backend can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +75,22 @@ def main(
     memory = np.frombuffer(arena, dtype=np.float32)
     counted_s = time.process_time()
 
+    def features_spent_s() -> float:
+        return float(getattr(backend, "features_s", 0.0))
+
     def handle(job: Job) -> Done | Crashed:
         nonlocal counted_s
         windows = [
             Window(memory[at : at + size], span, kept)
             for (at, size), span, kept in zip(job.places, job.spans, job.memories, strict=True)
         ]
-        begin = time.perf_counter()
+        begin, features_s = time.perf_counter(), features_spent_s()
         try:
             heard = backend.forward(windows)
         except Exception as error:
             return Crashed(job.number, f"{type(error).__name__}: {error}")
         counted_before_s, counted_s = counted_s, time.process_time()
-        return Done(job.number, tuple(heard), time.perf_counter() - begin, counted_s - counted_before_s)
+        forward_s, cost_s = time.perf_counter() - begin, counted_s - counted_before_s
+        return Done(job.number, tuple(heard), forward_s, cost_s, features_spent_s() - features_s)
 
     serve(channel, handle)
