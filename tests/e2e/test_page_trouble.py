@@ -150,3 +150,22 @@ def test_no_permission_and_no_microphone_are_said_in_words(
     expect(page.get_by_role("button", name="Speak")).to_be_visible()
     page.screenshot(path=tmp_path / "refused.png")
     page.context.close()
+
+
+def test_a_key_shows_the_models_that_it_opens(talking: Browser, small: Served) -> None:
+    context = talking.new_context()
+    page = context.new_page()
+    page.route(
+        re.compile("/v1/models"),
+        lambda route: (
+            route.continue_() if "authorization" in route.request.headers else route.fulfill(status=401)
+        ),
+    )
+    page.goto(small.address)
+    page.get_by_role("button", name="Settings").click()
+    models = page.locator("#model option")
+    expect(models).to_have_count(1)
+    page.locator("#key").fill("any")
+    page.locator("#key").blur()
+    expect(models).to_have_count(2, timeout=LONG_MS)
+    context.close()
