@@ -135,7 +135,7 @@ class GpuBackend:
         return bucket
 
     def arithmetic(
-        self, sound: Tensor, lengths: Tensor, known: "Sums | None", carried: "Carried | None"
+        self, sound: Tensor, lengths: Tensor, known: Sums | None, carried: Carried | None
     ) -> "Results":
         """From lined-up sound [batch, samples] and each row's frames to everything, all on the device."""
         features = self._front_end.log_mels(sound)
@@ -217,15 +217,15 @@ class Bucket:
         config = self.backend.config
         for index, (window, memory) in enumerate(zip(windows, memories, strict=True)):
             kept = log_probs[index, kept_outputs(config, window)].copy()
-            sound = np.isfinite(kept).all()
+            usable = np.isfinite(kept).all()
             if isinstance(memory, State):
-                sound = sound and np.isfinite(memory.values).all()
+                usable = usable and np.isfinite(memory.values).all()
                 # A window that fails hands on the state it was given, also where that is the empty one.
                 window = replace(window, memory=carried_state(window, State(np.zeros_like(memory.values))))
                 memory = window.memory if window.span.last else memory
             if not finite[index]:
                 results.append(failed(config, window, NOT_FINITE))
-            elif not sound:
+            elif not usable:
                 results.append(failed(config, window, NOT_HEARD))
             else:
                 results.append(Heard(window.span, kept, memory))
