@@ -130,7 +130,9 @@ async def test_every_front_hears_the_same_and_the_metrics_are_everybodys(serving
         assert await serving.metric('sessions_closed_total{code="finished"}') == before + 5
     assert await serving.metric("batch_size_count") > 0, "the house's figures are in it"
     for station in ("queue_wait", "features", "forward", "decode", "emit", "chunk_response"):
-        assert await serving.metric(f"{station}_seconds_count") > 0, "each station on a word's way is measured"
+        assert await serving.metric(f"{station}_seconds_count") > 0, (
+            "each station on a word's way is measured"
+        )
     assert await serving.metric("features_seconds_sum") < await serving.metric("forward_seconds_sum")
 
 
