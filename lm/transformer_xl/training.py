@@ -54,6 +54,12 @@ class TrainingSettings:
     save_every: int = 100
     seed: int = 1
 
+    def __post_init__(self) -> None:
+        if min(self.steps, self.streams) < 1:
+            raise LanguageError("a training takes at least one step and one stream")
+        if not 0.0 < self.learning_rate < math.inf:
+            raise LanguageError(f"a learning rate of {self.learning_rate}: expected a number above 0")
+
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
         warm = min(1.0, (step + 1) / self.warm_up_steps)

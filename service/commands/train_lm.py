@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Prepare, train, measure."""
     import json
     import sys
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
     import torch
 
@@ -53,16 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
     def progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    if arguments.width % arguments.heads or arguments.width % 2:
-        raise LanguageError(f"a width of {arguments.width} does not split into {arguments.heads} even heads")
-    if (arguments.out / STATE).is_file() and not arguments.resume:
-        raise LanguageError(
-            f"{arguments.out} holds a begun training: --resume goes on, another --out begins anew"
-        )
-    torch.set_num_threads(arguments.threads)
-    vocabulary = prepare(arguments.texts, arguments.out, arguments.vocabulary, progress)
-    config = TransformerConfig(
-        vocabulary=len(vocabulary),
+    if arguments.threads < 1:
+        raise LanguageError(f"{arguments.threads} threads: expected one or more")
+    shape = TransformerConfig(
+        vocabulary=arguments.vocabulary,
         width=arguments.width,
         layers=arguments.layers,
         heads=arguments.heads,
@@ -78,6 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
         learning_rate=arguments.learning_rate,
         bfloat16=arguments.bfloat16,
     )
+    if (arguments.out / STATE).is_file() and not arguments.resume:
+        raise LanguageError(
+            f"{arguments.out} holds a begun training: --resume goes on, another --out begins anew"
+        )
+    torch.set_num_threads(arguments.threads)
+    vocabulary = prepare(arguments.texts, arguments.out, arguments.vocabulary, progress)
+    config = replace(shape, vocabulary=len(vocabulary))
     network = train(arguments.out, vocabulary, config, settings, progress, arguments.resume)
     figures = asdict(measure(network, vocabulary, (arguments.out / MEASURED).read_text().splitlines()))
     figures["weights"] = str(arguments.out / WEIGHTS)

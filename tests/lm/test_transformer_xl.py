@@ -147,6 +147,18 @@ def test_it_learns_and_a_resumed_run_ends_like_an_unbroken_one(text: Path, tmp_p
     assert second == pytest.approx(first, rel=0.1)  # the memory begins anew where the run goes on
 
 
+WRONG = {
+    "--width 15": "even heads",
+    "--heads 0": "at least 1",
+    "--streams 0": "one stream",
+    "--steps 0": "one step",
+    "--learning-rate nan": "above 0",
+    "--dropout 1": "less than 1",
+    "--cutoffs 9 3": "must rise",
+    "--threads 0": "one or more",
+}
+
+
 def test_the_command_trains_measures_and_guards_a_begun_run(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,4 +188,8 @@ def test_the_command_trains_measures_and_guards_a_begun_run(
     again = json.loads(capsys.readouterr().out)
     assert again["words"] > 0
     assert again["unknown"] == 0
-    assert main([*line[:4], "--width", "15"]) == 2
+    capsys.readouterr()
+    for wrong, reason in WRONG.items():
+        assert main([*line[:3], str(tmp_path / "wrong"), *wrong.split()]) == 2
+        assert reason in capsys.readouterr().err
+    assert not (tmp_path / "wrong").exists()
