@@ -145,7 +145,7 @@ def orthogonalised(matrices: Tensor, steps: int = 4) -> Tensor:
     16 bits where that is enough.
 
     The root of the Gram matrix's norm is a closer bound of the largest singular value than the matrix's own norm, and
-    is worth a step: four from there are what five are from the other.
+    is worth nearly a step: four from there come almost as close as five from the other (training/LOG.md, run D).
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrices.shape[1] > matrices.shape[2]

@@ -63,7 +63,7 @@ def train_recipe(
 
 def keep_memory() -> None:
     """Tell the C library (glibc's) to keep large pieces that are freed: handing each back to the system and asking for
-    it again costs a step on a CPU a tenth of its time.
+    it again costs a step on a CPU some six per cent of its time.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -96,6 +96,13 @@ class EndpointRule:
         return None if self.silence_frames is None else max(LEAST_SILENCE_FRAMES, self.silence_frames // 2)
 
     @property
+    def letter_frames(self) -> tuple[int, int, int] | None:
+        """Letters silent for so long end an utterance: with all of the energy's quiet, with half of it, alone."""
+        if self.silence_frames is None or self.half_frames is None:
+            return None
+        return self.half_frames, self.silence_frames, self.silence_frames + self.silence_frames // 2
+
+    @property
     def ahead_frames(self) -> int:
         """The energy is asked for so far beyond the frame whose letters are known."""
         return 0 if self.silence_frames is None else self.silence_frames - (self.half_frames or 0)
@@ -120,10 +127,10 @@ class Endpointer:
     @property
     def frames_to_next_question(self) -> int | None:
         """After so many more frames without letters the open utterance may end; None: not while letters come."""
-        run, silence, half = self.frames_since_letter, self.rule.silence_frames, self.rule.half_frames
-        if self.state is Speech.QUIET or run == 0 or silence is None or half is None:
+        run, limits = self.frames_since_letter, self.rule.letter_frames
+        if self.state is Speech.QUIET or run == 0 or limits is None:
             return None
-        return next((at - run for at in (half, silence, silence + silence // 2) if at > run), None)
+        return next((at - run for at in limits if at > run), None)
 
     def step(self, letter_mass: float, quiet_frames: int, quiet_ahead: int = 0) -> Signal | None:
         """One more frame, and for how long the energy has been quiet here and `ahead_frames` later.
@@ -156,11 +163,12 @@ class Endpointer:
         return Signal.WITHDRAWN if before is Speech.CANDIDATE else None
 
     def _silence(self, quiet_frames: int, quiet_ahead: int) -> Signal | None:
-        run, silence, half = self.frames_since_letter, self.rule.silence_frames, self.rule.half_frames
-        if silence is not None and half is not None:
-            over = run >= half and quiet_ahead >= silence
+        run, half, limits = self.frames_since_letter, self.rule.half_frames, self.rule.letter_frames
+        if limits is not None:
+            early, silence, alone = limits
+            over = run >= early and quiet_ahead >= silence
             over = over or (run >= silence and quiet_frames >= silence // 2)
-            if over or run >= silence + silence // 2:
+            if over or run >= alone:
                 self.flush()
                 return Signal.ENDED
         near_limit = self._length_frames >= NEAR_LIMIT * self.rule.longest_frames
