@@ -74,6 +74,7 @@ class Stream:
         fast = settings.declared_file or not self._live
         self._credit = (FILE_CREDIT if fast else LIVE_CREDIT) * settings.channels
         self._wide = fast
+        self._hop_frames = 0
         self._log = EventLog()
         self._latency = Latency(house.metrics)
         self._small: list[npt.NDArray[np.float32]] = []
@@ -196,9 +197,7 @@ class Stream:
         ready_s = self._ready_s.pop(key, None)
         before = self.session.last_serial
         self._take(Logits(key, heard))
-        if not self._wide and not self.session.unheard_windows and self.session.state is State.STREAMING:
-            # What was kept for a wider hop while this stream was behind need not wait for more sound now.
-            self._hear(np.zeros((self.settings.channels, 0), np.float32))
+        self._catch_up()
         after = self.session.last_serial
         if ready_s is not None:
             if after > before and not self.closed:
@@ -218,6 +217,7 @@ class Stream:
             )
             return
         self._take(Decoded(answer.serial, answer.hypotheses))
+        self._catch_up()
         now_s = self._house.now_s()
         self._metrics.emit_s.observe(max(0.0, now_s - begin_s))
         ready_s = self._serial_ready_s.pop(answer.serial, None)
@@ -280,8 +280,16 @@ class Stream:
 
     def _hear(self, samples: npt.NDArray[np.float32]) -> None:
         behind = self._wide or self.session.unheard_windows >= 3 * self.settings.channels
-        self.session.set_hop(self._house.hop_frames(widest=behind))
+        self._hop_frames = self._house.hop_frames(widest=behind)
+        self.session.set_hop(self._hop_frames)
         self._take(Audio(samples))
+
+    def _catch_up(self) -> None:
+        """What was kept for a wider hop while this stream was behind need not wait for more sound now."""
+        if self._wide or self.session.unheard_windows or self.session.state is not State.STREAMING:
+            return
+        if self._hop_frames > self._house.hop_frames(widest=False):
+            self._hear(np.zeros((self.settings.channels, 0), np.float32))
 
     def _take(self, what: Input) -> None:
         for effect in self.session.take(what):

@@ -3,6 +3,7 @@
 import asyncio
 
 import numpy as np
+import pytest
 
 from service.streams import Recogniser, StreamSettings
 from tests.laws.streaming import Samples, check_past_is_fixed, collect, heard, listen, texts
@@ -60,15 +61,19 @@ def shifted(sound: Samples, number: int) -> Samples:
 
 
 async def test_what_came_in_a_burst_is_heard_without_more_sound(
-    recogniser: Recogniser, sound: Samples
+    recogniser: Recogniser, sound: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a stream is behind its windows are wide; what is left over is not kept waiting for the next message."""
-    settings, before_s = StreamSettings(), recogniser.capacity().hop_s
-    stream = recogniser.open(settings)
-    reader = asyncio.ensure_future(collect(stream))
-    await stream.push(sound[:, :48_000])
-    await stream.settled(60)
-    hop_s, look_ahead_s, frames_s = max(before_s, recogniser.capacity().hop_s), 0.1, 0.05
-    assert stream.session.processed_samples / 16_000 >= 3.0 - hop_s - look_ahead_s - frames_s
-    await stream.finish()
-    assert texts(await reader) == texts(await listen(recogniser, sound[:, :48_000], settings))
+    monkeypatch.setattr(recogniser, "hop_frames", lambda widest: recogniser._hops[1.28 if widest else 0.16])
+    settings, hop_s, look_ahead_s, frames_s = StreamSettings(), 0.16, 0.1, 0.05
+    for seconds in (1.5, 2, 3, 4.5):
+        burst = sound[:, : int(seconds * 16_000)]
+        stream = recogniser.open(settings)
+        reader = asyncio.ensure_future(collect(stream))
+        try:
+            await stream.push(burst)
+            await stream.settled(60)
+            assert stream.session.processed_samples / 16_000 >= seconds - hop_s - look_ahead_s - frames_s
+        finally:
+            await stream.finish()
+        assert texts(await reader) == texts(await listen(recogniser, burst, settings))
