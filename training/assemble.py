@@ -155,6 +155,7 @@ def assemble(
         precision=quickest(world.device) if recipe.run.precision == AUTO else recipe.run.precision,
         clip=part.clip or None,
         average_decay=recipe.run.average_decay or None,
+        joint_norms=recipe.run.joint_norms,
         log_every=recipe.run.log_every,
         evaluate_every=recipe.run.evaluate_every,
         save_every_s=recipe.run.save_every_s,

@@ -53,6 +53,7 @@ class LoopSettings:
     precision: str = "fp32"
     clip: float | None = None
     average_decay: float | None = 0.999
+    joint_norms: bool = True
     log_every: int = 20
     evaluate_every: int = 1000
     save_every_s: float = 300.0
@@ -111,7 +112,7 @@ class Loop:
         self._scales = [group["lr"] / max(group["lr"] for group in optimiser.param_groups) for group in
                         optimiser.param_groups]  # fmt: skip
         self._restore()
-        self.wrapped = wrap(self.model, world)
+        self.wrapped = wrap(self.model, world, joint_norms=settings.joint_norms)
         self._bad_in_a_row = 0
         self._stop_asked = False
         self.watch = Watch(

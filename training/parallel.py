@@ -6,6 +6,7 @@ does nothing.
 
 import inspect
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,14 +129,20 @@ def synchronise_norms(model: nn.Module) -> nn.Module:
     return model
 
 
-def wrap(model: nn.Module, world: World) -> nn.Module:
-    """The model as every process calls it: gradients are averaged over the processes."""
+def wrap(model: nn.Module, world: World, *, joint_norms: bool = True) -> nn.Module:
+    """The model as every process calls it: gradients are averaged over the processes.
+
+    Batch norm is over the joint batch, or, quicker, each process's own; statistics are then the leader's.
+    """
     if world.size == 1:
         return model
+    # Depthwise taps: a size of one has no stride to speak of.
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     devices = [world.device.index] if world.device.type == "cuda" else None
     joined: Any = nn.parallel.DistributedDataParallel
-    # Statistics are equal on all processes already; the setting has had two names.
+    # Of joint norms the statistics are equal on all processes already; the setting has had two names.
     names = inspect.signature(joined).parameters
     setting = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-    wrapped: nn.Module = joined(synchronise_norms(model), devices, **{setting: False})
+    model = synchronise_norms(model) if joint_norms else model
+    wrapped: nn.Module = joined(model, devices, **{setting: not joint_norms})
     return wrapped

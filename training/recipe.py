@@ -88,12 +88,15 @@ class SchedulePart:
 
 @dataclass(frozen=True)
 class RunPart:
-    """The rest. A global batch is `processes` x `accumulation` x a batch of the data part."""
+    """The rest. A global batch is `processes` x `accumulation` x a batch of the data part. Where that part is large,
+    `joint_norms = false` spares the processes from waiting for each other at every batch norm.
+    """
 
     processes: int = 1
     accumulation: int = 1
     precision: str = "fp32"
     average_decay: float = 0.999
+    joint_norms: bool = True
     evaluate_every: int = 1000
     log_every: int = 20
     save_every_s: float = 300.0

@@ -97,27 +97,22 @@ def test_a_run_killed_at_any_moment_goes_on_as_if_nothing_had_been(spoken: Path,
         assert torch.equal(value, second["average"]["values"][name]), name
 
 
-def test_two_processes_have_the_losses_of_one_with_the_joint_batch(spoken: Path, tmp_path: Path) -> None:
-    settings = {"steps": 6, "dropout": False, "dither": 0.0, "save_every_s": 1e9}
-    make(spoken, tmp_path / "one", World(), batch_seconds=40.0, **settings).run()
+def train_in_two(spoken: Path, out: Path, settings: dict[str, Any]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
+    names = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     processes = [
-        start(
-            spoken,
-            tmp_path / "two",
-            {**settings, "batch_seconds": 20.0},
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE="2",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-        )
-        for rank in range(2)
+        start(spoken, out, settings, RANK=str(rank), LOCAL_RANK=str(rank), **names) for rank in range(2)
     ]
     errors = [process.communicate(timeout=150)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
+
+
+def test_two_processes_have_the_losses_of_one_with_the_joint_batch(spoken: Path, tmp_path: Path) -> None:
+    settings = {"steps": 6, "dropout": False, "dither": 0.0, "save_every_s": 1e9}
+    make(spoken, tmp_path / "one", World(), batch_seconds=40.0, **settings).run()
+    train_in_two(spoken, tmp_path / "two", {**settings, "batch_seconds": 20.0})
     one, two = records(tmp_path / "one"), records(tmp_path / "two")
     assert len(one) == len(two) == 6
     assert [float(loss) for _, loss in two] == pytest.approx([float(loss) for _, loss in one], rel=2e-4)
@@ -126,6 +121,14 @@ def test_two_processes_have_the_losses_of_one_with_the_joint_batch(spoken: Path,
     for name, value in states[0].items():
         if value.is_floating_point():
             assert torch.allclose(value, states[1][name], atol=2e-3, rtol=1e-2), name
+
+
+def test_processes_with_their_own_norms_are_the_pieces_of_a_step(spoken: Path, tmp_path: Path) -> None:
+    settings = {"steps": 6, "dropout": False, "dither": 0.0, "save_every_s": 1e9, "batch_seconds": 20.0}
+    make(spoken, tmp_path / "pieces", World(), accumulation=2, **settings).run()
+    train_in_two(spoken, tmp_path / "two", {**settings, "joint_norms": False})
+    pieces, two = ([float(loss) for _, loss in records(tmp_path / name)] for name in ("pieces", "two"))
+    assert two == pytest.approx(pieces, rel=2e-4)
 
 
 def test_accumulated_pieces_make_the_step_of_the_whole_batch(spoken: Path, tmp_path: Path) -> None:

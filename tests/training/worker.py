@@ -42,6 +42,7 @@ def make(
     dither: float = 1e-5,
     save_every_s: float = 0.0,
     precision: str = "fp32",
+    joint_norms: bool = True,
 ) -> Loop:
     """The run of these tests; everything in it is small, nothing is left out."""
     torch.manual_seed(0)
@@ -66,7 +67,9 @@ def make(
         build_optimiser("novograd", model, rate=0.02, betas=(0.95, 0.5), decay=0.001),
         Schedule(peak=0.02, total_steps=steps, warmup_steps=min(3, steps - 1)),
         RunFolder(out),
-        settings=LoopSettings(log_every=1, save_every_s=save_every_s, clip=100.0, precision=precision),
+        settings=LoopSettings(
+            log_every=1, save_every_s=save_every_s, clip=100.0, precision=precision, joint_norms=joint_norms
+        ),
         world=world,
         live=False,
     )
