@@ -17,8 +17,8 @@ from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.export import Range, Ranges, build_graph
 from acoustic.features import FrontEnd
+from acoustic.framing import Samples
 from acoustic.onnx_cache import cache_folder, fingerprint
-from acoustic.windows import Samples
 
 CARD_KEY = "int8_ranges"
 ENOUGH_S = 60.0

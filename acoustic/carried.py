@@ -1,13 +1,41 @@
-"""The carried state of a stream: what each convolution heard last before a window, as a value that travels.
+"""What a stream carries from window to window, as values that travel: they know no network and no PyTorch.
 
-Made and used by a backend (`acoustic.runtime.cpu`), handed from window to window like the memory of running
-normalisation. The graph it belongs to is in `acoustic.export_carried`.
+`Memory` is that of running normalisation (`acoustic.normalisation`). `State` is what each convolution heard last
+before a window: made and used by a backend (`acoustic.runtime.cpu`); its graph is in `acoustic.export_carried`.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a stream's frames have summed up to, band by band, the prior included."""
+
+    frames: float
+    sums: NDArray[np.float64]
+    squares: NDArray[np.float64]
+
+    def add(self, features: "Tensor", limit_frames: int) -> "Memory":
+        """With the frames of [mels, frames] added; over the limit everything older fades."""
+        more = features.cpu().double()
+        frames = self.frames + more.shape[-1]
+        fade = min(1.0, limit_frames / frames) if frames else 1.0
+        sums: NDArray[np.float64] = (self.sums + more.sum(dim=-1).numpy()) * fade
+        squares: NDArray[np.float64] = (self.squares + more.square().sum(dim=-1).numpy()) * fade
+        return Memory(frames * fade, sums, squares)
+
+    def mean_and_deviation(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What to subtract and what to divide by."""
+        mean = self.sums / self.frames
+        variance = np.maximum(self.squares / self.frames - mean**2, 0.0)
+        return mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from acoustic.config import published
 from acoustic.errors import AcousticError
-from acoustic.header import FILE_NAME, SUFFIX, describe
+from acoustic.header import FILE_NAME, SUFFIX, describe, file_in
 from acoustic.shape import ModelConfig
 
 if TYPE_CHECKING:
@@ -98,6 +98,17 @@ def find(name_or_path: str | Path) -> "Checkpoint":
         )
     known = ", ".join(entry.name for entry in entries() if entry.path is not None) or "none"
     raise AcousticError(f"There is no model {name!r}: neither a name nor a file. Models here: {known}.")
+
+
+def find_shape(name_or_path: str | Path) -> ModelConfig:
+    """The network of that name or file; weights (and PyTorch) are loaded only where no header of ours tells it."""
+    name = str(name_or_path)
+    path = locate(name)
+    if path is None and name == UNTRAINED:
+        return published[UNTRAINED]
+    if path is None and name and name not in published:
+        path = file_in(Path(name).expanduser())
+    return describe(path)[0] if path is not None and path.is_file() else find(name).config
 
 
 def untrained(config: ModelConfig, seed: int = 1) -> "Checkpoint":

@@ -4,39 +4,14 @@
 the first in a stream: its memory is a value that travels from window to window.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from acoustic.carried import Memory
 from acoustic.errors import AcousticError
 from acoustic.shape import FeatureConfig
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What a stream's frames have summed up to, band by band, the prior included."""
-
-    frames: float
-    sums: NDArray[np.float64]
-    squares: NDArray[np.float64]
-
-    def add(self, features: Tensor, limit_frames: int) -> "Memory":
-        """With the frames of [mels, frames] added; over the limit everything older fades."""
-        more = features.to("cpu", torch.float64)
-        frames = self.frames + more.shape[-1]
-        fade = min(1.0, limit_frames / frames) if frames else 1.0
-        sums: NDArray[np.float64] = (self.sums + more.sum(dim=-1).numpy()) * fade
-        squares: NDArray[np.float64] = (self.squares + more.square().sum(dim=-1).numpy()) * fade
-        return Memory(frames * fade, sums, squares)
-
-    def mean_and_deviation(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """What to subtract and what to divide by."""
-        mean = self.sums / self.frames
-        variance = np.maximum(self.squares / self.frames - mean**2, 0.0)
-        return mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
 
 
 def first_memory(config: FeatureConfig) -> Memory | None:

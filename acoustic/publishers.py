@@ -4,6 +4,7 @@ A download that broke off goes on where it stopped, if the publisher says that t
 NVIDIA's files are downloaded by the user from NVIDIA, under NVIDIA's terms; Silica carries none of them.
 """
 
+import errno
 import hashlib
 import http.client
 import json
@@ -23,6 +24,8 @@ NGC = "https://api.ngc.nvidia.com/v2/models/nvidia"
 TIMEOUT_S = 30.0
 LARGEST_BYTES = 4 * 1024**3
 CHUNK_BYTES = 1 << 20
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""What only writing here answers; whatever else goes wrong on the way is the network's."""
 
 Progress = Callable[[int, int | None], None]
 
@@ -160,6 +163,11 @@ def fetch(wanted: Publication, download: Download, progress: Progress) -> str:
             f"need a login: download it in a browser, then `silica models import FILE --name {wanted.name}`."
         ) from error
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        if isinstance(error, OSError) and (error.errno in DISK_ERRORS or error.filename):
+            raise AcousticError(
+                f"The download cannot be written to {download.file.parent} ({error.strerror}). Make room there or set "
+                "SILICA_HOME to a folder elsewhere; the same command goes on from what is here already."
+            ) from error
         reason = getattr(error, "reason", error)
         raise AcousticError(
             f"{host} cannot be reached ({reason}). Pulling needs a network, nothing else does: fetch "

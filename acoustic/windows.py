@@ -12,13 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from acoustic.carried import State
+from acoustic.carried import Memory, State
 from acoustic.errors import AcousticError
-from acoustic.features import frame_count, sample_span
-from acoustic.normalisation import Memory
+from acoustic.framing import Samples, frame_count, sample_span
 from acoustic.shape import ModelConfig
 
-Samples = npt.NDArray[np.float32]
 LogProbs = npt.NDArray[np.float32]
 
 # The longest left context that is taken whole. A model that reaches further gets the context it was measured

@@ -15,6 +15,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from lm import toolchain
+
 Function = TypeVar("Function", bound=Callable[..., object])
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
@@ -36,7 +38,7 @@ KEPT_CACHES = 3
 
 
 def cache_folder() -> Path:
-    """Beside the sources where that can be written, else under ~/.cache/silica; NUMBA_CACHE_DIR overrules both."""
+    """Beside the sources where that can be written, else in the user's cache; NUMBA_CACHE_DIR overrules both."""
     here = Path(__file__).parent
     content = b"".join((here / f"{name}.py").read_bytes() for name in KERNEL_FILES)
     name = f"kernels-{hashlib.sha256(content + numba.__version__.encode()).hexdigest()[:16]}"
@@ -47,7 +49,7 @@ def cache_folder() -> Path:
     elif os.access(beside if beside.exists() else here, os.W_OK):
         folder = beside
     else:
-        folder = Path.home() / ".cache" / "silica"
+        folder = toolchain.cache_folder()
     return folder / name
 
 

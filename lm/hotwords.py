@@ -8,11 +8,14 @@ becomes a grant where the last word ends, and is taken back where the match fail
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lm.compiled import Array
 from lm.errors import LanguageError
+
+Array = NDArray[Any]
 
 LARGEST_WEIGHT = 100.0
 MOST_LABELS = 6_000

@@ -26,10 +26,11 @@ from acoustic.calibration import known_ranges, with_ranges
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import SPEECH_DEVIATION, SPEECH_MEAN
 from acoustic.export import Ranges
+from acoustic.framing import Samples
 from acoustic.onnx_cache import fingerprint
 from acoustic.runtime.backend import hear_stream, whole_features
 from acoustic.runtime.cpu import CpuBackend
-from acoustic.windows import LogProbs, Samples, StreamWindows, WindowPlan, plan_for
+from acoustic.windows import LogProbs, StreamWindows, WindowPlan, plan_for
 from lm.decoders import open_decoder
 from lm.score import ErrorCounts, word_errors
 from lm.text import normalise

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from acoustic import config as shapes
-from acoustic.carried import State
+from acoustic.carried import Memory, State
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.features import FrontEnd
-from acoustic.normalisation import Memory, normalise_fixed, normalise_running, normalise_whole
+from acoustic.framing import Samples
+from acoustic.normalisation import normalise_fixed, normalise_running, normalise_whole
 from acoustic.shape import FeatureConfig, ModelConfig
-from acoustic.windows import Heard, LogProbs, Samples, StreamWindows, Window, WindowPlan
+from acoustic.windows import Heard, LogProbs, StreamWindows, Window, WindowPlan
 
 Device = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "int8", "fp16"]

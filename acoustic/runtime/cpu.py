@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from acoustic.calibration import known_ranges, needed_ranges
-from acoustic.carried import State
+from acoustic.carried import Memory, State
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.export_carried import METADATA_KEY, empty_state
 from acoustic.features import FrontEnd
-from acoustic.normalisation import Memory
+from acoustic.framing import Samples
 from acoustic.onnx_cache import onnx_content
 from acoustic.runtime.backend import (
     NOT_FINITE,
@@ -36,7 +36,7 @@ from acoustic.runtime.backend import (
     whole_features,
     window_features,
 )
-from acoustic.windows import Heard, LogProbs, Samples, Window, carries, default_plan
+from acoustic.windows import Heard, LogProbs, Window, carries, default_plan
 
 MOST_ROWS = 8
 """More rows share the reading of the weights no better."""

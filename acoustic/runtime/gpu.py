@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acoustic.carried import State
+from acoustic.carried import Memory, State
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
-from acoustic.features import FrontEnd, line_up
+from acoustic.features import FrontEnd
 from acoustic.folding import fold
+from acoustic.framing import Samples, line_up
 from acoustic.network.carrying import Carrying
-from acoustic.normalisation import Memory
 from acoustic.runtime.backend import (
     NOT_FINITE,
     NOT_HEARD,
@@ -33,7 +33,7 @@ from acoustic.runtime.backend import (
     whole_features,
 )
 from acoustic.runtime.memories import Carried, Sums, following_states, normalise_rows
-from acoustic.windows import Heard, LogProbs, Samples, Window, carries, default_plan, with_hop
+from acoustic.windows import Heard, LogProbs, Window, carries, default_plan, with_hop
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 HOPS_S = (0.16, 0.32, 0.64, 1.28)

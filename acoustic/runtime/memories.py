@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acoustic.carried import State
-from acoustic.normalisation import Memory, first_memory
+from acoustic.carried import Memory, State
+from acoustic.normalisation import first_memory
 from acoustic.runtime.backend import carried_state, running_memory
 from acoustic.shape import FeatureConfig, ModelConfig
 from acoustic.windows import Window

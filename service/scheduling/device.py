@@ -8,14 +8,13 @@ import asyncio
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
 from acoustic import catalogue
 from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
-from acoustic.header import describe
 from acoustic.windows import Heard, Window, WindowPlan
 from service.core.messages import Audio, Conclude, Configured, Push, Replay, WindowKey
 from service.core.session import Session
@@ -350,8 +349,6 @@ def session_s_per_s(config: ModelConfig, plan: WindowPlan) -> float:
 def alphabet_of(model: str) -> str:
     """The letters that a model writes, from its file or the catalogue."""
     try:
-        path = catalogue.locate(model)
-        config: Any = describe(path)[0] if path else catalogue.find(model).config
+        return catalogue.find_shape(model).alphabet
     except (AcousticError, OSError) as error:
         raise ServiceError("model", str(error)) from None
-    return str(config.alphabet)

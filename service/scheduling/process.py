@@ -24,7 +24,13 @@ LONGEST_MESSAGE = 64 * 1024 * 1024
 START_S = 600.0
 """So long a worker may take to be ready: the first on a machine compiles the search, on a crowded core for minutes."""
 OVERLOADED = "Is the machine overloaded? What was compiled is kept: the next start is quicker."
-PRELOAD = ["numpy", "service.scheduling.engine_worker", "service.scheduling.decode_worker"]
+PRELOAD = [
+    "acoustic.runtime",
+    "lm.language",
+    "service.scheduling.engine_worker",
+    "service.scheduling.decode_worker",
+]
+"""PyTorch and numba among it, once for all workers. The process that serves loads neither."""
 
 context = multiprocessing.get_context("forkserver")
 T = TypeVar("T")

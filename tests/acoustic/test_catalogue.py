@@ -19,6 +19,7 @@ from acoustic.config import published
 from acoustic.errors import AcousticError
 from acoustic.runtime.cpu import open_session
 from service.commands import main
+from tests.full_disk import full_disk
 
 TINY = untrained(published["tiny"])
 
@@ -53,6 +54,15 @@ def test_tiny_does_not_say_the_same_thing_all_the_time() -> None:
     torch.manual_seed(0)
     log_probs, _ = catalogue.find("tiny").network()(torch.randn(1, 64, 400))
     assert len(set(log_probs[0].argmax(-1).tolist())) > 5
+
+
+def test_a_shape_is_told_without_weights(tmp_path: Path) -> None:
+    installed = catalogue.install("mine", TINY)
+    for known in ("tiny", "mine", installed, installed.parent):
+        assert catalogue.find_shape(known) == TINY.config
+    for unknown in ("quartznet15x5", str(tmp_path / "nothing")):
+        with pytest.raises(AcousticError):
+            catalogue.find_shape(unknown)
 
 
 def test_an_installed_model_is_found_by_name_path_and_folder(home: Path) -> None:
@@ -213,6 +223,21 @@ def test_a_download_that_broke_off_goes_on_where_it_stopped(shop: tuple[Path, st
     assert seen[-1] == (len(content), len(content))
     assert catalogue.find("pulled").card["sha256"] == hashlib.sha256(content).hexdigest()
     assert not (home / "cache" / "downloads").exists()
+
+
+def test_a_full_disk_is_not_taken_for_a_missing_network(shop: tuple[Path, str], home: Path) -> None:
+    wanted = offer(shop, "m.safetensors")
+    with (
+        full_disk(),
+        pytest.raises(AcousticError, match=r"cannot be written to .*downloads.* \(File too large\)"),
+    ):
+        publishers.pull(wanted)
+    publishers.pull(wanted)
+    assert same(catalogue.find("pulled"), TINY)
+    (home / "cache").rmdir()
+    (home / "cache").write_text("a file in the way")
+    with pytest.raises(AcousticError, match=r"cannot be written to .* \(Not a directory\)"):
+        publishers.pull(wanted)
 
 
 @pytest.mark.parametrize("name", ["cut", "stubborn"])

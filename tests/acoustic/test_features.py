@@ -8,15 +8,8 @@ from hypothesis import strategies as st
 
 from acoustic.config import FIXED
 from acoustic.errors import AcousticError
-from acoustic.features import (
-    FeatureStream,
-    FrontEnd,
-    frame_count,
-    frames_ready,
-    line_up,
-    mel_filters,
-    sample_span,
-)
+from acoustic.features import FeatureStream, FrontEnd, mel_filters
+from acoustic.framing import frame_count, frames_ready, line_up, sample_span
 from acoustic.shape import FeatureConfig
 
 CONFIG = FeatureConfig()

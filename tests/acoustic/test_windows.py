@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from acoustic.config import published
 from acoustic.errors import AcousticError
-from acoustic.features import FrontEnd, frame_count
+from acoustic.features import FrontEnd
+from acoustic.framing import frame_count
 from acoustic.shape import ModelConfig
 from acoustic.windows import (
     StreamWindows,

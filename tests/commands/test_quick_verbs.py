@@ -38,3 +38,10 @@ def test_it_answers_without_what_takes_long(line: tuple[str, ...], tmp_path: Pat
     )
     assert told.stdout != ""
     assert told.stderr == ""
+
+
+def test_the_process_that_serves_loads_no_network() -> None:
+    """Its workers do: several fronts would hold as many copies."""
+    program = f"import sys, service.http.server; print({{*sys.modules}} & {{*{SLOW}}})"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout == "set()\n"

@@ -1,4 +1,4 @@
-"""Tiny KenLM files made from data/tiny.txt (data/README.md says how), and a search that is compiled beforehand."""
+"""Tiny KenLM files made from data/tiny.txt (data/README.md says how)."""
 
 from pathlib import Path
 
@@ -13,11 +13,3 @@ ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
 @pytest.fixture(scope="session")
 def tiny() -> NGram:
     return NGram.load(DATA / "tiny-plain.binary")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled() -> None:
-    """Compiling may take half a minute: not in the first test that happens to search."""
-    from lm.beam import warm
-
-    warm()

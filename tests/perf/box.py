@@ -21,8 +21,9 @@ import soxr
 import torch
 
 from acoustic import catalogue
+from acoustic.framing import Samples
 from acoustic.runtime import Backend, hear_stream, open_backend
-from acoustic.windows import LogProbs, Samples
+from acoustic.windows import LogProbs
 from lm.decoders import Decoder, open_decoder
 from lm.ngram import NGram
 from lm.score import ErrorCounts, word_errors

@@ -17,6 +17,7 @@ from torch import nn
 from acoustic import checkpoint
 from acoustic.network import build
 from acoustic.shape import ModelConfig
+from tests.full_disk import full_disk
 from tests.training.worker import make
 from training.data.feed import Batch, Feed
 from training.data.manifests import read_manifest
@@ -218,36 +219,13 @@ def test_the_quickest_precision_is_one_that_trains_here(spoken: Path, tmp_path: 
     assert make(spoken, tmp_path, World(), steps=1, precision=chosen).run().finished
 
 
-class FullDisk:
-    """The folder's file system turns full for a while: writes fail as they do on a real one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __enter__(self) -> None:
-        import resource
-        import signal
-
-        # A limit on file size makes the kernel refuse the write itself (EFBIG), as a full disk would (ENOSPC).
-        self.signal = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        self.limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, self.limit[1]))
-
-    def __exit__(self, *_: object) -> None:
-        import resource
-        import signal
-
-        resource.setrlimit(resource.RLIMIT_FSIZE, self.limit)
-        signal.signal(signal.SIGXFSZ, self.signal)
-
-
 def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_goes_on(
     spoken: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = make(spoken, tmp_path, World(), steps=3)
     assert loop.save()
     good = (tmp_path / "last.pt").read_bytes()
-    with FullDisk(tmp_path):
+    with full_disk():
         assert not loop.save()
         loop.folder.save_best(loop.config, loop.model.state_dict(), {})
     assert "the best model could not be written" in caplog.text

@@ -1,0 +1,20 @@
+"""A disk that is full for a while, for the tests' own process."""
+
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def full_disk(room_bytes: int = 2000) -> Iterator[None]:
+    """No file grows beyond so many bytes: the kernel refuses the write itself (EFBIG), as a full disk would
+    (ENOSPC)."""
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
