@@ -121,7 +121,7 @@ def _onnx(file: Path, served: Checkpoint) -> Callable[[Samples], LogProbs]:
 
     def whole(sound: Samples) -> LogProbs:
         features = whole_features(front_end, served.config.features, sound)
-        return joined(served.config, in_pieces(served.config, features, run))
+        return joined(served.config, in_pieces(served.config, [features], run))
 
     return whole
 

@@ -17,9 +17,9 @@ from acoustic import config as shapes
 from acoustic.carried import Memory, State
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
-from acoustic.features import FrontEnd
+from acoustic.features import FeatureStream, FrontEnd
 from acoustic.framing import Samples
-from acoustic.normalisation import normalise_fixed, normalise_running, normalise_whole
+from acoustic.normalisation import first_memory, normalise_fixed, normalise_running
 from acoustic.shape import FeatureConfig, ModelConfig
 from acoustic.windows import Heard, LogProbs, StreamWindows, Window, WindowPlan
 
@@ -29,6 +29,9 @@ Precision = Literal["fp32", "int8", "fp16"]
 NOT_FINITE = "the sound of this window is not finite (NaN or infinite samples)"
 # Below this peak (three steps of 16 bits) a recording holds nothing that a mean of speech could be taken from.
 SILENT_PEAK = 1e-4
+NEVER_FADES = 2**62
+AT_ONCE_SAMPLES = 10 * 16_000
+"""Spectra take far more room than the features that are made of them."""
 NOT_HEARD = "the network gave no finite numbers for this window"
 
 # Whole recordings go through the network in pieces of 30 s with context on each side: the memory of a forward
@@ -55,8 +58,9 @@ class Backend(Protocol):
     def whole(self, samples: Samples) -> LogProbs:
         """A whole recording at once [outputs, classes], normalised as the model was trained."""
 
-    def pieces(self, samples: Samples) -> Iterator[LogProbs]:
-        """The same, handed out as it is heard, half a minute at a time."""
+    def pieces(self, sound: Iterable[Samples]) -> Iterator[LogProbs]:
+        """The same of sound block by block, handed out as it is heard, half a minute at a time. The blocks are asked
+        for twice by models that are normalised over the whole."""
 
 
 def open_backend(
@@ -148,46 +152,97 @@ def failed(config: ModelConfig, window: Window, why: str) -> Heard:
 
 def whole_features(front_end: FrontEnd, config: FeatureConfig, samples: Samples) -> Tensor:
     """Normalised features [mels, frames] of a whole recording."""
-    if samples.ndim != 1:
-        raise AcousticError(f"Expected one channel of samples, got the shape {samples.shape}.")
-    if not np.isfinite(samples).all():
-        raise AcousticError("The sound holds samples that are not finite numbers (NaN or infinite).")
-    features = front_end.whole(samples)
-    if config.normalise == "utterance" and np.abs(samples).max(initial=0.0) < SILENT_PEAK:
+    return torch.cat(list(whole_features_of(front_end, config, [samples])), dim=-1)
+
+
+def whole_features_of(
+    front_end: FrontEnd, config: FeatureConfig, sound: Iterable[Samples]
+) -> Iterator[Tensor]:
+    """The same block by block, for sound of any length. It is read once, and twice where all of it must be heard
+    before anything can be normalised."""
+    if config.normalise == "fixed":
+        centre, scale = _constants(config)
+    else:
+        centre, scale = _measured(front_end, config, sound)
+    for features in _plain_features(front_end, sound):
+        device = features.device
+        yield (features - centre.to(device)) / (scale.to(device) + config.deviation_floor)
+
+
+def _measured(front_end: FrontEnd, config: FeatureConfig, sound: Iterable[Samples]) -> tuple[Tensor, Tensor]:
+    """What to subtract and to divide by, from the whole recording: [mels, 1] each."""
+    peak = 0.0
+
+    def listened() -> Iterator[Samples]:
+        nonlocal peak
+        for block in sound:
+            peak = max(peak, float(np.abs(block).max(initial=0.0)))
+            yield block
+
+    known = first_memory(config) or Memory(0.0, np.zeros(config.mels), np.zeros(config.mels))
+    for features in _plain_features(front_end, listened()):
+        known = known.add(features, NEVER_FADES)
+    if config.normalise == "utterance" and peak < SILENT_PEAK:
         # Its own mean would turn silence into average speech, and QuartzNet then writes letters.
-        return normalise_fixed(_with_constants(config), features)
-    return normalise_whole(
-        config, features[None], torch.tensor([features.shape[-1]], device=features.device)
-    )[0]
+        return _constants(_with_constants(config))
+    if not known.frames:
+        return torch.zeros(config.mels, 1), torch.ones(config.mels, 1)
+    mean, deviation = known.mean_and_deviation()
+    if config.normalise == "utterance":
+        deviation *= np.float32((known.frames / max(1.0, known.frames - 1.0)) ** 0.5)
+    return torch.from_numpy(mean)[:, None], torch.from_numpy(deviation)[:, None]
+
+
+def _constants(config: FeatureConfig) -> tuple[Tensor, Tensor]:
+    if config.mean is None or config.deviation is None:
+        raise AcousticError("`fixed` normalisation needs a mean and a deviation for each mel band.")
+    return torch.tensor(config.mean)[:, None], torch.tensor(config.deviation)[:, None]
+
+
+def _plain_features(front_end: FrontEnd, sound: Iterable[Samples]) -> Iterator[Tensor]:
+    """Features as the front end makes them; the blocks in which the sound comes change no bit of them."""
+    stream = FeatureStream(front_end)
+    held = np.zeros(0, np.float32)
+    for block in sound:
+        if block.ndim != 1:
+            raise AcousticError(f"Expected one channel of samples, got the shape {block.shape}.")
+        if not np.isfinite(block).all():
+            raise AcousticError("The sound holds samples that are not finite numbers (NaN or infinite).")
+        held = np.concatenate([held, block], dtype=np.float32)
+        while len(held) >= AT_ONCE_SAMPLES:
+            yield stream.push(held[:AT_ONCE_SAMPLES])
+            held = held[AT_ONCE_SAMPLES:]
+    yield stream.push(held)
+    yield stream.finish()
 
 
 def in_pieces(
-    config: ModelConfig, features: Tensor, run: Callable[[Tensor], NDArray[np.float32]]
+    config: ModelConfig, features: Iterable[Tensor], run: Callable[[Tensor], NDArray[np.float32]]
 ) -> Iterator[LogProbs]:
-    """Features of any length through `run` ([mels, frames] to [outputs, classes]) in overlapping pieces."""
-    every = config.frames_per_output
-    for first, keep, end, keep_end in _pieces(config, features.shape[-1]):
-        piece: LogProbs = run(features[:, first:end])
-        yield piece[(keep - first) // every : config.outputs_for(keep_end - first)]
+    """Features of any length, block by block, through `run` ([mels, frames] to [outputs, classes]) in overlapping
+    pieces. How they came in blocks changes no piece."""
+    step, rate, every = config.stride_frames, config.frames_per_second, config.frames_per_output
+    hop = -int(-PIECE_S * rate // step) * step
+    left = -(-_margin(config.left_frames, rate) // step) * step
+    right = _margin(config.look_ahead_frames, rate)
+    held: Tensor | None = None
+    first = keep = 0  # `held` begins with the frame `first`; outputs before the frame `keep` are told
+    for more in features:
+        held = more if held is None else torch.cat([held, more], dim=-1)
+        # A last piece shorter than its own margin would be mostly context: the one before takes it along.
+        while first + held.shape[-1] > keep + hop + right:
+            piece: LogProbs = run(held[:, : keep + hop + right - first])
+            yield piece[(keep - first) // every : config.outputs_for(keep + hop - first)]
+            keep += hop
+            held = held[:, max(0, keep - left) - first :]
+            first = max(0, keep - left)
+    if held is not None and first + held.shape[-1] > keep:
+        yield run(held)[(keep - first) // every : config.outputs_for(held.shape[-1])]
 
 
 def joined(config: ModelConfig, heard: Iterable[LogProbs]) -> LogProbs:
     """All pieces as one [outputs, classes]."""
     return np.concatenate([np.zeros((0, config.classes), np.float32), *heard])
-
-
-def _pieces(config: ModelConfig, frames: int) -> Iterator[tuple[int, int, int, int]]:
-    """(first, keep, end, keep_end): hear the frames first..end, keep those from keep to keep_end."""
-    step, rate = config.stride_frames, config.frames_per_second
-    hop = -int(-PIECE_S * rate // step) * step
-    left = -(-_margin(config.left_frames, rate) // step) * step
-    right = _margin(config.look_ahead_frames, rate)
-    keep = 0
-    while keep < frames:
-        # A last piece shorter than its own margin would be mostly context: the one before takes it along.
-        keep_end = keep + hop if frames - keep > hop + right else frames
-        yield max(0, keep - left), keep, min(frames, keep_end + right), keep_end
-        keep = keep_end
 
 
 def _margin(reach_frames: int, rate: float) -> int:
@@ -198,18 +253,25 @@ def _margin(reach_frames: int, rate: float) -> int:
 
 def hear_stream(backend: Backend, samples: Samples, plan: WindowPlan | None = None) -> LogProbs:
     """A whole recording [outputs, classes] as its stream would be heard, window by window."""
-    return joined(backend.config, stream_pieces(backend, samples, plan))
+    return joined(backend.config, stream_pieces(backend, [samples], plan))
 
 
-def stream_pieces(backend: Backend, samples: Samples, plan: WindowPlan | None = None) -> Iterator[LogProbs]:
-    """The same, window by window as it is heard."""
+def stream_pieces(
+    backend: Backend, sound: Iterable[Samples], plan: WindowPlan | None = None
+) -> Iterator[LogProbs]:
+    """The same, window by window as it is heard, of sound block by block."""
     stream = StreamWindows(backend.config, plan or backend.plan)
-    for windows in (stream.push(samples), stream.finish()):
-        for window in windows:
-            result = backend.forward([stream.renewed(window)])[0]
-            if result.error:
-                raise AcousticError(
-                    f"Output {result.span.keep_first} and what follows is unknown: {result.error}."
-                )
-            stream.heard(result)
-            yield result.log_probs
+
+    def windows() -> Iterator[Window]:
+        for block in sound:
+            yield from stream.push(block)
+        yield from stream.finish()
+
+    for window in windows():
+        result = backend.forward([stream.renewed(window)])[0]
+        if result.error:
+            raise AcousticError(
+                f"Output {result.span.keep_first} and what follows is unknown: {result.error}."
+            )
+        stream.heard(result)
+        yield result.log_probs

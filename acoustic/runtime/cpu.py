@@ -5,7 +5,7 @@ state are short: those of one length run together, as rows that no operation mix
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -33,7 +33,7 @@ from acoustic.runtime.backend import (
     joined,
     kept_outputs,
     streaming_config,
-    whole_features,
+    whole_features_of,
     window_features,
 )
 from acoustic.windows import Heard, LogProbs, Window, carries, default_plan
@@ -89,11 +89,11 @@ class CpuBackend:
 
     def whole(self, samples: Samples) -> LogProbs:
         """A whole recording at once, normalised as the model was trained."""
-        return joined(self.config, self.pieces(samples))
+        return joined(self.config, self.pieces([samples]))
 
-    def pieces(self, samples: Samples) -> Iterator[LogProbs]:
-        """The same, handed out as it is heard."""
-        features = whole_features(self.front_end, self.trained_config.features, samples)
+    def pieces(self, sound: Iterable[Samples]) -> Iterator[LogProbs]:
+        """The same of sound block by block, handed out as it is heard."""
+        features = whole_features_of(self.front_end, self.trained_config.features, sound)
         return in_pieces(self.config, features, self.run)
 
     def run(self, features: Tensor) -> NDArray[np.float32]:

@@ -5,7 +5,7 @@ stream's carried state travels with its windows, as on the CPU.
 On a CPU the same code runs with the graphs off, which is how it is tested without a GPU.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from acoustic.runtime.backend import (
     joined,
     kept_outputs,
     streaming_config,
-    whole_features,
+    whole_features_of,
 )
 from acoustic.runtime.memories import Carried, Sums, following_states, normalise_rows
 from acoustic.windows import Heard, LogProbs, Window, carries, default_plan, with_hop
@@ -106,11 +106,11 @@ class GpuBackend:
 
     def whole(self, samples: Samples) -> LogProbs:
         """A whole recording at once, normalised as the model was trained."""
-        return joined(self.config, self.pieces(samples))
+        return joined(self.config, self.pieces([samples]))
 
-    def pieces(self, samples: Samples) -> Iterator[LogProbs]:
-        """The same, handed out as it is heard."""
-        features = whole_features(self._front_end, self.trained_config.features, samples)
+    def pieces(self, sound: Iterable[Samples]) -> Iterator[LogProbs]:
+        """The same of sound block by block, handed out as it is heard."""
+        features = whole_features_of(self._front_end, self.trained_config.features, sound)
         return in_pieces(self.config, features, self._run)
 
     @torch.inference_mode()

@@ -3,6 +3,11 @@
 The file is named by the user who runs this process. Strangers' bytes are decoded in `container_child` instead.
 """
 
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,13 +38,54 @@ def read_mono(path: str | Path, longest_s: float = LONGEST_S) -> Samples:
     return np.concatenate([block.mean(axis=0) for block in read_blocks(path, longest_s)])
 
 
-def read_blocks(path: str | Path, longest_s: float = LONGEST_S) -> Iterator[Samples]:
+class Recording:
+    """One channel of a file, the mean of its channels, block by block: read anew by everyone who goes through it."""
+
+    def __init__(self, path: str | Path, name: str | None = None) -> None:
+        self.path = Path(path)
+        self.name = name or str(path)
+        """What it is called where something is wrong with it."""
+        self.duration_s = 0.0
+        """How much has been read by whoever reads it now, or read it last."""
+
+    def __iter__(self) -> Iterator[Samples]:
+        self.duration_s = 0.0
+        for block in read_blocks(self.path, name=self.name):
+            self.duration_s += block.shape[1] / RATE
+            yield block.mean(axis=0)
+
+
+@contextlib.contextmanager
+def on_disk(file: str) -> Iterator[Recording]:
+    """A file that can be read more than once: itself, or what comes over a pipe or the standard input (`-`) as one."""
+    if file != "-":
+        _check(Path(file), file)
+        if Path(file).is_file():
+            yield Recording(file)
+            return
+    with contextlib.ExitStack() as open_files:
+        source = sys.stdin.buffer if file == "-" else open_files.enter_context(Path(file).open("rb"))
+        kept = open_files.enter_context(tempfile.NamedTemporaryFile(prefix="silica-"))
+        shutil.copyfileobj(source, kept)
+        kept.flush()
+        yield Recording(kept.name, "standard input" if file == "-" else file)
+
+
+def told_length_s(path: Path) -> float | None:
+    """How long the file says it is; None where it does not say, or not in a way that can be read."""
+    try:
+        with path.open("rb") as opened, av.open(opened, mode="r", metadata_errors="ignore") as container:
+            return container.duration / av.time_base if container.duration else None
+    except (OSError, av.error.FFmpegError, ValueError):
+        return None
+
+
+def read_blocks(path: str | Path, longest_s: float = LONGEST_S, name: str | None = None) -> Iterator[Samples]:
     """The file as blocks [channels, about ten seconds]; at least one. A truncated file ends where its sound does."""
-    file = _checked(Path(path))
+    file, name = Path(path), name or str(path)
+    _check(file, name)
     with file.open("rb") as opened:
-        yield from _bounded(
-            file, read_stream(opened, str(file), BY_SUFFIX.get(file.suffix.lower())), longest_s
-        )
+        yield from _bounded(name, read_stream(opened, name, BY_SUFFIX.get(file.suffix.lower())), longest_s)
 
 
 def read_stream(source: BinaryIO, name: str, form: str | None = None) -> Iterator[Samples]:
@@ -119,18 +165,18 @@ def _frames(container: Any, to_float: Any) -> Iterator[tuple[Samples, int]]:
             yield np.asarray(piece.to_ndarray(), np.float32), int(piece.sample_rate)
 
 
-def _bounded(file: Path, blocks: Iterator[Samples], longest_s: float) -> Iterator[Samples]:
+def _bounded(name: str, blocks: Iterator[Samples], longest_s: float) -> Iterator[Samples]:
     seconds = 0.0
     for block in blocks:
         seconds += block.shape[1] / RATE
         if seconds > longest_s:
             raise ServiceError(
-                "audio_file", f"{file} is longer than {longest_s:.0f} s.", "Cut it into shorter files first."
+                "audio_file", f"{name} is longer than {longest_s:.0f} s.", "Cut it into shorter files first."
             )
         yield block
 
 
-def _checked(file: Path) -> Path:
+def _check(file: Path, name: str) -> None:
     problem = None
     if not file.exists():
         problem = ("does not exist.", "Check the name and the folder.")
@@ -141,9 +187,10 @@ def _checked(file: Path) -> Path:
     elif file.suffix.lower() in RAW:
         advice = "Give it a header first, for example: ffmpeg -f s16le -ar 16000 -ac 1 -i IN.raw OUT.wav"
         problem = ("is raw sound: it does not say its rate and format.", advice)
+    elif file.is_file() and not os.access(file, os.R_OK):
+        problem = ("may not be read by this user.", "Ask its owner, or change its permissions (chmod).")
     if problem:
-        raise ServiceError("audio_file", f"{file} {problem[0]}", problem[1])
-    return file
+        raise ServiceError("audio_file", f"{name} {problem[0]}", problem[1])
 
 
 def _reason(error: Exception) -> str:

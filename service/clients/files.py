@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import numpy as np
 
-from service.audio.files import read_blocks
+from service.audio.files import Recording
 from service.audio.resample import RATE
 from service.clients.mic import BLOCK_S, Block, level_db
 
 
 class FileMicrophone:
-    """`async for block in FileMicrophone(path): ...`; `pace` 1 is real time, 0 as fast as it is taken."""
+    """`async for block in FileMicrophone(recording): ...`; `pace` 1 is real time, 0 as fast as it is taken."""
 
-    def __init__(self, path: Path, pace: float = 1.0) -> None:
-        self.path = path
+    def __init__(self, recording: Recording, pace: float = 1.0) -> None:
+        self.recording = recording
         self.pace = pace
         self.rate = RATE
         self.lost_s = 0.0
@@ -38,9 +37,9 @@ class FileMicrophone:
         began_s, told = loop.time(), 0
         size = round(RATE * BLOCK_S)
         carry = np.zeros(0, np.float32)
-        blocks = read_blocks(self.path)
+        blocks = iter(self.recording)
         while (part := await asyncio.to_thread(next, blocks, None)) is not None:
-            carry = np.concatenate([carry, part.mean(axis=0)])
+            carry = np.concatenate([carry, part])
             while len(carry) >= size:
                 yield self._block(carry[:size])
                 carry = carry[size:]

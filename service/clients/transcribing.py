@@ -2,17 +2,15 @@
 
 import argparse
 import asyncio
-import contextlib
 import functools
 import json
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from service.audio.files import on_disk
 from service.clients.http import patiently
 from service.errors import ServiceError
 from service.transcripts import HeardWord, Transcript
@@ -45,9 +43,13 @@ async def at_once(files: list[str], arguments: argparse.Namespace, bar: Any, tak
                 _say(bar, f"{error.message} Waiting to send {_name(file)}.")
 
             try:
-                with on_disk(file) as path:
+                with on_disk(file) as recording:
                     hear = functools.partial(
-                        client.hear, path, model=arguments.model, hotwords=arguments.hotword, sent=sent
+                        client.hear,
+                        recording.path,
+                        model=arguments.model,
+                        hotwords=arguments.hotword,
+                        sent=sent,
                     )
                     answer = await patiently(hear, waits)
             except ServiceError as error:
@@ -121,8 +123,8 @@ async def streamed(files: list[str], arguments: argparse.Namespace, take: Take) 
         if prints and len(files) > 1:
             sys.stdout.write(f"== {file}\n")
         try:
-            with on_disk(file) as path:
-                async with FileMicrophone(path) as source:
+            with on_disk(file) as recording:
+                async with FileMicrophone(recording) as source:
                     client = StreamClient(
                         arguments.server,
                         key=arguments.key,
@@ -144,20 +146,6 @@ async def streamed(files: list[str], arguments: argparse.Namespace, take: Take) 
         take(Transcript(file, words, screen.sent_s, time.perf_counter() - began))
 
 
-@contextlib.contextmanager
-def on_disk(file: str) -> Iterator[Path]:
-    """The file, or what comes over the standard input as one."""
-    if file != "-":
-        if not Path(file).is_file():
-            raise ServiceError("audio_file", f"There is no file {file}.", "Check the name.")
-        yield Path(file)
-        return
-    with tempfile.NamedTemporaryFile(prefix="silica-") as kept:
-        shutil.copyfileobj(sys.stdin.buffer, kept)
-        kept.flush()
-        yield Path(kept.name)
-
-
 async def _sent(
     client: "JobsClient",
     waiting: list[str],
@@ -173,7 +161,8 @@ async def _sent(
         _say(bar, f"{error.message} Waiting to send {_name(file)}.")
 
     try:
-        with on_disk(file) as path:
+        with on_disk(file) as recording:
+            path = recording.path
             job = await patiently(lambda: client.add(path, fields), waits)
             if job["id"] not in watched and job["status"] in ("failed", "cancelled"):
                 # An earlier run's: begin anew.

@@ -75,6 +75,7 @@ async def _speak(arguments: argparse.Namespace) -> int:
     import signal
     import sys
 
+    from service.audio.files import Recording
     from service.clients.dictation import Dictation, written
     from service.clients.files import FileMicrophone
     from service.clients.live_screen import Screen, converse
@@ -83,7 +84,9 @@ async def _speak(arguments: argparse.Namespace) -> int:
     from service.errors import ServiceError
 
     source: Microphone | FileMicrophone = (
-        FileMicrophone(arguments.source) if arguments.source else Microphone(find_device(arguments.device))
+        FileMicrophone(Recording(arguments.source))
+        if arguments.source
+        else Microphone(find_device(arguments.device))
     )
     options: dict[str, Any] = {"keyterm": arguments.hotword} if arguments.hotword else {}
     if arguments.model:

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ SOUND_SUFFIXES = (
     ".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".mp4", ".aac", ".webm",
     ".mkv", ".mov", ".g722", ".amr", ".aiff", ".aif", ".wma", ".au", ".caf", ".3gp",
 )  # fmt: skip
-LONGEST_S = 6 * 3600.0
 HERE_ONLY = (
     "device",
     "precision",
@@ -135,6 +134,7 @@ def _there(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any)
 def _here(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) -> str:
     from acoustic.errors import AcousticError
     from lm.errors import LanguageError
+    from service.audio.files import on_disk, told_length_s
     from service.errors import ServiceError
     from service.listening import Listener
     from service.transcripts import Transcript
@@ -143,20 +143,21 @@ def _here(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) 
     for file in files:
         began = time.perf_counter()
         try:
-            samples = _sound(file)
-            duration_s = len(samples) / 16_000
-            if arguments.realtime:
-                words = _watched(listener, samples, file, arguments, several=len(files) > 1)
-            else:
-                task = bar.add_task(Path(file).name, total=duration_s)
-                words = list(
-                    _heard(listener, samples, arguments.streamed, lambda s, t=task: bar.advance(t, s))
-                )
-                bar.remove_task(task)
+            with on_disk(file) as recording:
+                if arguments.realtime:
+                    words = _watched(listener, recording, file, arguments, several=len(files) > 1)
+                else:
+                    told_s = None if bar.disable else told_length_s(recording.path)
+                    task = bar.add_task(Path(recording.name).name, total=told_s)
+                    words = list(
+                        _heard(listener, recording, arguments.streamed, lambda s, t=task: bar.advance(t, s))
+                    )
+                    bar.remove_task(task)
         except (ServiceError, AcousticError, LanguageError) as error:
             take(Transcript(file, error=str(error)))
         else:
-            take(Transcript(file, words, duration_s, time.perf_counter() - began))
+            took_s = time.perf_counter() - began
+            take(Transcript(file, words, recording.duration_s, took_s))
     return listener.backend.config.name
 
 
@@ -190,22 +191,13 @@ def expand(names: list[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _sound(file: str) -> "Samples":
-    import numpy as np
-
-    from service.audio.files import read_mono, read_stream
-
-    if file == "-":
-        blocks = list(read_stream(sys.stdin.buffer, "standard input"))
-        return np.concatenate([block.mean(axis=0) for block in blocks])
-    return read_mono(file, LONGEST_S)
-
-
-def _heard(listener: "Listener", samples: "Samples", streamed: bool, advance: Any) -> Iterator["HeardWord"]:
+def _heard(
+    listener: "Listener", sound: "Iterable[Samples]", streamed: bool, advance: Any
+) -> Iterator["HeardWord"]:
     from service.transcripts import HeardWord
 
     def counted() -> Iterator[Any]:
-        for piece in _pieces(listener.backend, samples, streamed):
+        for piece in _pieces(listener.backend, sound, streamed):
             yield piece
             advance(len(piece) * 0.02)
 
@@ -214,9 +206,16 @@ def _heard(listener: "Listener", samples: "Samples", streamed: bool, advance: An
 
 
 def _watched(
-    listener: "Listener", samples: "Samples", file: str, arguments: argparse.Namespace, *, several: bool
+    listener: "Listener",
+    sound: "Iterable[Samples]",
+    file: str,
+    arguments: argparse.Namespace,
+    *,
+    several: bool,
 ) -> list["HeardWord"]:
     """Windows heard when their sound would have been spoken; finished lines stay, the open one lives."""
+    import numpy as np
+
     from service.clients.dictation import Dictation, Line
     from service.clients.live_screen import Screen
     from service.clients.mic import level_db
@@ -230,11 +229,18 @@ def _watched(
     dictation = Dictation()
     screen = Screen(dictation, quiet=arguments.quiet, prints=prints)
     began, told = time.monotonic(), 0
+    unspoken = np.zeros(0, np.float32)
+
+    def read() -> Iterator[Any]:
+        nonlocal unspoken
+        for block in sound:
+            unspoken = np.concatenate([unspoken, block])
+            yield block
 
     def paced() -> Iterator[Any]:
-        nonlocal told
-        for piece in _pieces(listener.backend, samples, True):
-            spoken = samples[told : told + len(piece) * 320]
+        nonlocal told, unspoken
+        for piece in _pieces(listener.backend, read(), True):
+            spoken, unspoken = np.split(unspoken, [len(piece) * 320])
             told += len(piece) * 320
             time.sleep(max(0.0, began + told / 16_000 - time.monotonic()))
             if len(spoken):
@@ -259,20 +265,20 @@ def _watched(
     return found
 
 
-def _pieces(backend: "Backend", samples: "Samples", streamed: bool) -> Iterator[Any]:
+def _pieces(backend: "Backend", sound: "Iterable[Samples]", streamed: bool) -> Iterator[Any]:
     from acoustic.runtime import stream_pieces
 
-    return stream_pieces(backend, samples) if streamed else backend.pieces(samples)
+    return stream_pieces(backend, sound) if streamed else backend.pieces(sound)
 
 
 def _progress(*, quiet: bool) -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:.0f} of {task.total:.0f} s"),
+        TaskProgressColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,

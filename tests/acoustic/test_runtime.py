@@ -1,6 +1,7 @@
 """The laws of the backends: company changes nothing, poison stays local, bounded streams hear it all."""
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -178,7 +179,7 @@ def test_long_recordings_are_heard_in_pieces_that_join_without_a_seam(make: Make
         pytest.skip("the pieces are shared code; one backend shows both ways")
     samples = sound(95)
     features = whole_features(backend.front_end, backend.trained_config.features, samples)
-    pieces = list(backend.pieces(samples))
+    pieces = list(backend.pieces([samples]))
     assert len(pieces) == 4
     np.testing.assert_allclose(np.concatenate(pieces), backend.run(features), atol=1e-5)
 
@@ -194,7 +195,7 @@ def test_pieces_have_all_the_context_that_a_network_reaches(name: str) -> None:
         heard.append((int(piece[0, 0]), int(piece[0, -1]) + 1))
         return np.zeros((config.outputs_for(piece.shape[-1]), config.classes), np.float32)
 
-    kept = [len(piece) * config.frames_per_output for piece in in_pieces(config, frames, run)]
+    kept = [len(piece) * config.frames_per_output for piece in in_pieces(config, [frames], run)]
     assert sum(kept) == frames.shape[-1]
     far = name.startswith("quartznet")
     left, right = (600, 600) if far else (config.left_frames, config.look_ahead_frames)
@@ -289,3 +290,39 @@ def test_opening_by_name_path_and_value(tmp_path: Path) -> None:
         np.testing.assert_array_equal(open_backend(model).whole(sound(1)), expected)
     with pytest.raises(AcousticError, match="no model"):
         open_backend(tmp_path / "missing")
+
+
+class Blocks:
+    """Sound that is made as it is asked for, and knows how much of it somebody still holds."""
+
+    def __init__(self, seconds: int) -> None:
+        self.seconds = seconds
+        self.given, self.held, self.most_held = 0, 0, 0
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        self.given = 0
+        for second in range(self.seconds):
+            block = sound(1, seed=second)
+            self.given, self.held = self.given + 1, self.held + 1
+            self.most_held = max(self.most_held, self.held)
+            weakref.finalize(block, self.let_go)
+            yield block
+            del block
+
+    def let_go(self) -> None:
+        self.held -= 1
+
+
+@pytest.mark.parametrize("checkpoint", [TINY, RUNNING, UTTERANCE], ids=["fixed", "running", "utterance"])
+def test_a_recording_heard_block_by_block_is_never_held_whole(checkpoint: Checkpoint) -> None:
+    backend, seconds = BACKENDS["fp32"](checkpoint), 150
+    blocks = Blocks(seconds)
+    pieces, ahead_s = [], []
+    for piece in backend.pieces(blocks):
+        pieces.append(piece)
+        ahead_s.append(blocks.given - 30 * len(pieces))
+    assert len(pieces) == 5
+    assert max(ahead_s) < 20  # little more is read than a piece and its look-ahead need
+    assert blocks.most_held < 5
+    whole = backend.whole(np.concatenate(list(blocks)))
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)

@@ -1,7 +1,9 @@
 """`silica transcribe`, `evaluate` and `bench` from the command line, with the tiny model and sound made here."""
 
 import json
+import os
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -56,6 +58,20 @@ def test_streamed_and_whole_give_the_same_words_where_context_is_bounded(
         texts.append(capsys.readouterr().out)
     assert texts[0].strip()
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("extra", [[], ["--streamed"], ["--realtime", "--quiet"]])
+def test_a_pipe_is_heard_as_the_file_is(
+    clips: Path, extra: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = clips / "pipe"
+    os.mkfifo(pipe)
+    sound = (clips / "clip1.wav").read_bytes()
+    Thread(target=pipe.write_bytes, args=(sound,), daemon=True).start()
+    assert main(["transcribe", str(pipe), *TINY, *extra]) == 0
+    piped = capsys.readouterr().out
+    assert main(["transcribe", str(clips / "clip1.wav"), *TINY]) == 0
+    assert piped.split() == capsys.readouterr().out.split() != []
 
 
 def test_one_bad_file_does_not_stop_the_others(clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
