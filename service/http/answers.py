@@ -37,6 +37,7 @@ STATUS = {
     "job": 404,
     "size": 413,
     "storage": 507,
+    "gone": 499,  # nobody reads it; counted and logged, as nginx does
 }
 
 

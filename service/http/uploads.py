@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,7 +48,8 @@ async def scratch(beside: Path | None = None) -> AsyncIterator[Path]:
 async def receive_body(request: web.Request, folder: Path, most: int) -> Upload:
     """The whole body; ServiceError "size" when it is larger than allowed."""
     _check_announced(request, most)
-    return await _store(request.content.iter_chunked(PIECE_BYTES), folder / "body", "body", most)
+    with _gone_when_cut_off():
+        return await _store(request.content.iter_chunked(PIECE_BYTES), folder / "body", "body", most)
 
 
 async def receive_form(request: web.Request, folder: Path, most: int) -> Form:
@@ -60,6 +61,19 @@ async def receive_form(request: web.Request, folder: Path, most: int) -> Form:
             f"Expected multipart/form-data, not {request.content_type or 'nothing'}.",
             "Send the sound as the form field `file`.",
         )
+    with _gone_when_cut_off():
+        return await _read_form(request, folder, most)
+
+
+@contextlib.contextmanager
+def _gone_when_cut_off() -> Iterator[None]:
+    try:
+        yield
+    except ConnectionError:
+        raise ServiceError("gone", "The client went away while it was sending.") from None
+
+
+async def _read_form(request: web.Request, folder: Path, most: int) -> Form:
     form = Form()
     try:
         reader = await request.multipart()

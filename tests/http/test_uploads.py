@@ -1,0 +1,30 @@
+"""Files over HTTP that end before their end: whoever sent them is gone, and nothing of it stays."""
+
+import asyncio
+import logging
+
+import pytest
+
+from tests.http.conftest import Front
+from tests.http.test_doors import get
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+FORM = b'--xx\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+
+
+@pytest.mark.parametrize("route", ["/v1/listen", "/v1/audio/transcriptions", "/v1/jobs"])
+async def test_an_upload_that_is_cut_off_is_no_fault_of_the_server(
+    front: Front, route: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with front() as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        head = f"POST {route} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: 200000000\r\n"
+        writer.write(f"{head}Content-Type: multipart/form-data; boundary=xx\r\n\r\n".encode())
+        writer.write((b"" if route == "/v1/listen" else FORM) + b"RIFF" + bytes(1_000_000))
+        await writer.drain()
+        writer.transport.abort()
+        counted = f'route="{route}",status="'
+        while counted not in (told := (await get(f"{server.address}/metrics"))[2]):
+            pass
+        assert f'{counted}499"' in told and f'{counted}500"' not in told
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
