@@ -153,30 +153,38 @@ def hook() -> Iterator[tuple[int, list[tuple[dict[str, str], bytes]]]]:
     thread.join()
 
 
+def killed_in_the_middle(home: Path, sound: bytes, webhook: str, *options: str) -> tuple[Served, Any]:
+    """A server that was killed while it heard this, begun again; and the job."""
+    first = serve(home, *options)
+    try:
+        status, job = send(first, sound, {"webhook": webhook})
+        assert status == 202
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            _, now = ask(first, "GET", f"/v1/jobs/{job['id']}")
+            if now["progress"]["heard_s"] > 20 or now["status"] == "done":
+                break
+    finally:
+        first.process.kill()
+        stop(first)
+    return serve(home, *options), job
+
+
 def test_a_job_survives_kill_9_goes_on_where_it_was_and_calls_back(
     tmp_path: Path, hook: tuple[int, list[tuple[dict[str, str], bytes]]]
 ) -> None:
     port, calls = hook
-    sound = write_wav(tmp_path / "long.wav", talk(25), 16000).read_bytes()
+    address = f"http://127.0.0.1:{port}/done"
     options = ("--jobs-lease-s", "0.5", "--webhook-hosts", f"127.0.0.1:{port}")
     model = str(make_babbler(tmp_path))
-    first = serve(tmp_path, *options, model=model)
-    try:
-        status, job = send(first, sound, {"webhook": f"http://127.0.0.1:{port}/done"})
-        assert status == 202
-        secret = job["webhook"]["secret"]
-        deadline = time.monotonic() + WAIT_S
-        while True:
-            _, now = ask(first, "GET", f"/v1/jobs/{job['id']}")
-            if now["progress"]["heard_s"] > 20 or now["status"] == "done" or time.monotonic() > deadline:
-                break
-        assert now["status"] == "running", "it was heard before it could be killed: make it longer"
-    finally:
-        first.process.kill()
-        stop(first)
-    second = serve(tmp_path, *options, model=model)
-    try:
+    for times in (25, 100, 400):
+        sound = write_wav(tmp_path / "long.wav", talk(times), 16000).read_bytes()
+        second, job = killed_in_the_middle(tmp_path, sound, address, *options, "--model", model)
         _, found = ask(second, "GET", f"/v1/jobs/{job['id']}")
+        if found["status"] != "done" or found["attempts"] > 1:
+            break
+        stop(second)  # a quick machine had heard it all: longer
+    try:
         assert found["progress"]["heard_s"] > 20
         done = until(second, job["id"])
         assert done["attempts"] == 2 and done["duration"] == pytest.approx(len(sound) / 32000, abs=0.05)
@@ -190,24 +198,28 @@ def test_a_job_survives_kill_9_goes_on_where_it_was_and_calls_back(
         starts = [word["start"] for word in told["words"]]
         assert starts == sorted(starts) and starts[-1] > 0.9 * done["duration"]
         deadline = time.monotonic() + WAIT_S
-        while len(calls) < 2 and time.monotonic() < deadline:
+        while (len(calls) < 2 or job["id"] not in calls[-1][1].decode()) and time.monotonic() < deadline:
             time.sleep(0.1)
         headers, body = calls[-1]
         moment, digest = (part.split("=")[1] for part in headers["Silica-Signature"].split(","))
+        secret = job["webhook"]["secret"]
         expected = hmac.new(secret.encode(), f"{moment}.".encode() + body, hashlib.sha256).hexdigest()
         assert hmac.compare_digest(digest, expected)
         assert json.loads(body)["type"] == "job.done" and json.loads(body)["job"]["id"] == job["id"]
         assert "secret" not in body.decode()
         # What is running can be cancelled, and its recording goes.
-        _, another = send(second, sound)
-        status, cancelled = ask(second, "DELETE", f"/v1/jobs/{another['id']}")
-        assert status == 200 and cancelled["status"] == "cancelled"
+        for _ in range(9):
+            _, another = send(second, sound)
+            status, cancelled = ask(second, "DELETE", f"/v1/jobs/{another['id']}")
+            if status == 200:
+                break  # otherwise it was over already, and is forgotten
+        assert cancelled["status"] == "cancelled"
         assert not list((tmp_path / "jobs" / "files").iterdir())
     finally:
         stop(second)
 
 
-def test_the_command_sends_a_folder_waits_and_writes_beside(
+def test_the_command_sends_a_folder_and_shows_what_was_heard(
     served: Served, short: bytes, tmp_path: Path
 ) -> None:
     (tmp_path / "one.wav").write_bytes(short)
@@ -220,12 +232,14 @@ def test_the_command_sends_a_folder_waits_and_writes_beside(
         program = [sys.executable, "-c", MAIN, "jobs", *line]
         return subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
 
-    done = jobs("add", str(tmp_path), "--wait", "--json")
+    done = jobs("add", str(tmp_path), "--json")
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    states = {Path(job["file"]).name: job["status"] for job in json.loads(done.stdout)["jobs"]}
-    assert states == {"one.wav": "done", "bad.flac": "failed"}  # letter.wav was not taken
+    sent = {Path(job["file"]).name: job["id"] for job in json.loads(done.stdout)["jobs"]}
+    assert set(sent) == {"one.wav", "bad.flac"}  # letter.wav was not taken
     assert "letter.wav: The file is in no format known here." in done.stderr
-    assert (tmp_path / "one.wav.txt").read_text().split() == whole(served, short)
+    until(served, sent["bad.flac"], ("failed",))
+    until(served, sent["one.wav"])
+    assert jobs("show", sent["one.wav"]).stdout.split() == whole(served, short)
     listed = json.loads(jobs("list", "--json").stdout)["jobs"]
     assert [job["name"] for job in listed if job["name"] == "one.wav"] == ["one.wav"]
     missing = jobs("show", "job_" + 24 * "0")
