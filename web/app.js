@@ -123,7 +123,7 @@ async function start() {
   const now = new Date().toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
   let view = null;
   let served = false; // whether the server ever listened; without that there is nothing to show
-  waveform.reset(true);
+  waveform.reset();
   const mine = new Recording({
     base: location.href,
     key: settings.key,
@@ -158,9 +158,9 @@ async function start() {
       done: () => {
         view?.ended();
         if (view && !served) removeSession(view);
-        waveform.rest();
         byId("halo").style.transform = "";
         showLevel("–");
+        byId("lag").textContent = "–";
         recording = null;
         setState("idle");
       },

@@ -12,16 +12,14 @@ export class Waveform {
     this.levels = new Float32Array(KEPT);
     this.count = 0; // bars ever
     this.heardS = 0;
-    this.live = false;
     this.waiting = false;
     new ResizeObserver(() => this.draw()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
-  reset(live) {
+  reset() {
     this.count = 0;
     this.heardS = 0;
-    this.live = live;
     this.draw();
   }
 
@@ -34,10 +32,6 @@ export class Waveform {
   // How far the server has come, in seconds since the start.
   heard(seconds) {
     this.heardS = Math.max(this.heardS, seconds);
-  }
-
-  rest() {
-    this.live = false;
     this.draw();
   }
 
@@ -61,7 +55,7 @@ export class Waveform {
     }
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
-    const heard = colour(this.live ? "--accent" : "--faint");
+    const heard = colour("--accent");
     const unheard = colour("--unheard");
     const quiet = colour("--line");
     const paint = canvas.getContext("2d");
@@ -74,7 +68,7 @@ export class Waveform {
       const known = index >= 0 && back < KEPT;
       const loud = known ? loudness(this.levels[index % KEPT]) : 0;
       const tall = Math.max(BAR_PX, loud * (height - 4));
-      const waiting = this.live && (index + 1) * BAR_S > this.heardS + 0.02;
+      const waiting = (index + 1) * BAR_S > this.heardS + 0.02;
       paint.fillStyle = !known || loud === 0 ? quiet : waiting ? unheard : heard;
       paint.globalAlpha = Math.min(1, 0.12 + x / (width * 0.3)); // older sound fades out to the left
       paint.beginPath();
