@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from acoustic.config import published
 from acoustic.errors import AcousticError
@@ -100,15 +100,19 @@ def find(name_or_path: str | Path) -> "Checkpoint":
     raise AcousticError(f"There is no model {name!r}: neither a name nor a file. Models here: {known}.")
 
 
-def find_shape(name_or_path: str | Path) -> ModelConfig:
-    """The network of that name or file; weights (and PyTorch) are loaded only where no header of ours tells it."""
+def find_description(name_or_path: str | Path) -> tuple[ModelConfig, dict[str, Any]]:
+    """Configuration and card of that name or file; its weights (and PyTorch) are loaded only where no header of ours
+    tells them."""
     name = str(name_or_path)
     path = locate(name)
     if path is None and name == UNTRAINED:
-        return published[UNTRAINED]
+        return published[UNTRAINED], {}
     if path is None and name and name not in published:
         path = file_in(Path(name).expanduser())
-    return describe(path)[0] if path is not None and path.is_file() else find(name).config
+    if path is not None and path.is_file():
+        return describe(path)
+    model = find(name)
+    return model.config, dict(model.card)
 
 
 def untrained(config: ModelConfig, seed: int = 1) -> "Checkpoint":

@@ -28,7 +28,7 @@ def open_text(path: Path) -> Iterator[str]:
             yield from file
     except FileNotFoundError:
         raise LanguageError(f"there is no text file {path}") from None
-    except (UnicodeDecodeError, lzma.LZMAError, gzip.BadGzipFile, IsADirectoryError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error) as error:
         advice = "expected UTF-8 text as .txt, .txt.xz or .txt.gz"
         raise LanguageError(f"{path} cannot be read as text ({error}); {advice}") from None
 

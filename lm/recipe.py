@@ -25,7 +25,7 @@ def read_recipe(path: Path, folder: Path | None) -> Recipe:
         content = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise LanguageError(f"there is no recipe {path}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise LanguageError(f"the recipe {path} is no TOML: {error}") from None
     folder = folder or path.parent
     texts = tuple(_text(folder, entry, path) for entry in content.get("text", []))

@@ -61,8 +61,12 @@ def read_clips(manifest: Path, folder: Path, every: int = 1) -> list[Clip]:
     manifest = manifest / "manifest.jsonl" if manifest.is_dir() else manifest
     if not manifest.is_file():
         raise LanguageError(f"there is no manifest {manifest}; name a manifest.jsonl or its folder")
+    try:
+        lines = manifest.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise LanguageError(f"{manifest} is not UTF-8 text (byte {error.start}): is it a manifest?") from None
     clips: list[Clip] = []
-    for number, line in enumerate(manifest.read_text().splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
             stored = folder / (Path(entry["audio"]).stem + ".npy")
@@ -71,13 +75,23 @@ def read_clips(manifest: Path, folder: Path, every: int = 1) -> list[Clip]:
             expected = "expected an object with audio and text"
             raise LanguageError(f"{manifest}, line {number}: {expected} ({error})") from None
         if text is not None and stored.is_file():
-            heard = np.load(stored).astype(np.float32)
+            heard = _stored(stored)
             clips.append(
                 Clip(normalise(text), str(entry["audio"]), heard, str(entry.get("speaker") or entry["audio"]))
             )
     if not clips:
         raise LanguageError(f"no clip of {manifest} has log-probabilities in {folder} (AUDIO-STEM.npy each)")
     return clips[::every]
+
+
+def _stored(path: Path) -> NDArray[np.float32]:
+    try:
+        heard: NDArray[np.float32] = np.load(path).astype(np.float32)
+    except (ValueError, EOFError) as error:
+        raise LanguageError(
+            f"{path} holds no log-probabilities ({error}): `silica evaluate --keep-log-probs` writes them anew"
+        ) from None
+    return heard
 
 
 def measure(

@@ -25,16 +25,22 @@ class Form:
 
 def write_weights(path: Path, form: Form, weights: "Mapping[str, Tensor]", card: Mapping[str, str]) -> None:
     """Write the file; whoever may read its neighbours may read it."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".fresh")
-    fresh.touch()
-    mode = fresh.stat().st_mode  # safetensors lets only the owner read; a server may be another user
     contiguous = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
-    save_file(contiguous, fresh, {"form": form.name, **card})
-    fresh.chmod(mode)
-    fresh.replace(path)
+    try:
+        fresh.touch()
+        mode = fresh.stat().st_mode  # safetensors lets only the owner read; a server may be another user
+        save_file(contiguous, fresh, {"form": form.name, **card})
+        fresh.chmod(mode)
+        fresh.replace(path)
+    except SafetensorError as error:  # a full disk, in its own kind of error
+        raise LanguageError(f"{path} could not be written: {error}") from error
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def read_weights(path: Path, form: Form) -> tuple[dict[str, NDArray[np.float32]], dict[str, str]]:

@@ -7,6 +7,7 @@ What is learned from the labels is `training.distill`.
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -111,7 +112,8 @@ class LabelFolder:
     ) -> None:
         for file in (self._frames, self._lines):
             if file is not None:
-                file.close()
+                with suppress(OSError):  # whatever counts is written; on a full disk the rest cannot be
+                    file.close()
         self._lines = self._frames = None
 
     def append(self, clip: str, words: str, log_probs: LogProbs) -> None:

@@ -5,6 +5,7 @@ is a function of the step alone (warm-up, level, linear fall to nothing over the
 with another number of steps. Lines held out are those that the n-gram's build holds out too, so both compare.
 """
 
+import io
 import json
 import math
 import random
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,9 +83,14 @@ def prepare(texts: Sequence[Path], folder: Path, size: int, progress: Callable[[
         for line in normal_lines([path]):
             (measured if is_held_out(line) else learned).append(line)
     vocabulary = Vocabulary.from_counts(Counter(word for line in learned for word in line.split()), size)
-    np.save(folder / LEARNED, vocabulary.encode_lines(learned))
+    stored = io.BytesIO()
+    np.save(stored, vocabulary.encode_lines(learned))
+    (folder / LEARNED).write_bytes(stored.getbuffer())  # numpy's own writing does not say that a disk is full
     (folder / MEASURED).write_text("".join(f"{line}\n" for line in measured))
-    words_file.write_text(json.dumps({"words": vocabulary.words, "unknown_kinds": vocabulary.unknown_kinds}))
+    # Last and whole: where it is, the rest is.
+    fresh = words_file.with_suffix(".fresh")
+    fresh.write_text(json.dumps({"words": vocabulary.words, "unknown_kinds": vocabulary.unknown_kinds}))
+    fresh.replace(words_file)
     return vocabulary
 
 
@@ -140,12 +147,27 @@ def train(
             progress(f"step {step} of {settings.steps}: perplexity {math.exp(mean):.1f}, {speed:.0f} words/s")
             begun, losses = time.perf_counter(), []
         if step % settings.save_every == 0 or step == settings.steps:
-            save(folder / WEIGHTS, network, vocabulary)
-            kept_states = [optimiser.state_dict() for optimiser in optimisers]
-            torch.save({"step": step, "optimisers": kept_states}, folder / "training-state.fresh")
-            (folder / "training-state.fresh").replace(folder / STATE)
+            try:
+                save(folder / WEIGHTS, network, vocabulary)
+                _keep(folder / STATE, {"step": step, "optimisers": [one.state_dict() for one in optimisers]})
+            except (LanguageError, OSError) as error:
+                if step == settings.steps:
+                    raise
+                progress(f"nothing could be kept ({error}): what was kept before stays, training goes on")
     network.eval()
     return network
+
+
+def _keep(path: Path, state: dict[str, Any]) -> None:
+    """Whole or not at all; PyTorch's own writing has other words for a full disk."""
+    written = io.BytesIO()
+    torch.save(state, written)
+    fresh = path.with_suffix(".fresh")
+    try:
+        fresh.write_bytes(written.getbuffer())
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def _optimisers(network: TransformerXL, settings: TrainingSettings) -> list[torch.optim.Optimizer]:

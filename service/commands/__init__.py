@@ -5,12 +5,15 @@ Only verbs named on the line do heavy imports, so `silica --help` is instant.
 """
 
 import argparse
+import errno
 import importlib
 import pkgutil
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from types import ModuleType
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def verb_modules() -> dict[str, ModuleType]:
@@ -66,6 +69,12 @@ def main(line: Sequence[str] | None = None) -> int:
         print(f"silica: {error}", file=sys.stderr)
         return 2
     except OSError as error:
+        if error.errno in DISK_FULL:
+            where = f" for {error.filename}" if error.filename else ""
+            print(
+                f"silica: {error.strerror}{where}. Make room, then run the same line again.", file=sys.stderr
+            )
+            return 1
         if error.filename is None:  # no file or folder of the user's: a fault of ours, to be seen whole
             raise
         print(

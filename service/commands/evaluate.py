@@ -1,6 +1,7 @@
 """Word errors on recordings whose text is known: substitutions, insertions, deletions, and the real-time factor."""
 
 import argparse
+import io
 import json
 import sys
 import time
@@ -91,8 +92,14 @@ def recordings(manifest: Path, limit: int | None) -> list[dict[str, Any]]:
         raise ServiceError(
             "manifest", f"There is no manifest {file}.", "Name a manifest.jsonl or its folder."
         )
+    try:
+        written = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ServiceError(
+            "manifest", f"{file} is not UTF-8 text (byte {error.start}).", "Is it a manifest?"
+        ) from error
     lines = []
-    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, text in enumerate(written, start=1):
         if not text.strip():
             continue
         try:
@@ -100,9 +107,10 @@ def recordings(manifest: Path, limit: int | None) -> list[dict[str, Any]]:
             if line["text"] is not None:
                 lines.append({"audio": str(line["audio"]), "text": str(line["text"]), "folder": file.parent})
         except (ValueError, KeyError, TypeError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else error
             raise ServiceError(
                 "manifest",
-                f"Line {number} of {file} is no entry of a manifest ({error!r}).",
+                f"Line {number} of {file} is no entry of a manifest ({why}).",
                 'Expected {"audio": FILE, "text": WORDS} as JSON on every line.',
             ) from error
     if not lines:
@@ -143,7 +151,9 @@ def _score(listener: "Listener", line: dict[str, Any], arguments: argparse.Names
 def _keep(path: Path, log_probs: Any) -> None:
     import numpy as np
 
-    np.save(path, np.asarray(log_probs, np.float32))
+    stored = io.BytesIO()
+    np.save(stored, np.asarray(log_probs, np.float32))
+    path.write_bytes(stored.getbuffer())  # numpy's own writing does not say that a disk is full
 
 
 def _heard(listener: "Listener", samples: Any, arguments: argparse.Namespace) -> Any:

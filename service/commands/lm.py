@@ -9,39 +9,44 @@ HELP = "build, measure, adapt and tune language models"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One sub-verb a task."""
     verbs = parser.add_subparsers(dest="lm_verb", metavar="TASK", required=True)
-    _add_build(verbs.add_parser("build", help="text to language model (compiles KenLM's builder once)"))
-    measured = verbs.add_parser("perplexity", help="how surprised a model is by a text")
+
+    def add_task(name: str, does: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
+
+    _add_build(add_task("build", "text to language model (compiles KenLM's builder once)"))
+    measured = add_task("perplexity", "how surprised a model is by a text")
     measured.add_argument(
         "model",
         type=Path,
         help=".binary, .arpa or a Transformer-XL (.safetensors); 'shipped' for the model in the box",
     )
     measured.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help=".txt, .txt.xz or .txt.gz")
-    info = verbs.add_parser("info", help="order, n-grams, words and size of a model")
+    info = add_task("info", "order, n-grams, words and size of a model")
     info.add_argument(
         "model", type=Path, nargs="?", default=Path("shipped"), help="default: the model in the box"
     )
-    marks = verbs.add_parser(
-        "train-punctuation", help="train the small model that restores marks and capitals"
-    )
+    marks = add_task("train-punctuation", "train the small model that restores marks and capitals")
     marks.add_argument(
         "texts", type=Path, nargs="+", metavar="TEXT", help="written text, with case and punctuation"
     )
     marks.add_argument("--out", type=Path, required=True, metavar="FILE", help="writes a .safetensors file")
     marks.add_argument("--passes", type=int, default=1, help="times through the text (default 1)")
-    adapt = verbs.add_parser("adapt", help="lean a model towards your own text; new words enter")
+    adapt = add_task("adapt", "lean a model towards your own text; new words enter")
     adapt.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="your text")
     adapt.add_argument("--base", type=Path, default=Path("shipped"), help="default: the model in the box")
     adapt.add_argument("--out", type=Path, required=True, metavar="NAME", help="writes NAME.binary")
     adapt.add_argument("--share", type=float, help="the most a context takes from the text (default 0.5)")
     adapt.add_argument("--half-after", type=float, help="occurrences for half of that share (default 5)")
     adapt.add_argument("--measure", type=Path, help="a text to measure before and after")
-    tune = verbs.add_parser("tune", help="choose weight, word bonus and pruning by word errors")
+    tune = add_task("tune", "choose weight, word bonus and pruning by word errors")
     tune.add_argument(
         "manifest", type=Path, help="manifest.jsonl (audio and text a line), or the folder it is in"
     )
     tune.add_argument(
-        "--log-probs", type=Path, required=True, help="folder of AUDIO-STEM.npy, [frames, classes]"
+        "--log-probs",
+        type=Path,
+        required=True,
+        help="what `silica evaluate --keep-log-probs` wrote: AUDIO-STEM.npy, [frames, classes]",
     )
     tune.add_argument(
         "--model", type=Path, action="append", help="repeat for other prunings; default: shipped"
@@ -58,22 +63,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tune.add_argument("--text", type=Path, action="append", default=[], help="text to build from; repeatable")
     tune.add_argument("--recipe", type=Path, help="a recipe that names the texts to build from")
     tune.add_argument("--texts-folder", type=Path, help="where the texts that the recipe names lie")
-    tune.add_argument("--weights", type=float, nargs="+", default=[0.3, 0.4, 0.5, 0.6, 0.7])
-    tune.add_argument("--bonuses", type=float, nargs="+", default=[0.5, 1.0, 1.5])
+    tune.add_argument(
+        "--weights",
+        type=float,
+        nargs="+",
+        default=[0.3, 0.4, 0.5, 0.6, 0.7],
+        help="weights of the language model to try",
+    )
+    tune.add_argument(
+        "--bonuses", type=float, nargs="+", default=[0.5, 1.0, 1.5], help="bonuses of each word to try"
+    )
     tune.add_argument("--every", type=int, default=1, help="take one clip in this many (default 1)")
     tune.add_argument(
         "--out", type=Path, required=True, metavar="FOLDER", help="writes tuned.json and tuned.png"
     )
-    readable = verbs.add_parser("readable", help="how well figures come back in a written text")
+    readable = add_task("readable", "how well figures come back in a written text")
     readable.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="written text")
-    rescore = verbs.add_parser(
-        "rescore", help="what rescoring is worth: word errors greedy, searched, rescored"
-    )
+    rescore = add_task("rescore", "what rescoring is worth: word errors greedy, searched, rescored")
     rescore.add_argument(
         "manifest", type=Path, help="manifest.jsonl (audio and text a line), or the folder it is in"
     )
     rescore.add_argument(
-        "--log-probs", type=Path, required=True, help="folder of AUDIO-STEM.npy, [frames, classes]"
+        "--log-probs",
+        type=Path,
+        required=True,
+        help="what `silica evaluate --keep-log-probs` wrote: AUDIO-STEM.npy, [frames, classes]",
     )
     rescore.add_argument("--model", type=Path, default=Path("shipped"), help="n-gram of the search (shipped)")
     rescore.add_argument(

@@ -87,13 +87,11 @@ def _show(arguments: argparse.Namespace) -> Answer:
 
     name = arguments.model
     if catalogue.locate(name) is None and name in published:
-        entry, card = Entry(name, published[name], None, "published"), {}
+        card: dict[str, Any] = {}
+        entry = Entry(name, published[name], None, "published")
     else:
-        model = catalogue.find(name)
-        entry, card = (
-            Entry(name, model.config, catalogue.locate(name) or Path(name), "file"),
-            dict(model.card),
-        )
+        config, card = catalogue.find_description(name)
+        entry = Entry(name, config, catalogue.locate(name) or Path(name), "file")
     config = entry.config
     answer = _summary(entry) | {"card": card, "config": config.to_dict()}
     step_ms = config.stride_frames * 1000 / config.frames_per_second

@@ -349,6 +349,6 @@ def session_s_per_s(config: ModelConfig, plan: WindowPlan) -> float:
 def alphabet_of(model: str) -> str:
     """The letters that a model writes, from its file or the catalogue."""
     try:
-        return catalogue.find_shape(model).alphabet
+        return catalogue.find_description(model)[0].alphabet
     except (AcousticError, OSError) as error:
         raise ServiceError("model", str(error)) from None

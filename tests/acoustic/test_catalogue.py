@@ -56,13 +56,13 @@ def test_tiny_does_not_say_the_same_thing_all_the_time() -> None:
     assert len(set(log_probs[0].argmax(-1).tolist())) > 5
 
 
-def test_a_shape_is_told_without_weights(tmp_path: Path) -> None:
+def test_what_a_model_is_is_told_without_its_weights(tmp_path: Path) -> None:
     installed = catalogue.install("mine", TINY)
     for known in ("tiny", "mine", installed, installed.parent):
-        assert catalogue.find_shape(known) == TINY.config
+        assert catalogue.find_description(known)[0] == TINY.config
     for unknown in ("quartznet15x5", str(tmp_path / "nothing")):
         with pytest.raises(AcousticError):
-            catalogue.find_shape(unknown)
+            catalogue.find_description(unknown)
 
 
 def test_an_installed_model_is_found_by_name_path_and_folder(home: Path) -> None:

@@ -152,6 +152,12 @@ def test_a_damaged_manifest_names_its_line(tmp_path: Path) -> None:
     manifest.write_text('{"audio": "a.wav", "text": "a"}\nnot json\n')
     with pytest.raises(ServiceError, match="Line 2"):
         recordings(manifest, None)
+    manifest.write_text('{"audio": "a.wav"}\n')
+    with pytest.raises(ServiceError, match=r"Line 1 .*it has no 'text'"):
+        recordings(manifest, None)
+    manifest.write_bytes(b"\xff\xfe{")
+    with pytest.raises(ServiceError, match=r"not UTF-8 text \(byte 0\)"):
+        recordings(manifest, None)
     manifest.write_text('{"audio": "a.wav", "text": null}\n')
     with pytest.raises(ServiceError, match="has a text"):
         recordings(manifest, None)

@@ -7,6 +7,7 @@ import pytest
 import soundfile
 
 from service.commands import main
+from tests.full_disk import full_disk
 
 
 @pytest.fixture
@@ -55,6 +56,21 @@ def test_a_fault_of_ours_is_not_taken_for_the_users(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("service.commands.models.run", broken)
     with pytest.raises(OSError, match="of ours"):
         main(["models", "list"])
+
+
+def test_a_full_disk_is_named_and_no_fault_of_ours(
+    clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SILICA_HOME", str(tmp_path / "home"))
+    (tmp_path / "manifest.jsonl").write_text('{"audio": "clip.wav", "text": "one"}\n')
+    line = ["evaluate", str(tmp_path), "--model", "tiny", "--decoder", "greedy"]
+    assert main(line) == 0
+    capsys.readouterr()
+    with full_disk():
+        assert main([*line, "--keep-log-probs", str(tmp_path / "kept")]) == 1
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1].startswith("silica: File too large")
+    assert said.out == ""
 
 
 def test_what_is_written_others_may_read(

@@ -26,6 +26,7 @@ print({name for name in SLOW if name in sys.modules} or "", file=sys.stderr, end
         ("transcribe", "--help"),
         ("models", "list"),
         ("models", "show", "quartznet15x5"),
+        ("models", "show", "silica-small-en"),
         ("train", "--list"),
         ("keys", "list"),
     ],

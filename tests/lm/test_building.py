@@ -1,5 +1,6 @@
 """Text to model: corpus, recipe, the built trie and its figures, adaptation. lmplz runs where it has been compiled."""
 
+import gzip
 import hashlib
 import json
 import lzma
@@ -55,6 +56,10 @@ def test_unreadable_text_says_what_was_expected(tmp_path: Path) -> None:
     path.write_bytes(b"this is not xz")
     with pytest.raises(LanguageError, match=r"cannot be read as text.*\.txt\.xz"):
         list(normal_lines([path]))
+    cut = tmp_path / "cut.txt.gz"
+    cut.write_bytes(gzip.compress(b"one two three\n" * 99)[:-9])
+    with pytest.raises(LanguageError, match=r"cannot be read as text \(Compressed file ended"):
+        list(normal_lines([cut]))
     with pytest.raises(LanguageError, match="no text file"):
         list(normal_lines([tmp_path / "nothing.txt"]))
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from lm.transformer_xl.storage import load, save
 from lm.transformer_xl.training import MEASURED, STATE, WEIGHTS, TrainingSettings, measure, prepare, train
 from lm.transformer_xl.vocabulary import Vocabulary
 from service.commands import main
+from tests.full_disk import full_disk
 
 SMALL = TransformerConfig(
     vocabulary=50, width=16, layers=2, heads=2, inner=32, segment=8, memory=64, cutoffs=(20,)
@@ -145,6 +147,21 @@ def test_it_learns_and_a_resumed_run_ends_like_an_unbroken_one(text: Path, tmp_p
     first, second = (measure(network, vocabulary, held_out).perplexity for network in (whole, resumed))
     assert first < 8
     assert second == pytest.approx(first, rel=0.1)  # the memory begins anew where the run goes on
+
+
+def test_a_full_disk_ends_a_run_only_at_its_end_and_what_was_kept_stays(text: Path, tmp_path: Path) -> None:
+    vocabulary = prepare([text], tmp_path, 100, lambda _: None)
+    config = TransformerConfig(vocabulary=len(vocabulary), **SHAPE)  # type: ignore[arg-type]
+    settings = TrainingSettings(steps=2, streams=4, warm_up_steps=1, save_every=2, report_every=100)
+    train(tmp_path, vocabulary, config, settings, lambda _: None)
+    said: list[str] = []
+    longer = replace(settings, steps=6)
+    with full_disk(), pytest.raises(LanguageError, match="could not be written"):
+        train(tmp_path, vocabulary, config, longer, said.append, resume=True)
+    assert [line for line in said if "what was kept before stays" in line]
+    assert not list(tmp_path.glob("*.fresh"))
+    train(tmp_path, vocabulary, config, longer, said.append, resume=True)
+    assert said.count("going on from step 2") == 2
 
 
 WRONG = {

@@ -11,6 +11,7 @@ import torch
 from acoustic.config import published
 from acoustic.features import FrontEnd
 from acoustic.normalisation import normalise_whole
+from tests.full_disk import full_disk
 from training.data import corpora
 from training.data.feed import Feed, Share, encode, usable
 from training.data.manifests import Clip, read_manifest, write_manifest
@@ -211,13 +212,35 @@ def test_what_is_wrong_in_a_corpus_is_refused_with_its_reason_and_the_rest_is_ke
     assert len(reasons) == 4
 
 
+def test_a_transcript_that_would_lose_letters_is_refused_and_named(tmp_path: Path) -> None:
+    texts = ("hello 日本 world".encode(), b"caf\xe9 au lait", "it\u02bcs naïve, Straße".encode())
+    for number, text in enumerate(texts):
+        tone(tmp_path / "in" / f"{number}.wav", 2.0)
+        (tmp_path / "in" / f"{number}.txt").write_bytes(text)
+    told: list[str] = []
+    done = prepare(corpora.any_folder(tmp_path / "in"), Plan(tmp_path / "out", "folder"), tell=told.append)
+    assert done.refused == {"foreign characters": 2}
+    assert "0.wav: foreign characters: 日 本 in 'hello 日本 world'" in told[0]
+    assert "1.wav: foreign characters: \ufffd" in told[1]
+    assert [clip.text for clip in read_manifest(tmp_path / "out")] == ["it's naive strasse"]
+
+
+def test_a_full_disk_while_preparing_is_named_and_what_was_done_stays(tmp_path: Path) -> None:
+    root = librispeech(tmp_path / "corpus")
+    plan = Plan(tmp_path / "out", "librispeech", convert=True)
+    with full_disk(), pytest.raises(TrainingError, match=r"flac cannot be written .* is the disk full\?"):
+        prepare(corpora.librispeech(root), plan)
+    assert not [*plan.out.rglob(".*.part")]
+    assert prepare(corpora.librispeech(root), plan).clips == 2
+
+
 def test_preparation_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     root = librispeech(tmp_path / "corpus")
     plan = Plan(tmp_path / "out", "librispeech")
     prepare(corpora.librispeech(root), plan)
     journal = tmp_path / "out" / "done.jsonl"
     first, second = journal.read_text().splitlines()
-    journal.write_text(first + "\n" + second[: len(second) // 2])
+    journal.write_bytes(f"{first}\n{second[: len(second) // 2]}é".encode()[:-1])  # even inside a letter
     told: list[str] = []
     assert prepare(corpora.librispeech(root), plan, tell=told.append).clips == 2
     assert told == ["1 of 2 clips are done already"]

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.full_disk import full_disk
 from training.errors import TrainingError
 from training.labels import LOWEST, LabelFolder, choose_target, quantise, restore
 
@@ -47,6 +48,20 @@ def test_a_killed_labeller_loses_only_the_last_clip(tmp_path: Path, file: str, l
     again = LabelFolder(tmp_path, CLASSES)
     assert np.allclose(again.log_probs("again.opus"), answer(5, 9), atol=0.03)
     assert np.allclose(again.log_probs("2.opus"), answer(12, 2), atol=0.03)
+
+
+def test_a_full_disk_costs_no_label_before_it(tmp_path: Path) -> None:
+    with (
+        pytest.raises(TrainingError, match=r"cannot be written \(File too large\)"),
+        LabelFolder(tmp_path, CLASSES) as labels,
+    ):
+        labels.append("0.opus", "clip 0", answer(10))
+        with full_disk():
+            labels.append("1.opus", "clip 1", answer(500))
+    with LabelFolder(tmp_path, CLASSES) as labels:
+        assert list(labels.labels) == ["0.opus"]
+        labels.append("1.opus", "clip 1", answer(500, 1))
+    assert np.allclose(LabelFolder(tmp_path, CLASSES).log_probs("1.opus"), answer(500, 1), atol=0.03)
 
 
 def test_whom_to_believe() -> None:

@@ -103,7 +103,7 @@ def any_folder(folder: Path) -> Iterator[Found]:
     for path in sorted(folder.rglob("*")):
         if path.suffix.lower() in SOUND_SUFFIXES:
             texts = [path.with_suffix(suffix) for suffix in (".txt", ".lab")]
-            text = next((file.read_text(encoding="utf-8").strip() for file in texts if file.exists()), None)
+            text = next((_text(file) for file in texts if file.exists()), None)
             yield Found(path, text, None, folder.name)
 
 
@@ -147,8 +147,13 @@ def detect(folder: Path) -> str:
     return "folder"
 
 
+def _text(path: Path) -> str:
+    """What is no UTF-8 becomes U+FFFD, which is refused with the clip's name."""
+    return path.read_text(encoding="utf-8", errors="replace").strip()
+
+
 def _lines(path: Path) -> list[str]:
-    return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return [line for line in _text(path).splitlines() if line.strip()]
 
 
 def _table(path: Path) -> dict[str, str]:

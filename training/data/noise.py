@@ -28,6 +28,8 @@ def read_banks(manifest: Path, device: torch.device) -> Banks:
         raise TrainingError(
             f"There is no noise manifest {file}: name one in data.noise, or none at all."
         ) from None
+    except UnicodeDecodeError as error:
+        raise TrainingError(f"{file} is not UTF-8 text (byte {error.start}): is it a manifest?") from None
     for number, line in enumerate(lines, start=1):
         try:
             values = json.loads(line)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-from acoustic.shape import ALPHABET
 from lm.text import normalise
 from training.data.corpora import Found
 from training.data.manifests import Clip, write_manifest
@@ -129,9 +128,9 @@ def prepare_one(item: Found, plan: Plan) -> Outcome:
     text = normalise(item.text) if item.text is not None else None
     if not text and not plan.keep_untranscribed:
         return Outcome(key, refused="no transcript" if item.text is None else "empty transcript")
-    foreign = sorted(set(text or "") - set(ALPHABET))
+    foreign = sorted(mark for mark in set(item.text or "") if _is_foreign(mark))
     if foreign:
-        return Outcome(key, refused=f"foreign characters: {' '.join(foreign)} in {text!r}")
+        return Outcome(key, refused=f"foreign characters: {' '.join(foreign)} in {item.text!r}")
     try:
         sound = read_clip(item.audio)
     except ClipError as error:
@@ -181,6 +180,11 @@ def _outcomes(items: Sequence[Found], plan: Plan, workers: int) -> Iterator[Outc
         yield from pool.map(partial(prepare_one, plan=plan), items, chunksize=16)
 
 
+def _is_foreign(mark: str) -> bool:
+    """A letter (or what was none in UTF-8) that would be missing from the normal text without a trace."""
+    return not mark.isascii() and (mark.isalpha() or mark == "\ufffd") and normalise(f"a{mark}a") == "a a"
+
+
 def _clip(item: Found, plan: Plan, text: str | None, sound: Samples, speed: float) -> Clip:
     audio, spoken = item.audio.absolute(), sound
     if speed != 1.0:
@@ -204,8 +208,14 @@ def _write(source: Path, plan: Plan, sound: Samples, speed: float) -> Path:
     path = plan.out.absolute() / "clips" / f"{source.stem}-{mark}-{speed:g}.flac"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial_path = path.with_name(f".{path.name}.{os.getpid()}.part")
-    soundfile.write(partial_path, sound.clip(-1.0, 1.0), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
-    partial_path.replace(path)
+    try:
+        soundfile.write(partial_path, sound.clip(-1.0, 1.0), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+        partial_path.replace(path)
+    except (OSError, soundfile.LibsndfileError) as error:
+        partial_path.unlink(missing_ok=True)
+        raise TrainingError(
+            f"{path} cannot be written ({error}): is the disk full? Make room, then the same line goes on from here."
+        ) from error
     return path
 
 
@@ -238,7 +248,8 @@ def _read_journal(path: Path, folder: Path) -> dict[str, Outcome]:
     if not path.exists():
         return done
     whole = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
+    # The half line may end inside a letter.
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             values = json.loads(line)
         except json.JSONDecodeError:
@@ -249,5 +260,7 @@ def _read_journal(path: Path, folder: Path) -> dict[str, Outcome]:
         if all(clip.audio.exists() for clip in clips):
             done[values["source"]] = Outcome(values["source"], clips, values["refused"])
             whole.append(line)
-    path.write_text("".join(line + "\n" for line in whole), encoding="utf-8")
+    partial_path = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial_path.write_text("".join(line + "\n" for line in whole), encoding="utf-8")
+    partial_path.replace(path)
     return done
