@@ -281,8 +281,7 @@ class Stream:
     def _hear(self, samples: npt.NDArray[np.float32]) -> None:
         behind = self._wide or self.session.unheard_windows >= 3 * self.settings.channels
         self._hop_frames = self._house.hop_frames(widest=behind)
-        self.session.set_hop(self._hop_frames)
-        self._take(Audio(samples))
+        self._take(Audio(samples, self._hop_frames))
 
     def _catch_up(self) -> None:
         """What was kept for a wider hop while this stream was behind need not wait for more sound now."""

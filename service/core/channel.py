@@ -49,6 +49,8 @@ class Segment:
     base_samples: int
     heading: Heading | None = None
     made: int = 0
+    cut_frame: int = 0
+    """Where the sound of the newest window ends."""
     next_index: int = 0
     frames_done: int = 0
     heard: dict[int, Heard] = field(default_factory=dict)
@@ -123,11 +125,16 @@ class Channel:
 
     # ---- sound in
 
-    def set_hop(self, hop_frames: int) -> None:
-        """The hop of the windows to come."""
-        if hop_frames != self._hop_frames:
-            self._hop_frames = hop_frames
-            self._segments[-1].windows.change_hop(hop_frames)
+    def set_hop(self, hop_frames: int) -> list[Hear]:
+        """The hop of the windows to come. What was kept for a wider one is one window, not many narrow ones."""
+        if hop_frames == self._hop_frames:
+            return []
+        segment, ready = self._segments[-1], []
+        if segment.samples // self._config.features.hop_samples - segment.cut_frame > hop_frames:
+            ready = self._ready(segment, segment.windows.cut_short(), urgent=False)
+        self._hop_frames = hop_frames
+        segment.windows.change_hop(hop_frames)
+        return ready
 
     def push(self, samples: Frames) -> list[Hear]:
         """Take sound; answers the windows that may run now."""
@@ -275,6 +282,7 @@ class Channel:
         now: list[Hear] = []
         for window in windows:
             segment.made += 1
+            segment.cut_frame = window.span.end_frame
             hear = Hear(WindowKey(self.number, segment.number, window.span.index), window, urgent)
             if segment.windows.needs_order and (self._asked or self._held):
                 self._held.append(hear)

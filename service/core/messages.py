@@ -36,9 +36,10 @@ class Configured:
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """Sound [channels, n], 16 kHz."""
+    """Sound [channels, n], 16 kHz, and the hop of the windows to come (None: as before)."""
 
     samples: npt.NDArray[np.float32]
+    hop_frames: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,11 +107,6 @@ class Session:
         """Samples of every channel whose words have been told."""
         return min(channel.told_samples for channel in self.channels)
 
-    def set_hop(self, hop_frames: int) -> None:
-        """The hop of the windows to come."""
-        for channel in self.channels:
-            channel.set_hop(hop_frames)
-
     # ---- what the inputs mean
 
     def _configured(self, what: Configured) -> None:
@@ -121,6 +116,8 @@ class Session:
     def _audio(self, what: Audio) -> None:
         self.received_samples += what.samples.shape[1]
         for channel, samples in zip(self.channels, what.samples, strict=True):
+            if what.hop_frames is not None:
+                self._hear(channel.set_hop(what.hop_frames))
             self._hear(channel.push(samples))
 
     def _finalize(self, what: Finalize) -> None:

@@ -96,6 +96,26 @@ def test_a_pause_does_not_wait_for_the_hop_to_fill() -> None:
     assert at_once.finals == wide.finals
 
 
+def test_what_was_kept_for_a_wide_hop_is_one_window_when_the_hop_narrows() -> None:
+    said, asked = np.concatenate([noise(0.1, loudness=0.0005), noise(1.1)], axis=1), []
+
+    def hear(window: Window) -> Heard:
+        asked.append(window.span.kept)
+        return HELLO(window)
+
+    loop, at_once = PlainLoop(hear, GREEDY), PlainLoop(HELLO, GREEDY)
+    loop.take(Audio(said, 128))
+    assert asked == []
+    loop.take(Audio(said[:, :0], 16))
+    assert len(asked) == 1 and asked[0] > 50
+    loop.take(Audio(noise(0.4), 16))
+    assert asked[1:] == [8, 8]
+    at_once.take(Audio(np.concatenate([said, noise(0.4)], axis=1)))
+    for each in (loop, at_once):
+        each.take(Finish())
+    assert loop.finals == at_once.finals
+
+
 @pytest.mark.parametrize("later", range(0, 64, 8))
 def test_where_letters_come_later_than_the_sound_windows_wait_no_longer_than_the_question(later: int) -> None:
     """The sound has been quiet for 0.3 s when the last letter comes, wherever the hops happen to lie."""

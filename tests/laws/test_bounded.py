@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from service import stream as stream_module
+from service.core.channel import LEAD_FRAMES
 from service.core.events import Closed, Failed
+from service.core.messages import Effect, Input, Push
 from service.errors import ServiceError
 from service.stream import FILE_CREDIT, LIVE_CREDIT, MOST_MARKS
 from service.streams import Recogniser, StreamSettings
@@ -19,24 +21,37 @@ async def test_sound_faster_than_it_is_heard_waits_outside(
 ) -> None:
     stream = recogniser.open(StreamSettings(priority=priority))  # type: ignore[arg-type]
     reader = asyncio.ensure_future(collect(stream))
-    pushing = asyncio.ensure_future(stream.push(np.tile(sound, 10)))
-    # One piece may complete two of the narrowest windows; a window may end utterances, each with several commands for
-    # the decoder, which may be the slower of the two.
-    windows, commands = credit + 2, 8
-    most = 0
-    while not pushing.done():
-        most = max(most, stream.session.windows_at_engine)
-        assert stream.session.unheard_windows <= windows * commands
-        await asyncio.sleep(0)
+    # With less than the credit in flight one piece more is taken: what was kept for a wider hop is one window, the
+    # piece two of the narrowest, and two pauses in it may cut one short each.
+    windows = credit - 1 + 1 + 2 + 2
+    # What they bring to the decoder are their frames, each once, and a lead of earlier ones.
+    frames = (
+        windows * max(recogniser._hops.values()) // recogniser.device.config.frames_per_output + LEAD_FRAMES
+    )
+    most_windows = most_frames = 0
+    session, take = stream.session, stream.session.take
+
+    def watched(what: Input) -> list[Effect]:
+        nonlocal most_windows, most_frames
+        effects = take(what)
+        most_windows = max(most_windows, session.windows_at_engine + session.channels[0].held)
+        at_decoder = sum(len(each.log_probs) for each in session.outstanding if isinstance(each, Push))
+        most_frames = max(most_frames, at_decoder)
+        return effects
+
+    session.take = watched  # type: ignore[method-assign]
+    await stream.push(np.tile(sound, 10))
+    assert 0 < most_windows <= windows
+    assert 0 < most_frames <= frames
     await stream.finish()
     await reader
-    assert 0 < most <= windows
 
 
 async def test_streams_beyond_the_capacity_are_refused_with_a_reason(
     recogniser: Recogniser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recogniser, "_streams_most", lambda: 3)
+    assert recogniser.capacity().streams == 0
     streams = [recogniser.open(StreamSettings()) for _ in range(3)]
     with pytest.raises(ServiceError, match="All 3 streams") as refused:
         recogniser.open(StreamSettings())
