@@ -80,6 +80,7 @@ class Recogniser:
         self._parked: dict[str, tuple[Stream, float]] = {}
         self._parked_counted = 0
         self._sweeper: asyncio.TimerHandle | None = None
+        self._sweep_at_s = float("inf")
         self._held_hop = False
         self._empty = asyncio.Event()
         self._started = False
@@ -296,9 +297,17 @@ class Recogniser:
         self._parked_counted = len(self._parked)
 
     def _sweep(self) -> None:
-        """Twice a second: who is silent for too long, who has not come back."""
+        """Twice a second: who is silent for too long, who has not come back.
+
+        While this process stood still nobody could be heard: such time is nobody's silence.
+        """
         now_s = self.now_s()
+        stood_still_s = max(0.0, now_s - self._sweep_at_s)
+        self._sweep_at_s = now_s + SWEEP_S
+        for stream_id, (stream, until_s) in self._parked.items():
+            self._parked[stream_id] = (stream, until_s + stood_still_s)
         for stream in list(self._streams.values()):
+            stream.last_life_s = min(now_s, stream.last_life_s + stood_still_s)
             limit_s = stream.settings.idle_limit_s
             if limit_s is not None and stream.id not in self._parked and now_s - stream.last_life_s > limit_s:
                 stream.fail(

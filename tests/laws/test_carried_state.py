@@ -1,7 +1,6 @@
 """Carried state, served: company, slicing, hops, Finalize and a killed worker change nothing of what is heard."""
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from service.streams import Recogniser, Stream, StreamSettings
 from tests.core.plain_loop import transcribe
 from tests.laws.babbler import make_babbler
 from tests.laws.streaming import Samples, collect, heard, listen, recogniser_of
+from tests.laws.test_failure_stays_local import send
 
 SETTINGS = StreamSettings()
 # Like the model in the box, but small: steps of 80 ms, little look-ahead, a long way back.
@@ -102,7 +102,7 @@ async def test_a_killed_worker_loses_no_state(carrying: Recogniser, sound: Sampl
             if number == 0 and at in (80_000, 160_000):
                 for lane in carrying.device.engine.lanes:
                     assert isinstance(lane, ProcessLane) and lane.process.pid
-                    os.kill(lane.process.pid, signal.SIGKILL)
+                    send(lane.process.pid, signal.SIGKILL)
             await stream.push(sound[:, at : at + 8_000])
         await stream.finish()
 

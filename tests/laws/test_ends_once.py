@@ -1,7 +1,6 @@
 """Ends once: every accepted stream ends with exactly one Closed and one decrement, whatever happens to either side."""
 
 import asyncio
-import os
 import random
 import signal
 from pathlib import Path
@@ -9,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from service import streams
 from service.core.events import Closed, Event, Failed
 from service.errors import ServiceError
 from service.streams import Recogniser, Stream, StreamSettings
 from tests.laws.streaming import Samples, check_past_is_fixed, collect, heard, listen, recogniser_of
-from tests.laws.test_failure_stays_local import decoder_pids, engine_pids, until_ready
+from tests.laws.test_failure_stays_local import decoder_pids, engine_pids, send, until_ready
 
 
 class Client:
@@ -72,7 +72,7 @@ class Client:
         elif what == "kill" and self.rng.random() < 0.1:
             pids = engine_pids(self.recogniser) + decoder_pids(self.recogniser)
             if pids:
-                os.kill(self.rng.choice(pids), signal.SIGKILL)
+                send(self.rng.choice(pids), signal.SIGKILL)
         return reader
 
     async def read(self, stream: Stream) -> None:
@@ -143,7 +143,31 @@ async def test_silence_beyond_the_limit_is_said_and_closed(recogniser: Recognise
     assert isinstance(events[1], Failed) and events[1].code == "idle"
 
 
-async def test_stopping_delivers_what_is_open(babbler: Path, sound: Samples, tmp_path: Path) -> None:
+async def test_while_the_server_stood_still_nobody_was_silent(recogniser: Recogniser) -> None:
+    """A machine that slept, or was held up, comes back to clients whose messages it has not read yet."""
+    stream, parked = (recogniser.open(StreamSettings(idle_limit_s=10.0)) for _ in range(2))
+    recogniser.park(parked)
+
+    def sweep() -> None:
+        assert recogniser._sweeper is not None
+        recogniser._sweeper.cancel()
+        recogniser._sweep()
+
+    stream.last_life_s -= 100
+    recogniser._parked[parked.id] = (parked, recogniser.now_s() - 70)
+    recogniser._sweep_at_s -= 100
+    sweep()
+    assert not stream.closed and not parked.closed
+    stream.last_life_s -= 100
+    recogniser._parked[parked.id] = (parked, recogniser.now_s() - 70)
+    sweep()
+    assert stream.closed and parked.closed
+
+
+async def test_stopping_delivers_what_is_open(
+    babbler: Path, sound: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "FINISH_S", 100.0)
     own = recogniser_of(babbler, tmp_path)
     await own.start()
     open_stream, parked = own.open(StreamSettings()), own.open(StreamSettings())
