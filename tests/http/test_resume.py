@@ -113,7 +113,9 @@ async def test_a_connection_that_hangs_is_taken_over(server, talk, speech):
             assert (await first.to_the_end())[0] == 4000
             await second.send({"type": "CloseStream"})
             assert await second.to_the_end() == (1000, "")
-    assert server.app[STATE].listening.count == 0
+    listening = server.app[STATE].listening
+    await listening._idle.wait()
+    assert session not in listening._sessions
 
 
 async def test_what_is_gone_is_410_and_a_session_without_extensions_is_gone(server, talk, speech):
