@@ -176,6 +176,11 @@ def test_from_a_recipe_to_a_served_model_by_commands_alone(
     assert json.loads(capsys.readouterr().out)["finished"]
 
 
+def test_the_list_of_recipes_as_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--list", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["recipes"]) == shipped()
+
+
 def test_a_users_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "nothing"]) == 2
     assert main(["train"]) == 2

@@ -5,6 +5,7 @@ train RECIPE ...
 """
 
 import argparse
+import json
 from pathlib import Path
 
 HELP = "train a model by a recipe"
@@ -35,8 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
     from training.recipe import load_recipe, shipped, with_settings
 
     if arguments.list:
-        for name in shipped():
-            print(f"{name:28} {load_recipe(name).title}")
+        titles = {name: load_recipe(name).title for name in shipped()}
+        listed = "\n".join(f"{name:28} {title}" for name, title in titles.items())
+        print(json.dumps({"recipes": titles}) if arguments.json else listed)
         return 0
     if not arguments.recipe:
         raise TrainingError(
