@@ -3,10 +3,12 @@
 import csv
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +41,21 @@ def records(folder: Path, column: str = "loss") -> list[tuple[int, str]]:
         return [(int(row["step"]), row[column]) for row in csv.DictReader(file) if row.get(column)]
 
 
-def start(spoken: Path, out: Path, settings: dict[str, Any], **environment: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
+@contextmanager
+def started(
+    spoken: Path, out: Path, settings: dict[str, Any], **environment: str
+) -> Iterator["subprocess.Popen[str]"]:
+    """The worker, which does not outlive the block whatever goes wrong in it."""
+    with subprocess.Popen(
         [sys.executable, str(WORKER), str(spoken), str(out), json.dumps(settings)],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_ten_utterances_are_learnt_by_heart(spoken: Path, small_network: ModelConfig, tmp_path: Path) -> None:
@@ -75,14 +85,8 @@ def test_ten_utterances_are_learnt_by_heart(spoken: Path, small_network: ModelCo
 def test_a_run_killed_at_any_moment_goes_on_as_if_nothing_had_been(spoken: Path, tmp_path: Path) -> None:
     make(spoken, tmp_path / "whole", World()).run()
     killed = tmp_path / "killed"
-    process = start(spoken, killed, {"steps": 12})
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("step 6 "):
-            process.kill()
-            break
-    process.wait()
-    process.stderr.close()
+    with started(spoken, killed, {"steps": 12, "killed_after": 6}) as process:
+        assert process.wait() == -signal.SIGKILL
     assert 5 <= len(records(killed)) < 12
     resumed = make(spoken, killed, World())
     assert 4 <= resumed.progress.step < 12
@@ -103,11 +107,12 @@ def train_in_two(spoken: Path, out: Path, settings: dict[str, Any]) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     names = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [
-        start(spoken, out, settings, RANK=str(rank), LOCAL_RANK=str(rank), **names) for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=150)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], errors
+    first, second = (
+        started(spoken, out, settings, RANK=str(rank), LOCAL_RANK=str(rank), **names) for rank in range(2)
+    )
+    with first as one, second as two:
+        errors = [process.communicate()[1] for process in (one, two)]
+        assert [one.returncode, two.returncode] == [0, 0], errors
 
 
 def test_two_processes_have_the_losses_of_one_with_the_joint_batch(spoken: Path, tmp_path: Path) -> None:
@@ -264,14 +269,13 @@ def test_two_runs_in_one_folder_are_refused(spoken: Path, tmp_path: Path) -> Non
 
 
 def test_a_signal_stops_after_the_step_with_a_checkpoint(spoken: Path, tmp_path: Path) -> None:
-    process = start(spoken, tmp_path, {"steps": 100000, "save_every_s": 1e9})
-    assert process.stderr is not None
-    lines = iter(process.stderr)
-    next(line for line in lines if line.startswith("step 2 "))
-    process.terminate()
-    rest = list(lines)
-    assert process.wait() == 0, rest
-    process.stderr.close()
+    with started(spoken, tmp_path, {"steps": 100000, "save_every_s": 1e9}) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr)
+        next(line for line in lines if line.startswith("step 2 "))
+        process.terminate()
+        rest = list(lines)
+        assert process.wait() == 0, rest
     assert torch.load(tmp_path / "last.pt", weights_only=True)["step"] >= 2
 
 

@@ -1,18 +1,21 @@
 """A small run as a process of its own, to be killed, or to be one of two: `worker.py SPOKEN OUT JSON-SETTINGS`."""
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from acoustic.config import published
 from acoustic.network import build
 from acoustic.shape import BlockConfig, ModelConfig, Norm
-from training.data.feed import Feed, Share
+from training.data.feed import Batch, Feed, Share
 from training.data.manifests import read_manifest
 from training.loop import Loop, LoopSettings
-from training.objectives import CtcObjective
+from training.objectives import CtcObjective, Heard, Loss, Objective
 from training.optimisers import build_optimiser
 from training.parallel import World, joined_world
 from training.runs import RunFolder
@@ -75,7 +78,28 @@ def make(
     )
 
 
+class Killed:
+    """The objective, but for one step: in the middle of that the process is killed, as `kill -9` does."""
+
+    def __init__(self, inner: Objective, steps: int) -> None:
+        self.inner, self.steps_left = inner, steps
+
+    def hear(self, batch: Batch) -> Heard:
+        return self.inner.hear(batch)
+
+    def __call__(self, model: nn.Module, heard: Heard) -> Loss:
+        if self.steps_left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.steps_left -= 1
+        return self.inner(model, heard)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    given = json.loads(sys.argv[3])
+    killed_after = given.pop("killed_after", None)
     with joined_world("cpu") as joined:
-        make(Path(sys.argv[1]), Path(sys.argv[2]), joined, **json.loads(sys.argv[3])).run()
+        loop = make(Path(sys.argv[1]), Path(sys.argv[2]), joined, **given)
+        if killed_after is not None:
+            loop.objective = Killed(loop.objective, killed_after)
+        loop.run()
