@@ -1,5 +1,7 @@
 """Clients of the service: what the commands, the tests and other programs speak to it with."""
 
+from urllib.parse import urlsplit, urlunsplit
+
 from service.errors import ServiceError
 
 KEY_ADVICE = (
@@ -15,3 +17,14 @@ def untrusted(server: str, error: OSError) -> ServiceError:
         f"No safe connection to {server}: {why}.",
         "Does it serve https there? A certificate of your own is trusted with SSL_CERT_FILE=FILE.",
     )
+
+
+def server_address(server: str, scheme: str) -> str:
+    """A server's address as the user wrote it, with the scheme (`http` or `ws`) of those who speak to it."""
+    try:
+        parts = urlsplit(server.rstrip("/"))
+        if parts.scheme in ("http", "https", "ws", "wss") and parts.hostname and parts.port != 0:
+            return urlunsplit(parts._replace(scheme=scheme + "s" * parts.scheme.endswith("s")))
+    except ValueError:  # a port beyond 65535, a bracket that does not close
+        pass
+    raise ServiceError("network", f"{server!r} is no address of a server.", "Expected http://HOST:PORT.")

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 import aiohttp
 
-from service.clients import KEY_ADVICE, untrusted
+from service.clients import KEY_ADVICE, server_address, untrusted
 from service.errors import ServiceError
 
 Answer = TypeVar("Answer")
@@ -53,8 +53,7 @@ class HttpClient:
     """`async with` it; a subclass adds what can be asked."""
 
     def __init__(self, server: str, key: str | None = None) -> None:
-        address = server.rstrip("/")
-        self.server = address.replace("ws", "http", 1) if address.startswith("ws") else address
+        self.server = server_address(server, "http")
         self._headers = {"Authorization": f"Token {key}"} if key else {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -77,10 +76,6 @@ class HttpClient:
                 if answer.status < 400:
                     return await answer.text() if text else await answer.json()
                 told = await answer.json(content_type=None)
-        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
-            raise ServiceError(
-                "network", f"{self.server} is no address of a server.", "Expected http://HOST:PORT."
-            ) from None
         except aiohttp.ClientSSLError as error:
             raise untrusted(self.server, error.os_error) from None
         except aiohttp.ClientConnectorError as error:

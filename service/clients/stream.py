@@ -22,7 +22,7 @@ from urllib.parse import urlencode
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
-from service.clients import KEY_ADVICE, untrusted
+from service.clients import KEY_ADVICE, server_address, untrusted
 from service.clients.replay import Entry, ReplayLog
 from service.errors import ServiceError
 
@@ -61,9 +61,7 @@ class StreamClient:
         }
         self.query: dict[str, str | list[str]] = {"interim_results": "true", **(options or {}), **told}
         self.query["extensions"] = "true"
-        self.server = (
-            server.rstrip("/").replace("http", "ws", 1) if server.startswith("http") else server.rstrip("/")
-        )
+        self.server = server_address(server, "ws")
         self.key = key
         self.state: State = "connecting"
         self.session: str | None = None

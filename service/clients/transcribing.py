@@ -209,7 +209,8 @@ def _end_if_pointless(error: ServiceError) -> None:
 
 
 def _told(file: str, error: ServiceError) -> str:
-    return str(error) if file in str(error) else f"{file}: {error}"
+    name = _name(file) if file == "-" else file
+    return str(error) if name in str(error) else f"{name}: {error}"
 
 
 def _name(file: str) -> str:

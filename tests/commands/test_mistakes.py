@@ -49,6 +49,25 @@ def test_it_is_one_sentence(
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != "home"] == before
 
 
+@pytest.mark.parametrize("address", ["nowhere", "", "http://", "ftp://host", "http://127.0.0.1:99999"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("transcribe", "{clip}"),
+        ("transcribe", "{clip}", "--jobs"),
+        ("transcribe", "{clip}", "--realtime"),
+        ("jobs", "list"),
+        ("mic", "--from", "{clip}"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_no_address_of_a_server_is_said_so(
+    line: tuple[str, ...], address: str, clip: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*(part.format(clip=clip) for part in line), "--server", address]) == 2
+    assert f"silica: {address!r} is no address of a server." in capsys.readouterr().err
+
+
 def test_a_fault_of_ours_is_not_taken_for_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: object) -> int:
         raise OSError("a socket of ours")
