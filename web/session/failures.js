@@ -26,7 +26,7 @@ const WORDS = {
     "What was said until then is kept; words in between may be missing."],
   "too-large": ["This file is larger than the server takes.", "Compress it, as Opus or MP3, or split it."],
   "empty-file": ["This file is empty.", "Nothing was recorded in it, or it was not copied whole."],
-  "bad-audio": ["The server could not read this sound.", "Most audio and video formats work; is the file complete?"],
+  "bad-audio": ["The server could not read this sound.", "Ogg, WebM, FLAC, MP3, WAV and MP4 are read, also the sound of a film; is the file complete?"],
   server: ["The server reported a failure.", "What was said until then is kept. Press the button to go on."],
 };
 

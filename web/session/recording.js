@@ -146,6 +146,8 @@ export class Recording {
     this.transcript = settled(this.transcript);
     this.on.transcript(this.transcript);
     if (failure) this.on.failure(failure);
+    else if (this.begin) this.heardS = secondsOf(this.sentBytes);
+    this.facts();
     this.on.done();
   }
 }
