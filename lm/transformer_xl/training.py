@@ -73,9 +73,14 @@ def prepare(texts: Sequence[Path], folder: Path, size: int, progress: Callable[[
     """Text to numbers, once: one line in a hundred is measured on, the rest learned from."""
     folder.mkdir(parents=True, exist_ok=True)
     words_file = folder / "vocabulary.json"
+    asked = {"texts": [[path.name, path.stat().st_size] for path in texts if path.is_file()], "size": size}
     if words_file.is_file():
         kept = json.loads(words_file.read_text())
-        return Vocabulary(kept["words"], kept["unknown_kinds"])
+        begun = (folder / STATE).is_file()
+        if begun and kept.get("texts", asked["texts"]) != asked["texts"]:
+            raise LanguageError(f"{folder} holds a training on other texts: name those, or another --out")
+        if begun or {name: kept.get(name) for name in asked} == asked:
+            return Vocabulary(kept["words"], kept["unknown_kinds"])
     learned: list[str] = []
     measured: list[str] = []
     for path in texts:
@@ -89,7 +94,9 @@ def prepare(texts: Sequence[Path], folder: Path, size: int, progress: Callable[[
     (folder / MEASURED).write_text("".join(f"{line}\n" for line in measured))
     # Last and whole: where it is, the rest is.
     fresh = words_file.with_suffix(".fresh")
-    fresh.write_text(json.dumps({"words": vocabulary.words, "unknown_kinds": vocabulary.unknown_kinds}))
+    fresh.write_text(
+        json.dumps({"words": vocabulary.words, "unknown_kinds": vocabulary.unknown_kinds, **asked})
+    )
     fresh.replace(words_file)
     return vocabulary
 

@@ -164,6 +164,16 @@ def test_a_full_disk_ends_a_run_only_at_its_end_and_what_was_kept_stays(text: Pa
     assert said.count("going on from step 2") == 2
 
 
+def test_a_text_that_was_too_short_leaves_nothing_to_the_next(text: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("two words\n")
+    few = prepare([short], tmp_path / "run", 100, lambda _: None)
+    assert len(prepare([text], tmp_path / "run", 100, lambda _: None)) > len(few)
+    said: list[str] = []
+    prepare([text], tmp_path / "run", 100, said.append)
+    assert not said  # what is there already is not read again
+
+
 WRONG = {
     "--width 15": "even heads",
     "--heads 0": "at least 1",
@@ -200,6 +210,10 @@ def test_the_command_trains_measures_and_guards_a_begun_run(
     assert "--resume" in capsys.readouterr().err
     assert main([*line, "--steps", "30", "--resume"]) == 0
     assert json.loads(capsys.readouterr().out)["weights"].endswith(WEIGHTS)
+    other = text.with_name("other.txt")
+    other.write_text("another text\n" * 99)
+    assert main([line[0], str(other), *line[2:], "--steps", "40", "--resume"]) == 2
+    assert "other texts" in capsys.readouterr().err
     weights = str(tmp_path / "run" / WEIGHTS)
     assert main(["lm", "perplexity", weights, str(tmp_path / "run" / MEASURED), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
