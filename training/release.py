@@ -81,7 +81,7 @@ def release(
         if seconds < ENOUGH_S:
             raise TrainingError(
                 f"{seconds:.0f} s of speech are too little to find the ranges of INT8: give {ENOUGH_S:.0f} s or more, "
-                "or leave INT8 out."
+                "or leave INT8 out (--no-int8)."
             )
         ranges = calibrate(served, sounds, keep=False)
         served = with_ranges(served, ranges)
