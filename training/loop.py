@@ -152,7 +152,11 @@ class Loop:
             steps.close()
             self.watch.close()
         self.progress.finished = self.progress.step >= self.schedule.total_steps
-        self.save()
+        if not self.save():
+            raise TrainingError(
+                f"The state after step {self.progress.step} could not be written to {self.folder.path}. Make room "
+                "there: the same line goes on from the last good checkpoint."
+            )
         return self.progress
 
     def _hear(self, batches: Sequence[Batch]) -> list[Heard]:

@@ -4,6 +4,7 @@
 (averaged weights) that had the lowest word error rate.
 """
 
+import errno
 import fcntl
 import json
 import logging
@@ -74,6 +75,9 @@ class RunFolder:
             self._flush_folder()
         except (OSError, RuntimeError) as error:
             partial.unlink(missing_ok=True)
+            if _is_full(error) and self.last.exists() and self.previous.exists():
+                self.previous.unlink()  # what the new one needs; the last good one stays until that is there
+                return self.save(state, config)
             kept = "the last good one stays" if self.last.exists() else "there is none yet"
             log.error("the checkpoint could not be written (%s): %s, training goes on", _reason(error), kept)
             return False
@@ -126,12 +130,18 @@ class RunFolder:
 
 def _reason(error: BaseException) -> str:
     """What the system said: PyTorch wraps a full disk in words about its own file format."""
-    inner: BaseException | None = error
-    while inner is not None:
-        if isinstance(inner, OSError):
-            return str(inner)
-        inner = inner.__cause__ or inner.__context__
-    return str(error)
+    return str(_system_error(error) or error)
+
+
+def _is_full(error: BaseException) -> bool:
+    inner = _system_error(error)
+    return inner is not None and inner.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _system_error(error: BaseException | None) -> OSError | None:
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _difference(written: ModelConfig, wanted: ModelConfig) -> str:

@@ -1,6 +1,7 @@
 """The loop: ten utterances learnt by heart, a killed run that goes on as if nothing had been, two processes as one."""
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -242,6 +243,34 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_goes_on(
     assert "the last good one stays" in caplog.text
     assert loop.run().finished
     assert torch.load(tmp_path / "last.pt", weights_only=True)["step"] == 3
+
+
+def test_a_disk_still_full_at_the_end_is_no_success(spoken: Path, tmp_path: Path) -> None:
+    loop = make(spoken, tmp_path, World(), steps=2)
+    assert loop.save()
+    with (
+        full_disk(),
+        pytest.raises(TrainingError, match=r"after step 2 could not be written .* last good checkpoint"),
+    ):
+        loop.run()
+    assert make(spoken, tmp_path, World(), steps=2).run().finished
+
+
+def test_the_checkpoint_before_the_last_makes_room_for_the_next(
+    spoken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = make(spoken, tmp_path, World(), steps=2)
+    assert loop.save() and loop.save()
+    write = torch.save
+
+    def with_room_for_two(state: object, file: Any) -> None:
+        if loop.folder.previous.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(state, file)
+
+    monkeypatch.setattr("training.runs.torch.save", with_room_for_two)
+    assert loop.run().finished
+    assert torch.load(tmp_path / "last.pt", weights_only=True)["step"] == 2
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(spoken: Path, tmp_path: Path) -> None:
