@@ -24,7 +24,7 @@ def server_address(server: str, scheme: str) -> str:
     try:
         parts = urlsplit(server.rstrip("/"))
         if parts.scheme in ("http", "https", "ws", "wss") and parts.hostname and parts.port != 0:
-            return urlunsplit(parts._replace(scheme=scheme + "s" * parts.scheme.endswith("s")))
+            return urlunsplit(parts._replace(scheme=scheme + "s" * (parts.scheme in ("https", "wss"))))
     except ValueError:  # a port beyond 65535, a bracket that does not close
         pass
     raise ServiceError("network", f"{server!r} is no address of a server.", "Expected http://HOST:PORT.")
