@@ -68,7 +68,7 @@ export class Waveform {
       const known = index >= 0 && back < KEPT;
       const loud = known ? loudness(this.levels[index % KEPT]) : 0;
       const tall = Math.max(BAR_PX, loud * (height - 4));
-      const waiting = (index + 1) * BAR_S > this.heardS + 0.02;
+      const waiting = index * BAR_S >= this.heardS;
       paint.fillStyle = !known || loud === 0 ? quiet : waiting ? unheard : heard;
       paint.globalAlpha = Math.min(1, 0.12 + x / (width * 0.3)); // older sound fades out to the left
       paint.beginPath();
