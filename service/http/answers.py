@@ -73,7 +73,7 @@ async def answer_middleware(request: web.Request, handler: Handler) -> web.Strea
     try:
         response = await handler(request)
     except ServiceError as error:
-        if request.headers.get("Upgrade", "").lower() == "websocket":
+        if request.headers.get("Upgrade", "").lower() == "websocket" and error.code != "gone":
             state.metrics.sessions_rejected.labels(error.code).inc()
         response = error_response(error, request_id)
         say(logging.INFO, "refused", request=request_id, route=route, code=error.code, status=response.status)

@@ -6,6 +6,7 @@ Knows no wire: the dialect reads and writes. Back-pressure: while the stream tak
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable
 from dataclasses import replace
 
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
@@ -65,6 +66,8 @@ class Conversation:
         self.resumed = resumed
         self._failure: tuple[int, str, str] | None = None
         self._handed_over = False
+        self._cut_off = False
+        """The client took nothing for too long."""
         self._code = 0
         """With which code this side closed, if it was the first."""
         self._over = asyncio.Event()
@@ -86,7 +89,7 @@ class Conversation:
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
             if reader.done() and not writer.done() and reader.result() == "refused":
-                await writer
+                await asyncio.wait({writer})
         finally:
             await self._settle(reader, writer)
 
@@ -114,6 +117,7 @@ class Conversation:
                 how = "told" if writer.exception() is None else "failed"
             elif reader.done() and not reader.cancelled():
                 how = reader.result()
+            how = "slow" if self._cut_off else how
             # What still runs is at work for nobody: the socket is over, or the server is.
             reader.cancel()
             writer.cancel()
@@ -162,7 +166,7 @@ class Conversation:
                         await self._obey(command)
                     self.busy = False
                 elif message.type is WSMsgType.PING:
-                    await self.socket.pong(message.data)
+                    await self._taken(self.socket.pong(message.data))
                     session.stream.keep_alive()
                 elif message.type is WSMsgType.CLOSE:
                     return "left" if message.data in LEAVING else "gone"
@@ -173,6 +177,10 @@ class Conversation:
                 return "refused"  # the stream ended meanwhile; what it says last is being written
             session.stream.fail(error.code, error.message, error.advice)
             return "refused"
+        except TimeoutError:
+            return "slow"
+        except ConnectionError:
+            return "gone"  # while it was being answered
         except Exception as error:
             self._log(error)
             session.stream.fail("internal", "Something went wrong here; it is logged.")
@@ -283,9 +291,7 @@ class Conversation:
                 if isinstance(event, Closed):
                     await self._end(number, event)
         except TimeoutError:
-            session.stream.cancel("slow_reader")
-            self._failure = (1008, "SLOW-0000", f"nothing was taken for {self.state.settings.send_s:g} s")
-            self._abort()
+            return
         except ConnectionError:
             # The reader sees the same and says what becomes of the session.
             await asyncio.Event().wait()
@@ -314,10 +320,24 @@ class Conversation:
             await self._close(1011, "INTERNAL", event.reason)
 
     async def _send(self, text: str) -> None:
-        """One message; TimeoutError when the client takes nothing for too long."""
-        async with asyncio.timeout(self.state.settings.send_s):
-            await self.socket.send_str(text)
+        """One message."""
+        await self._taken(self.socket.send_str(text))
         self._messages_out.inc()
+
+    async def _taken(self, sending: Awaitable[None]) -> None:
+        """TimeoutError when the client takes nothing for too long: then it is cut off.
+
+        At once, since reader and writer wait for room together: one that gives up spoils it for the other.
+        """
+        try:
+            async with asyncio.timeout(self.state.settings.send_s):
+                await sending
+        except TimeoutError:
+            self._cut_off = True
+            self._failure = (1008, "SLOW-0000", f"nothing was taken for {self.state.settings.send_s:g} s")
+            self.session.stream.cancel("slow_reader")
+            self._abort()
+            raise
 
     async def _close(self, code: int, name: str, reason: str) -> None:
         self._code = self._code or code

@@ -72,7 +72,7 @@ async def vosk(request: web.Request) -> web.StreamResponse:
     state.listening.enter_socket("vosk")
     try:
         socket = socket_for(state)
-        await socket.prepare(request)
+        await upgrade(request, socket)
         dialect = VoskDialect()
         first: tuple[Command, ...] = ()
         try:
@@ -83,7 +83,7 @@ async def vosk(request: web.Request) -> web.StreamResponse:
                         if message.type is WSMsgType.PING:
                             await socket.pong(message.data)
                             continue
-                        return socket
+                        return turned_away(state, socket)
                     commands = dialect.receive(message.data)
                     for command in commands:
                         if isinstance(command, Refuse):
@@ -93,17 +93,33 @@ async def vosk(request: web.Request) -> web.StreamResponse:
             session = open_session(state, dialect.request, lambda *_: dialect, decoder, key)
         except TimeoutError:
             await socket.close(code=1011, message=b"NET-0001: no sound and no configuration came")
-            return socket
+            return turned_away(state, socket, 1011)
         except ServiceError as error:
             code = 1008 if error.code == "DATA-0001" else 1013
             await socket.close(code=code, message=f"{error.code.upper()}: {error.message}".encode()[:120])
-            return socket
+            return turned_away(state, socket, code)
         if isinstance(first[0], Audio):
             session.received_bytes += len(first[0].data)
         await Conversation(state, session, socket).run(0, first)
         return socket
     finally:
         state.listening.leave_socket("vosk")
+
+
+def turned_away(
+    state: State, socket: web.WebSocketResponse, code: int | None = None
+) -> web.WebSocketResponse:
+    """A socket of vosk's that ended before it had a stream, by us with this code or by the client: counted."""
+    state.metrics.sockets_closed.labels("vosk", str(code or socket.close_code or 1006)).inc()
+    return socket
+
+
+async def upgrade(request: web.Request, socket: web.WebSocketResponse) -> None:
+    """Answer the handshake; ServiceError "gone" when nobody is there any more."""
+    try:
+        await socket.prepare(request)
+    except ConnectionError:
+        raise ServiceError("gone", "The client went away before it was answered.") from None
 
 
 def check_upgrade(request: web.Request) -> None:
@@ -135,12 +151,11 @@ def open_deepgram(request: web.Request, state: State, asked: ListenRequest, key:
     dialect: DeepgramDialect | None = None
 
     def warn(code: str, message: str, advice: str) -> None:
-        state.metrics.warnings.labels(code).inc()
         told = Warn(code, message, advice)
         if dialect is None:
             warn_later.append(told)
-        else:
-            dialect.warn(told)
+        elif dialect.warn(told):
+            state.metrics.warnings.labels(code).inc()
 
     decoder = SoundDecoder(
         asked.encoding, asked.sample_rate, asked.channels, mix, state.listening.nursery, warn
@@ -159,7 +174,8 @@ def open_deepgram(request: web.Request, state: State, asked: ListenRequest, key:
         )
         dialect = DeepgramDialect(asked, facts, readable(asked.figures, asked.punctuate))
         for told in warn_later:
-            dialect.warn(told)
+            if dialect.warn(told):
+                state.metrics.warnings.labels(told.code).inc()
         return dialect
 
     return open_session(state, asked, speak, decoder, key)
@@ -248,7 +264,7 @@ async def converse(
         socket.headers[header] = session.id
     socket.headers["Server"] = SERVER
     try:
-        await socket.prepare(request)
+        await upgrade(request, socket)
     except BaseException:
         session.stream.cancel("never_connected")
         state.listening.forget(session)

@@ -318,6 +318,8 @@ async def test_vosk_answers_every_message_once_and_tells_everything(server, spee
 
 
 async def test_vosk_refuses_nonsense(server):
+    refused = server.metrics.sockets_closed.labels("vosk", "1008")._value
+    before = refused.get()
     address = f"{server.address.replace('http', 'ws', 1)}/vosk"
     for nonsense in ('{"config": {"sample_rate": 7}}', "eof", '{"config": 3}'):
         async with connect(address, compression=None) as socket:
@@ -325,6 +327,8 @@ async def test_vosk_refuses_nonsense(server):
             with pytest.raises(ConnectionClosed):
                 await socket.recv()
             assert socket.close_code == 1008
+    await server.app[STATE].listening._idle.wait()
+    assert refused.get() == before + 3
 
 
 # ---- the unmodified SDK

@@ -285,17 +285,57 @@ async def test_abrupt_disconnects_leave_nothing_behind(server, talk, speech):
     assert room.streams == 0 and room.parked == 0
 
 
+async def stop_reading(client, state):
+    """Fill both socket buffers for the server, whose own messages are few. Its socket, and what is stuck there."""
+    (session,) = state.listening._sessions.values()
+    socket = session.conversation.socket
+    client.socket.transport.pause_reading()
+    stuck: asyncio.Task[None] | None = None
+    while stuck is None or stuck in (await asyncio.wait({stuck}, timeout=0.3))[0]:
+        stuck = asyncio.create_task(socket.send_str("x" * 65536))
+    return socket, stuck
+
+
+async def test_a_client_that_asks_and_never_reads_is_cut_off(front, talk, caplog):
+    """Reader and writer wait for room together: who gives up first must not leave the connection to nobody."""
+    async with front(send_s=1.0) as server:
+        async with talk(server, f"{RAW}&extensions=true", close_timeout=0.1) as client:
+            state = server.app[STATE]
+            socket, stuck = await stop_reading(client, state)
+            await client.send(*[{"type": "Configure"}] * 100)
+            await state.listening._idle.wait()
+            transport = socket._req.transport
+            assert transport is None or transport.is_closing()
+            await asyncio.gather(stuck, return_exceptions=True)
+            client.socket.transport.abort()
+        assert state.listening.count == 0
+        assert server.metrics.sockets_closed.labels("deepgram", "1008")._value.get() == 1
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_who_is_gone_while_being_answered_may_come_back(server, talk):
+    async with talk(server, f"{RAW}&extensions=true") as client:
+        session = (await client.until("Started"))["request_id"]
+        conversation = server.app[STATE].listening._sessions[session].conversation
+
+        async def gone(_):
+            client.socket.transport.abort()
+            raise ConnectionResetError
+
+        conversation.socket.pong = gone
+        await client.socket.ping()
+        await conversation._over.wait()
+    async with talk(server, f"extensions=true&resume={session}&after=0") as client:
+        assert (await client.until("Started"))["resumed"] is True
+        await client.send({"type": "CloseStream"})
+        assert await client.to_the_end() == (1000, "")
+
+
 async def test_a_client_that_never_reads_is_closed_and_harms_nobody(front, talk, speech, pieces):
     async with front(send_s=1.0) as server:
         async with talk(server, f"{RAW}&interim_results=true&extensions=true", close_timeout=0.1) as client:
-            # What the server's own loop cannot get rid of: fill both socket buffers for it.
             state = server.app[STATE]
-            session = next(iter(state.listening._sessions.values()))
-            client.socket.transport.pause_reading()
-            socket = session.conversation.socket
-            stuck: asyncio.Task[None] | None = None
-            while stuck is None or stuck in (await asyncio.wait({stuck}, timeout=0.3))[0]:
-                stuck = asyncio.create_task(socket.send_str("x" * 65536))
+            _, stuck = await stop_reading(client, state)
             marks = [{"type": "Marker", "name": f"{number:0200d}"} for number in range(40)]
             await client.send(speech, {"type": "Finalize"}, *marks)
             async with asyncio.timeout(20):
