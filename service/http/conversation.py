@@ -54,6 +54,13 @@ SETTLE_S = 1.0
 """A dialect that answers each message waits no longer than this for what can be heard of it."""
 
 
+def cut_off(socket: web.WebSocketResponse) -> None:
+    """End the connection without waiting for anybody."""
+    transport = socket._req.transport if socket._req is not None else None
+    if transport is not None:
+        transport.abort()
+
+
 class Conversation:
     """Runs one connection to its end."""
 
@@ -99,7 +106,7 @@ class Conversation:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CLOSE_S):
                 await self.socket.close(code=HANDED_OVER, message=b"RESUMED on another connection")
-        self._abort()
+        cut_off(self.socket)
         try:
             async with asyncio.timeout(self.state.settings.send_s):
                 await self._over.wait()
@@ -336,7 +343,7 @@ class Conversation:
             self._cut_off = True
             self._failure = (1008, "SLOW-0000", f"nothing was taken for {self.state.settings.send_s:g} s")
             self.session.stream.cancel("slow_reader")
-            self._abort()
+            cut_off(self.socket)
             raise
 
     async def _close(self, code: int, name: str, reason: str) -> None:
@@ -345,9 +352,3 @@ class Conversation:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CLOSE_S):
                 await self.socket.close(code=code, message=told.encode()[:120])
-
-    def _abort(self) -> None:
-        """Cut the connection without waiting for anybody."""
-        transport = self.socket._req.transport if self.socket._req is not None else None
-        if transport is not None:
-            transport.abort()

@@ -18,6 +18,7 @@ from service.dialects.commands import Audio, Finalize, Say
 from service.dialects.openai_realtime import RealtimeDialect
 from service.errors import ServiceError
 from service.http.auth import key_of
+from service.http.conversation import cut_off
 from service.http.listen import check_accepting, check_upgrade
 from service.http.state import STATE, State
 from service.keys import Key
@@ -158,8 +159,12 @@ class _Conversation:
         for text in texts:
             if self.socket.closed:
                 return
-            async with asyncio.timeout(self.state.settings.send_s):
-                await self.socket.send_str(text)
+            try:
+                async with asyncio.timeout(self.state.settings.send_s):
+                    await self.socket.send_str(text)
+            except TimeoutError:
+                cut_off(self.socket)  # at once: see `Conversation`
+                raise
             self.state.metrics.messages_sent.labels("openai").inc()
 
     async def _close(self, code: int, reason: str) -> None:
