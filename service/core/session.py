@@ -12,7 +12,7 @@ from typing import Any
 
 from acoustic.config import ModelConfig
 from acoustic.windows import WindowPlan
-from service.core.channel import Channel, Heading
+from service.core.channel import Channel
 from service.core.clock import SAMPLE_RATE
 from service.core.events import (
     Closed,
@@ -43,6 +43,7 @@ from service.core.messages import (
     Tell,
     WorkerLost,
 )
+from service.core.segment import Heading
 from service.core.stream_settings import StreamSettings
 
 
