@@ -35,7 +35,7 @@ ASKED = argparse.Namespace(server="http://host", key=None, model=None, hotword=[
 
 async def test_a_job_that_runs_for_long_has_one_bar(monkeypatch, tmp_path):
     file = tmp_path / "talk.wav"
-    file.touch()
+    file.write_bytes(b"sound")
     states = iter([*["running"] * 5, "failed"])
 
     async def add(client, path, fields):
@@ -55,7 +55,7 @@ async def test_a_job_that_runs_for_long_has_one_bar(monkeypatch, tmp_path):
 
 async def test_a_server_that_is_started_again_is_waited_for(monkeypatch, tmp_path):
     file = tmp_path / "talk.wav"
-    file.touch()
+    file.write_bytes(b"sound")
     states = iter(["running", None, None, "failed"])
 
     async def add(client, path, fields):
