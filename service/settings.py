@@ -113,6 +113,9 @@ class Settings:
     send_s: float = setting(
         20.0, "limits", "a client that takes nothing for so long is closed", low=1, high=600
     )
+    upload_stall_s: float = setting(
+        30.0, "limits", "a file of which nothing comes for so long is refused", low=0.5, high=3600
+    )
     heartbeat_s: float = setting(1.0, "limits", "sound between two Heartbeats", low=0.1, high=60)
     container_stall_s: float = setting(
         10.0, "limits", "a decoder child that answers nothing for so long is ended", low=1, high=120

@@ -36,6 +36,7 @@ STATUS = {
     "hotwords": 400,
     "job": 404,
     "size": 413,
+    "stalled": 408,
     "storage": 507,
     "gone": 499,  # nobody reads it; counted and logged, as nginx does
 }

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from service.errors import ServiceError
+from service.http.state import STATE
 
 MOST_FIELD_BYTES = 64 * 1024
 MOST_FIELDS = 256
@@ -48,7 +49,7 @@ async def scratch(beside: Path | None = None) -> AsyncIterator[Path]:
 async def receive_body(request: web.Request, folder: Path, most: int) -> Upload:
     """The whole body; ServiceError "size" when it is larger than allowed."""
     _check_announced(request, most)
-    with _gone_when_cut_off():
+    async with _receiving(request):
         return await _store(request.content.iter_chunked(PIECE_BYTES), folder / "body", "body", most)
 
 
@@ -61,16 +62,38 @@ async def receive_form(request: web.Request, folder: Path, most: int) -> Form:
             f"Expected multipart/form-data, not {request.content_type or 'nothing'}.",
             "Send the sound as the form field `file`.",
         )
-    with _gone_when_cut_off():
+    async with _receiving(request):
         return await _read_form(request, folder, most)
 
 
-@contextlib.contextmanager
-def _gone_when_cut_off() -> Iterator[None]:
+@contextlib.asynccontextmanager
+async def _receiving(request: web.Request) -> AsyncIterator[None]:
+    """ServiceError "gone" when the client goes away while it sends, "stalled" when it stays and sends nothing."""
+    limit_s = request.app[STATE].settings.upload_stall_s
+    loop, seen = asyncio.get_running_loop(), -1
+    watch: asyncio.TimerHandle | None = None
+
+    def look() -> None:
+        nonlocal seen, watch
+        if request.content.total_bytes == seen:
+            limit.reschedule(loop.time())
+            return
+        seen = request.content.total_bytes
+        watch = loop.call_later(limit_s, look)
+
     try:
-        yield
+        async with asyncio.timeout(None) as limit:
+            look()
+            yield
     except ConnectionError:
         raise ServiceError("gone", "The client went away while it was sending.") from None
+    except TimeoutError:
+        raise ServiceError(
+            "stalled", f"Nothing of the file came for {limit_s:g} s.", "Send it again, without a pause."
+        ) from None
+    finally:
+        if watch is not None:
+            watch.cancel()
 
 
 async def _read_form(request: web.Request, folder: Path, most: int) -> Form:
