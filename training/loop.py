@@ -35,6 +35,8 @@ from training.watch import Watch
 
 log = logging.getLogger("silica.training")
 
+SAME_ASK_S = 2.0
+
 
 class StepSource(Protocol):
     """Where batches come from (training.data.feed.Feed is one): for each step, the pieces of this process."""
@@ -311,13 +313,18 @@ class Loop:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """Ctrl-C and SIGTERM end the run after the step in hand, with a checkpoint; a second one ends it
-        at once.
+        at once. (What torchrun passes on right after the terminal's own is the first one still.)
         """
+        asked_s = float("inf")
 
         def ask(number: int, frame: FrameType | None) -> None:
-            if self._stop_asked:
+            nonlocal asked_s
+            now_s = time.monotonic()
+            if now_s - asked_s > SAME_ASK_S:
                 raise KeyboardInterrupt
-            self._stop_asked = True
+            if self._stop_asked:
+                return
+            self._stop_asked, asked_s = True, now_s
             log.warning("stopping after this step; once more stops at once")
 
         before = {}

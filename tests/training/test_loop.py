@@ -297,12 +297,17 @@ def test_two_runs_in_one_folder_are_refused(spoken: Path, tmp_path: Path) -> Non
     assert make(spoken, tmp_path, World(), steps=1).run().finished
 
 
-def test_a_signal_stops_after_the_step_with_a_checkpoint(spoken: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]])
+def test_a_signal_stops_after_the_step_with_a_checkpoint(
+    spoken: Path, tmp_path: Path, signals: list[signal.Signals]
+) -> None:
+    """The second is torchrun's, which passes on what the terminal has told everybody."""
     with started(spoken, tmp_path, {"steps": 100000, "save_every_s": 1e9}) as process:
         assert process.stderr is not None
         lines = iter(process.stderr)
         next(line for line in lines if line.startswith("step 2 "))
-        process.terminate()
+        for each in signals:
+            process.send_signal(each)
         rest = list(lines)
         assert process.wait() == 0, rest
     assert torch.load(tmp_path / "last.pt", weights_only=True)["step"] >= 2
