@@ -36,6 +36,7 @@ from training.watch import Watch
 log = logging.getLogger("silica.training")
 
 SAME_ASK_S = 2.0
+"""Signals so close to each other ask once."""
 
 
 class StepSource(Protocol):

@@ -17,7 +17,7 @@ from tests.laws.streaming import Samples, collect
 
 @pytest.mark.parametrize(("priority", "credit"), [("live", LIVE_CREDIT), ("batch", FILE_CREDIT)])
 async def test_sound_faster_than_it_is_heard_waits_outside(
-    recogniser: Recogniser, sound: Samples, priority: str, credit: int
+    recogniser: Recogniser, sound: Samples, priority: str, credit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = recogniser.open(StreamSettings(priority=priority))  # type: ignore[arg-type]
     reader = asyncio.ensure_future(collect(stream))
@@ -39,7 +39,7 @@ async def test_sound_faster_than_it_is_heard_waits_outside(
         most_frames = max(most_frames, at_decoder)
         return effects
 
-    session.take = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(session, "take", watched)
     await stream.push(np.tile(sound, 10))
     assert 0 < most_windows <= windows
     assert 0 < most_frames <= frames

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -123,12 +124,12 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-SHAPE = {"width": 16, "layers": 1, "heads": 2, "inner": 32, "segment": 16, "memory": 16, "cutoffs": ()}
+SHAPE: dict[str, Any] = {"width": 16, "layers": 1, "heads": 2, "inner": 32, "segment": 16, "memory": 16, "cutoffs": ()}
 
 
 def test_it_learns_and_a_resumed_run_ends_like_an_unbroken_one(text: Path, tmp_path: Path) -> None:
     vocabulary = prepare([text], tmp_path / "whole", 100, lambda _: None)
-    config = TransformerConfig(vocabulary=len(vocabulary), **SHAPE)  # type: ignore[arg-type]
+    config = TransformerConfig(vocabulary=len(vocabulary), **SHAPE)
     settings = TrainingSettings(steps=200, streams=4, warm_up_steps=5, save_every=100, report_every=100)
     whole = train(tmp_path / "whole", vocabulary, config, settings, lambda _: None)
 
@@ -151,7 +152,7 @@ def test_it_learns_and_a_resumed_run_ends_like_an_unbroken_one(text: Path, tmp_p
 
 def test_a_full_disk_ends_a_run_only_at_its_end_and_what_was_kept_stays(text: Path, tmp_path: Path) -> None:
     vocabulary = prepare([text], tmp_path, 100, lambda _: None)
-    config = TransformerConfig(vocabulary=len(vocabulary), **SHAPE)  # type: ignore[arg-type]
+    config = TransformerConfig(vocabulary=len(vocabulary), **SHAPE)
     settings = TrainingSettings(steps=2, streams=4, warm_up_steps=1, save_every=2, report_every=100)
     train(tmp_path, vocabulary, config, settings, lambda _: None)
     said: list[str] = []
