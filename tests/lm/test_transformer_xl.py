@@ -124,7 +124,15 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-SHAPE: dict[str, Any] = {"width": 16, "layers": 1, "heads": 2, "inner": 32, "segment": 16, "memory": 16, "cutoffs": ()}
+SHAPE: dict[str, Any] = {
+    "width": 16,
+    "layers": 1,
+    "heads": 2,
+    "inner": 32,
+    "segment": 16,
+    "memory": 16,
+    "cutoffs": (),
+}
 
 
 def test_it_learns_and_a_resumed_run_ends_like_an_unbroken_one(text: Path, tmp_path: Path) -> None:
