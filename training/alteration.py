@@ -59,7 +59,9 @@ NO_ALTERATION = replace(Alteration(), **_OFF)
 
 @dataclass(frozen=True)
 class FeatureMasks:
-    """How much SpecAugment and SpecCutout blot out; all noughts switches them off."""
+    """What is done to features: how much SpecAugment and SpecCutout blot out (all noughts switches them off), and the
+    factors by which the uses of a batch after its first are stretched in time and warped in frequency.
+    """
 
     time_masks: int = 0
     time_frames: int = 75
@@ -68,6 +70,8 @@ class FeatureMasks:
     rectangles: int = 0
     rectangle_frames: int = 120
     rectangle_bins: int = 50
+    stretch: tuple[float, float] = (1.0, 1.0)
+    warp: tuple[float, float] = (1.0, 1.0)
 
 
 NO_MASKS = FeatureMasks()

@@ -36,6 +36,7 @@ from training.optimisers import build_optimiser
 from training.parallel import World
 from training.precision import AUTO, quickest
 from training.recipe import Recipe
+from training.reuse import Reuse
 from training.runs import RunFolder
 from training.schedules import Schedule
 
@@ -156,6 +157,7 @@ def assemble(
         clip=part.clip or None,
         average_decay=recipe.run.average_decay or None,
         joint_norms=recipe.run.joint_norms,
+        reuse=Reuse(recipe.data.uses, recipe.data.uses_apart),
         log_every=recipe.run.log_every,
         evaluate_every=recipe.run.evaluate_every,
         save_every_s=recipe.run.save_every_s,
@@ -190,6 +192,11 @@ def objective_for(
         return CtcObjective(config, device, alteration=recipe.augment, masks=recipe.masks, banks=banks)
     teacher: Teacher
     if part.teacher:
+        if recipe.data.uses > 1:
+            raise TrainingError(
+                "A live teacher hears every sound anew, and data.uses keeps no sound: set data.uses to 1, or store the "
+                "teacher's answers with `silica label`."
+            )
         from acoustic.catalogue import find
 
         teacher = LiveTeacher(find(part.teacher), device)

@@ -24,7 +24,7 @@ from training.data.feed import Batch
 from training.data.manifests import Clip
 from training.features import DITHER, batch_features
 from training.labels import LabelFolder, choose_target, clip_key
-from training.objectives import Heard, Loss, hear
+from training.objectives import Heard, Loss, hear, vary
 
 CHARACTER_REACH_OUTPUTS = 8
 """A character counts for the outputs within 160 ms of where the teacher wrote it."""
@@ -163,7 +163,11 @@ class DistilObjective:
     def hear(self, batch: Batch) -> Heard:
         """Altered by the chain at the strength of the batch's step."""
         plan = self.alteration.scaled(self.ramp.at(batch.step))
-        return hear(batch, self.front_end, plan, self.banks, self.masks, self.dither)
+        return hear(batch, self.front_end, plan, self.banks, self.dither)
+
+    def vary(self, heard: Heard, use: int) -> Heard:
+        """Masked; later uses stretched and warped too."""
+        return vary(heard, self.masks, use)
 
     def __call__(self, model: nn.Module, heard: Heard) -> Loss:
         batch, altered = heard.batch, heard.altered
@@ -173,14 +177,13 @@ class DistilObjective:
         targets, target_lengths = self._targets(batch, altered, answer)
         words = words_loss(log_probs, outputs, targets, target_lengths, self.config.blank)
         words = words + silence_loss(log_probs, outputs, altered.silent, self.config.blank)
-        frames_apart = frame_loss(log_probs, answer)
-        characters = character_loss(log_probs, answer, self.config.blank)
-        rows = (
-            self.weights.words * words
-            + self.weights.frames * frames_apart
-            + self.weights.characters * characters
-        )
-        figures = {"words": words.sum(), "frames": frames_apart.sum(), "characters": characters.sum()}
+        rows, figures = self.weights.words * words, {"words": words.sum()}
+        if self.weights.frames:
+            apart = frame_loss(log_probs, answer)
+            rows, figures["frames"] = rows + self.weights.frames * apart, apart.sum()
+        if self.weights.characters:
+            characters = character_loss(log_probs, answer, self.config.blank)
+            rows, figures["characters"] = rows + self.weights.characters * characters, characters.sum()
         return Loss(rows.sum(), len(batch), figures)
 
     def _targets(self, batch: Batch, altered: Altered, answer: Answer) -> tuple[Tensor, Tensor]:

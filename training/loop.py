@@ -10,7 +10,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from training.objectives import Heard, Objective
 from training.optimisers import clip_gradients
 from training.parallel import World, wrap
 from training.precision import Precision
+from training.reuse import Reuse, reused
 from training.runs import RunFolder
 from training.schedules import Schedule
 from training.sums import StepResult, Sums
@@ -57,6 +58,7 @@ class LoopSettings:
     clip: float | None = None
     average_decay: float | None = 0.999
     joint_norms: bool = True
+    reuse: Reuse = Reuse()  # noqa: RUF009 (frozen)
     log_every: int = 20
     evaluate_every: int = 1000
     save_every_s: float = 300.0
@@ -131,7 +133,8 @@ class Loop:
         train_mode(self.model)
         began = saved = logged = time.monotonic()
         since_log = Sums()
-        steps = ahead(self.feed.from_step(self.progress.step), self._hear)
+        heard = reused(self.feed.from_step, self._hear, self.settings.reuse, self.progress.step)
+        steps = ahead(heard, self._vary)
         try:
             with self._signals(), self.folder.alone() if self.world.leads else contextlib.nullcontext():
                 while self.progress.step < self.schedule.total_steps:
@@ -163,7 +166,17 @@ class Loop:
         return self.progress
 
     def _hear(self, batches: Sequence[Batch]) -> list[Heard]:
-        return [self.objective.hear(batch.to(self.world.device)) for batch in batches]
+        uses = self.settings.reuse.uses
+        heard = []
+        for batch in batches:
+            first = replace(batch.to(self.world.device), step=batch.step * uses)
+            piece = self.objective.hear(first)
+            heard.append(piece if uses == 1 else piece.without_sound())
+        return heard
+
+    def _vary(self, used: tuple[Sequence[Heard], int]) -> list[Heard]:
+        pieces, use = used
+        return [self.objective.vary(heard, use) for heard in pieces]
 
     def _step(self, pieces: Sequence[Heard]) -> StepResult:
         batches = [heard.batch for heard in pieces]
@@ -233,7 +246,8 @@ class Loop:
             )
 
     def _log(self, sums: Sums, seconds: float, since_start: float) -> None:
-        epoch, _ = self.feed.place(max(0, self.progress.step - 1))
+        batch, _ = self.settings.reuse.batch_of(max(0, self.progress.step - 1))
+        epoch, _ = self.feed.place(batch)
         means = sums.means()
         self.progress.losses.append(means["loss"])
         self.watch.step(

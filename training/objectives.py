@@ -5,7 +5,7 @@ Distillation, fine-tuning and whatever comes write their own and use the same lo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from acoustic.features import FrontEnd
 from acoustic.shape import ModelConfig
 from training.alteration import NO_ALTERATION, NO_MASKS, Alteration, FeatureMasks
-from training.augment import Altered, Banks, alter, blot_out
-from training.data.feed import Batch
+from training.augment import Altered, Banks, alter, blot_out, stretch, warp_mel
+from training.augment.draw import uniform
+from training.data.feed import Batch, batch_seed
 from training.features import DITHER, batch_features
 
 
@@ -34,12 +35,18 @@ class Loss:
 
 @dataclass(frozen=True)
 class Heard:
-    """A batch as the model hears it: altered sound, and its normalised, masked features."""
+    """A batch as the model hears it: altered sound, and its normalised features."""
 
     batch: Batch
     altered: Altered
     features: Tensor
     frames: Tensor
+
+    def without_sound(self) -> "Heard":
+        """What is needed to use it again, a tenth as large."""
+        batch = replace(self.batch, sound=self.batch.sound[:, :0].clone())
+        altered = replace(self.altered, sound=self.altered.sound[:, :0].clone())
+        return replace(self, batch=batch, altered=altered)
 
 
 class Objective(Protocol):
@@ -47,6 +54,9 @@ class Objective(Protocol):
 
     def hear(self, batch: Batch) -> Heard:
         """Alter the sound and take its features: no model and no gradient, so a thread does it ahead of the step."""
+
+    def vary(self, heard: Heard, use: int) -> Heard:
+        """What is altered in the features, anew for each use (0 is the first)."""
 
     def __call__(self, model: nn.Module, heard: Heard) -> Loss:
         """The loss of the model, called as the loop hands it over (it may be wrapped)."""
@@ -76,7 +86,11 @@ class CtcObjective:
 
     def hear(self, batch: Batch) -> Heard:
         """Altered by the chain, where there is one."""
-        return hear(batch, self.front_end, self.alteration, self.banks, self.masks, self.dither)
+        return hear(batch, self.front_end, self.alteration, self.banks, self.dither)
+
+    def vary(self, heard: Heard, use: int) -> Heard:
+        """Masked; later uses stretched and warped too."""
+        return vary(heard, self.masks, use)
 
     def __call__(self, model: nn.Module, heard: Heard) -> Loss:
         batch = heard.batch
@@ -94,7 +108,6 @@ def hear(
     front_end: FrontEnd,
     plan: Alteration,
     banks: Banks | None,
-    masks: FeatureMasks,
     dither: float,
 ) -> Heard:
     """What the model hears of a batch; everything drawn for it comes from the batch's own seed."""
@@ -103,7 +116,27 @@ def hear(
     features, frames = batch_features(
         front_end, altered.sound, altered.lengths, dither=dither, generator=generator
     )
-    return Heard(batch, altered, blot_out(features, frames, masks, generator), frames)
+    return Heard(batch, altered, features, frames)
+
+
+@torch.no_grad()
+def vary(heard: Heard, masks: FeatureMasks, use: int) -> Heard:
+    """The batch as its first, second ... use hears it. What is drawn comes from the batch's seed and the use.
+
+    The first use hears the sound as it was altered, later ones a little faster or slower, and from another mouth.
+    """
+    generator = torch.Generator().manual_seed(batch_seed(heard.batch.seed, use, 0))
+    features, frames, altered = heard.features, heard.frames, heard.altered
+    if use and masks.warp != (1.0, 1.0):
+        features = warp_mel(features, uniform(len(features), *masks.warp, generator))
+    if use and masks.stretch != (1.0, 1.0):
+        before = frames
+        features, frames = stretch(features, frames, uniform(len(features), *masks.stretch, generator))
+        longer = frames.double() / before.clamp(min=1)
+        lengths, cut_at = ((place * longer.to(place.device)).round().to(place.dtype) for place in
+                           (altered.lengths, altered.cut_at))  # fmt: skip
+        altered = replace(altered, lengths=lengths, cut_at=cut_at)
+    return Heard(heard.batch, altered, blot_out(features, frames, masks, generator), frames)
 
 
 def ctc_loss(

@@ -1,9 +1,10 @@
 """NovoGrad and Muon, and the choice among them, AdamW and SGD by name. Learning rates over time are in schedules.py."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, overload
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from training.errors import TrainingError
@@ -104,18 +105,16 @@ class Muon(ByGroup):
         (self._step_matrices if group["matrices"] else self._step_others)(group, weights)
 
     def _step_matrices(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        alike: dict[tuple[int, int], list[Tensor]] = {}
-        for weight in weights:
-            alike.setdefault((len(weight), weight[0].numel()), []).append(weight)
-        for shape, same in alike.items():
-            gradients = [weight.grad.reshape(shape) for weight in same if weight.grad is not None]
-            firsts = [self._kept(weight, "first").view(shape) for weight in same]
-            torch._foreach_mul_(firsts, group["momentum"])
-            torch._foreach_add_(firsts, gradients)
-            ahead = torch._foreach_add(gradients, firsts, alpha=group["momentum"])
-            stacked = orthogonalised(torch.stack(tuple(ahead)))
-            length = -group["lr"] * 0.2 * max(shape) ** 0.5
-            torch._foreach_add_([weight.view(shape) for weight in same], list(stacked.unbind()), alpha=length)
+        flat = [weight.view(len(weight), -1) for weight in weights]
+        gradients = [weight.grad.reshape(len(weight), -1) for weight in weights if weight.grad is not None]
+        firsts = [self._kept(weight, "first").view(len(weight), -1) for weight in weights]
+        torch._foreach_mul_(firsts, group["momentum"])
+        torch._foreach_add_(firsts, gradients)
+        ahead = torch._foreach_add(gradients, firsts, alpha=group["momentum"])
+        updates = orthogonalised_together(ahead)
+        lengths = [-group["lr"] * 0.2 * max(update.shape) ** 0.5 for update in updates]
+        torch._foreach_mul_(updates, lengths)
+        torch._foreach_add_(flat, updates)
 
     def _step_others(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         gradients = [weight.grad for weight in weights if weight.grad is not None]
@@ -138,6 +137,42 @@ class Muon(ByGroup):
             state[name] = torch.zeros_like(weight)
         kept: Tensor = state[name]
         return kept
+
+
+def orthogonalised_together(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """Each matrix `orthogonalised`, those of one shape in one go. Of several processes that hold the same matrices each
+    does its share of the work and hands it to the others.
+    """
+    joined = dist.is_available() and dist.is_initialized()
+    size, rank = (dist.get_world_size(), dist.get_rank()) if joined else (1, 0)
+    largest_first = sorted(range(len(matrices)), key=lambda index: (-matrices[index].numel(), index))
+    shares = [largest_first[process::size] for process in range(size)]
+    done: dict[int, Tensor] = {}
+    for shape in {matrices[index].shape for index in shares[rank]}:
+        alike = [index for index in shares[rank] if matrices[index].shape == shape]
+        results = orthogonalised(torch.stack([matrices[index] for index in alike]))
+        done |= dict(zip(alike, results, strict=True))
+    if size > 1:
+        done = _handed_round(matrices, shares, rank, done)
+    return [done[index] for index in range(len(matrices))]
+
+
+def _handed_round(
+    matrices: Sequence[Tensor], shares: Sequence[Sequence[int]], rank: int, mine: dict[int, Tensor]
+) -> dict[int, Tensor]:
+    """Every process's share of the results, in 16 bits, in which they were made; all processes get the very same."""
+    everything: dict[int, Tensor] = {}
+    for process, share in enumerate(shares):
+        if not share:
+            continue
+        sizes = [matrices[index].numel() for index in share]
+        row = matrices[0].new_empty(sum(sizes), dtype=torch.bfloat16)
+        if process == rank:
+            torch.cat([mine[index].flatten().bfloat16() for index in share], out=row)
+        dist.broadcast(row.view(torch.uint8), process)  # as bytes: not every backend knows these 16 bits
+        for index, piece in zip(share, torch.split(row, sizes), strict=True):
+            everything[index] = piece.view(matrices[index].shape).to(matrices[index].dtype)
+    return everything
 
 
 def orthogonalised(matrices: Tensor, steps: int = 4) -> Tensor:

@@ -28,7 +28,9 @@ class ModelPart:
 @dataclass(frozen=True)
 class DataPart:
     """Manifests (below the data folder) and what is taken from them. `hours` is what the corpus should hold;
-    `noise` is a manifest of noise and impulse responses, of which those with `split` "train" are mixed in.
+    `noise` is a manifest of noise and impulse responses, of which those with `split` "train" are mixed in. A
+    batch of altered sound is used `uses` times, with `uses_apart` newer ones between two uses
+    (training/reuse.py).
     """
 
     train: tuple[str, ...] = ()
@@ -41,6 +43,8 @@ class DataPart:
     most_rows: int = 4096
     resident: bool = False
     threads: int = 4
+    uses: int = 1
+    uses_apart: int = 16
 
 
 @dataclass(frozen=True)

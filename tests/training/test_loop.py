@@ -83,13 +83,16 @@ def test_ten_utterances_are_learnt_by_heart(spoken: Path, small_network: ModelCo
     assert any((tmp_path / "tensorboard").iterdir())
 
 
-def test_a_run_killed_at_any_moment_goes_on_as_if_nothing_had_been(spoken: Path, tmp_path: Path) -> None:
-    make(spoken, tmp_path / "whole", World()).run()
+@pytest.mark.parametrize("uses", [1, 3])
+def test_a_run_killed_at_any_moment_goes_on_as_if_nothing_had_been(
+    spoken: Path, tmp_path: Path, uses: int
+) -> None:
+    make(spoken, tmp_path / "whole", World(), uses=uses).run()
     killed = tmp_path / "killed"
-    with started(spoken, killed, {"steps": 12, "killed_after": 6}) as process:
+    with started(spoken, killed, {"steps": 12, "killed_after": 6, "uses": uses}) as process:
         assert process.wait() == -signal.SIGKILL
     assert 5 <= len(records(killed)) < 12
-    resumed = make(spoken, killed, World())
+    resumed = make(spoken, killed, World(), uses=uses)
     assert 4 <= resumed.progress.step < 12
     assert resumed.run().finished
     assert records(killed) == records(tmp_path / "whole")
@@ -130,8 +133,19 @@ def test_two_processes_have_the_losses_of_one_with_the_joint_batch(spoken: Path,
             assert torch.allclose(value, states[1][name], atol=2e-3, rtol=1e-2), name
 
 
-def test_processes_with_their_own_norms_are_the_pieces_of_a_step(spoken: Path, tmp_path: Path) -> None:
-    settings = {"steps": 6, "dropout": False, "dither": 0.0, "save_every_s": 1e9, "batch_seconds": 20.0}
+@pytest.mark.parametrize("optimiser", ["novograd", "muon"])
+def test_processes_with_their_own_norms_are_the_pieces_of_a_step(
+    spoken: Path, tmp_path: Path, optimiser: str
+) -> None:
+    """Muon's products are shared out among the processes."""
+    settings: dict[str, Any] = {
+        "steps": 6,
+        "dropout": False,
+        "dither": 0.0,
+        "save_every_s": 1e9,
+        "batch_seconds": 20.0,
+    }
+    settings["optimiser"] = optimiser
     make(spoken, tmp_path / "pieces", World(), accumulation=2, **settings).run()
     train_in_two(spoken, tmp_path / "two", {**settings, "joint_norms": False})
     pieces, two = ([float(loss) for _, loss in records(tmp_path / name)] for name in ("pieces", "two"))
@@ -154,6 +168,9 @@ class Poisoned:
 
     def hear(self, batch: Batch) -> Heard:
         return self.inner.hear(batch)
+
+    def vary(self, heard: Heard, use: int) -> Heard:
+        return self.inner.vary(heard, use)
 
     def __call__(self, model: nn.Module, heard: Heard) -> Loss:
         loss = self.inner(model, heard)

@@ -13,7 +13,7 @@ from training.augment.level import change_level, mix, random_segments
 from training.augment.masks import blot_out, spec_augment, spec_cutout
 from training.augment.rooms import reverberate, simulate_rooms
 from training.augment.splice import cut, cut_and_join, join
-from training.augment.tempo import change_speed
+from training.augment.tempo import change_speed, stretch
 from training.augment.vocal_tract import warp_mel, warp_vocal_tract
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "simulate_rooms",
     "spec_augment",
     "spec_cutout",
+    "stretch",
     "telephone",
     "through_codec",
     "warp_mel",

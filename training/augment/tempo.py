@@ -1,4 +1,6 @@
-"""Speed: the sound played faster or slower, so that tempo, pitch and formants move together."""
+"""Speed: the sound played faster or slower, so that tempo, pitch and formants move together; or its features stretched,
+where only the tempo moves.
+"""
 
 import torch
 from torch import Tensor
@@ -41,3 +43,21 @@ def change_speed(sound: Tensor, lengths: Tensor, factors: Tensor) -> tuple[Tenso
     changed = torch.tensor(new_lengths, device=lengths.device, dtype=lengths.dtype)
     positions = torch.arange(result.shape[1], device=sound.device)
     return result * (positions[None, :] < changed.to(sound.device)[:, None]), changed
+
+
+def stretch(features: Tensor, frames: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Features `[rows, mels, frames]` factors[i] times as quick, in a line between frames; and each row's frames."""
+    factor = factors.to(features.device, torch.float32)
+    changed = torch.round(frames.to(features.device) / factor).long().clamp(min=1)
+    place = torch.arange(int(changed.max()), device=features.device)
+    last = (frames.to(features.device) - 1).clamp(min=0)[:, None]
+    source = ((place + 0.5)[None, :] * factor[:, None] - 0.5).clamp(min=0).minimum(last)
+    before = source.floor().long()
+    share = (source - before).to(features.dtype)[:, None, :]
+
+    def taken(index: Tensor) -> Tensor:
+        return torch.gather(features, 2, index[:, None, :].expand(-1, features.shape[1], -1))
+
+    inside = place[None, :] < changed[:, None]
+    between = torch.lerp(taken(before), taken((before + 1).minimum(last)), share)
+    return between * inside[:, None, :], changed.to(frames.device)
