@@ -20,6 +20,7 @@ from acoustic.features import FrontEnd
 from acoustic.shape import ModelConfig
 from training.alteration import NO_MASKS, Alteration, FeatureMasks
 from training.augment import Altered, Banks
+from training.ctc import ctc
 from training.data.feed import Batch
 from training.data.manifests import Clip
 from training.features import DITHER, batch_features
@@ -203,15 +204,7 @@ def words_loss(
     log_probs: Tensor, outputs: Tensor, targets: Tensor, target_lengths: Tensor, blank: int
 ) -> Tensor:
     """CTC of each row, per character; rows without words, or with more of them than fit, count nothing."""
-    losses = F.ctc_loss(
-        log_probs.transpose(0, 1),
-        targets,
-        outputs,
-        target_lengths,
-        blank,
-        reduction="none",
-        zero_infinity=True,
-    )
+    losses = ctc(log_probs, outputs, targets, target_lengths, blank)
     return losses / target_lengths.to(losses.device).clamp(min=1) * (target_lengths.to(losses.device) > 0)
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acoustic.features import FrontEnd
@@ -17,6 +16,7 @@ from acoustic.shape import ModelConfig
 from training.alteration import NO_ALTERATION, NO_MASKS, Alteration, FeatureMasks
 from training.augment import Altered, Banks, alter, blot_out, stretch, warp_mel
 from training.augment.draw import uniform
+from training.ctc import ctc
 from training.data.feed import Batch, batch_seed
 from training.features import DITHER, batch_features
 
@@ -99,7 +99,9 @@ class CtcObjective:
         labels = torch.split(batch.targets, batch.target_lengths.tolist())
         said = [own[:0] if row in silent else own for row, own in enumerate(labels)]
         lengths = torch.tensor([len(own) for own in said], device=batch.targets.device)
-        return Loss(ctc_loss(log_probs, outputs, torch.cat(said), lengths, self.config.blank), len(batch))
+        # Summed over the rows, not divided by their lengths.
+        losses = ctc(log_probs, outputs, torch.cat(said), lengths, self.config.blank)
+        return Loss(losses.sum(), len(batch))
 
 
 @torch.no_grad()
@@ -137,20 +139,3 @@ def vary(heard: Heard, masks: FeatureMasks, use: int) -> Heard:
                            (altered.lengths, altered.cut_at))  # fmt: skip
         altered = replace(altered, lengths=lengths, cut_at=cut_at)
     return Heard(heard.batch, altered, blot_out(features, frames, masks, generator), frames)
-
-
-def ctc_loss(
-    log_probs: Tensor, outputs: Tensor, targets: Tensor, target_lengths: Tensor, blank: int
-) -> Tensor:
-    """Summed over the rows, not divided by their lengths; rows with more labels than outputs count
-    nothing.
-    """
-    return F.ctc_loss(
-        log_probs.float().transpose(0, 1),
-        targets,
-        outputs,
-        target_lengths,
-        blank=blank,
-        reduction="sum",
-        zero_infinity=True,
-    )

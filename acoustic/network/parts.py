@@ -27,9 +27,14 @@ class Masks:
             return None
         if rate not in self._by_rate:
             steps = torch.arange(x.shape[-1], device=x.device)
-            valid = (self.lengths.to(x.device) + (rate - 1)) // rate
-            self._by_rate[rate] = (steps[None, None, :] < valid[:, None, None]).to(x.dtype)
+            self._by_rate[rate] = (steps[None, None, :] < self.steps(x, rate)[:, None, None]).to(x.dtype)
         return self._by_rate[rate]
+
+    def steps(self, x: Tensor, rate: int) -> Tensor:
+        """How many steps of each row count."""
+        if self.lengths is None:
+            return torch.full((len(x),), x.shape[-1], device=x.device)
+        return (self.lengths.to(x.device) + (rate - 1)) // rate
 
     def apply(self, x: Tensor, rate: int) -> Tensor:
         """`x` with everything beyond the lengths set to zero."""
@@ -181,8 +186,20 @@ class Unit(Normed):
         """The convolution that looks to the left and right."""
         return cast(nn.Conv1d, self.conv) if self.depthwise is None else self.depthwise
 
+    def slides_compiled(self, x: Tensor) -> bool:
+        """Whether the compiled depthwise taps do for this: in training in 16 bits on a CPU."""
+        plain = self.stride == self.dilation == self.groups == 1
+        fits = x.dtype == torch.bfloat16 and x.device.type == "cpu" and lies_by_step(x)
+        return plain and self.training and fits
+
     def forward(self, x: Tensor, masks: Masks) -> Tensor:
         """[batch, inputs, time] to [batch, outputs, time / stride]."""
+        if self.depthwise is not None and self.slides_compiled(x):
+            from acoustic.network.taps import depthwise
+
+            lengths = masks.steps(x, self.rate) if self.masked else torch.full((len(x),), x.shape[-1])
+            x = convolved(depthwise(x, self.depthwise.weight, lengths, self.left), self.conv)
+            return self.normed(x, masks, self.rate)
         if self.masked:
             x = masks.apply(x, self.rate)
         x, padding = masks.reached(x, self)
