@@ -28,5 +28,5 @@ done
 # (training/LOG.md, runs F and G).
 exec nice ${PROCESSES:+.venv/bin/torchrun --nproc-per-node "$PROCESSES" --no-python} \
     "$silica" train silica-small --data "$data" --out "$run" \
-    --set 'model.name=""' --set 'model.start="silica-small-en"' --set run.joint_norms=false \
+    --set 'model.name="silica-deep"' --set 'model.start="silica-small-en"' --set run.joint_norms=false \
     --set distil.frames=0.0 --set distil.characters=0.0 --set distil.ramp_first=0.3 --set augment.nothing=0.12 "$@"

@@ -28,7 +28,7 @@ from training.distill import (
 )
 from training.errors import TrainingError
 from training.evaluate import Evaluation
-from training.finetune import freeze, start_from
+from training.finetune import freeze, grown, start_from
 from training.labels import LabelFolder
 from training.loop import Loop, LoopSettings
 from training.objectives import CtcObjective, Objective
@@ -57,7 +57,10 @@ def starting_model(recipe: Recipe) -> tuple[nn.Module, ModelConfig]:
     if part.start:
         from acoustic.catalogue import find
 
-        model, config = start_from(find(part.start), part.alphabet or None)
+        start = find(part.start)
+        if part.name and part.name != start.config.name:
+            start = grown(start, _published(part.name))
+        model, config = start_from(start, part.alphabet or None)
     else:
         config = shape_of(recipe)
         model = build(config)
@@ -73,10 +76,16 @@ def shape_of(recipe: Recipe) -> ModelConfig:
         from acoustic.catalogue import find
 
         config = find(part.start).config
+        if part.name:
+            config = replace(_published(part.name), alphabet=config.alphabet)
         return replace(config, alphabet=part.alphabet) if part.alphabet else config
-    if part.name not in published:
-        raise TrainingError(f"No network is called {part.name!r}. Known: {', '.join(published)}.")
-    return published[part.name]
+    return _published(part.name)
+
+
+def _published(name: str) -> ModelConfig:
+    if name not in published:
+        raise TrainingError(f"No network is called {name!r}. Known: {', '.join(published)}.")
+    return published[name]
 
 
 def read_material(

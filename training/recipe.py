@@ -17,7 +17,9 @@ RECIPES = Path(__file__).parent / "recipes"
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Which network: a published one from scratch by `name`, or a trained one to go on from by `start`."""
+    """Which network: a published one from scratch by `name`, or a trained one to go on from by `start`. With both, the
+    trained one grows into the published one, which has more blocks.
+    """
 
     name: str = ""
     start: str = ""
@@ -150,9 +152,9 @@ def from_values(values: Mapping[str, Any], where: str) -> Recipe:
     if "title" not in values:
         raise TrainingError(f"{where}: a recipe needs a `title`.")
     recipe: Recipe = _part(Recipe, values, where)
-    if bool(recipe.model.name) == bool(recipe.model.start):
+    if not recipe.model.name and not recipe.model.start:
         raise TrainingError(
-            f"{where}: [model] needs either `name` (from scratch) or `start` (from a checkpoint)."
+            f"{where}: [model] needs `name` (from scratch), `start` (from a checkpoint) or both (to grow into)."
         )
     if not recipe.schedule.steps and not recipe.schedule.epochs:
         raise TrainingError(f"{where}: [schedule] needs `epochs` or `steps`.")

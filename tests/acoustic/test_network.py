@@ -59,7 +59,8 @@ def test_the_dense_variants_are_of_the_size_of_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("silica-small", 3.45), ("silica-medium", 6.07), ("silica-large", 10.89)]
+    ("name", "millions"),
+    [("silica-small", 3.45), ("silica-deep", 5.25), ("silica-medium", 6.07), ("silica-large", 10.89)],
 )
 def test_the_students(name: str, millions: float) -> None:
     config = published[name]
@@ -405,7 +406,7 @@ def test_the_readme_tells_the_truth_about_the_family() -> None:
             field, ahead = f"{config.receptive_field_s:.2f} s", f"{config.look_ahead_s:.2f} s"
             assert cells == [f"{parameter_count(config):,}", field, ahead]
             seen += 1
-    assert seen == 15
+    assert seen == 16
 
 
 @pytest.mark.parametrize("name", ["silica-small", "quartznet12x1"])

@@ -1,19 +1,22 @@
 """Recipes are read strictly, forecast without data, and the commands run them from start to served model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from acoustic import checkpoint
 from acoustic.catalogue import untrained
+from acoustic.checkpoint import Checkpoint
 from acoustic.config import ALPHABET, published
 from acoustic.shape import ModelConfig
 from service.commands import main
-from training.assemble import read_material, schedule_for, shape_of
+from training.assemble import read_material, schedule_for, shape_of, starting_model
 from training.errors import TrainingError
-from training.finetune import freeze, start_from, train_mode
+from training.finetune import freeze, grown, start_from, train_mode
 from training.forecast import forecast, multiply_adds_per_second
 from training.recipe import from_values, load_recipe, shipped, with_settings
 
@@ -72,7 +75,7 @@ def test_a_schedule_in_epochs_becomes_steps() -> None:
     ("values", "words"),
     [
         ({}, "needs a `title`"),
-        ({"title": "x", "schedule": {"steps": 1}}, "needs either `name`"),
+        ({"title": "x", "schedule": {"steps": 1}}, "needs `name`"),
         ({"title": "x", "model": {"name": "tiny"}}, "needs `epochs` or `steps`"),
         ({"title": "x", "modle": {}}, "unknown modle"),
         ({"title": "x", "model": {"name": 5}}, "model: name: expected str, not 5"),
@@ -121,6 +124,43 @@ def test_another_alphabet_keeps_what_both_know() -> None:
     assert torch.equal(model.output.weight[31], known.state["output.weight"][28])
     assert model.output.bias is not None
     assert torch.equal(model.output.bias[31], known.state["output.bias"][28])
+
+
+def test_a_trained_network_grows_without_forgetting_anything() -> None:
+    known = untrained(published["silica-small"])
+    known.state["blocks.4.units.2.norm.running_var"].fill_(0.3)
+    known = replace(
+        known, config=replace(known.config, alphabet=ALPHABET + "ä"), state=with_outputs(known, 29 + 1)
+    )
+    deep = grown(known, published["silica-deep"])
+    assert deep.config == replace(published["silica-deep"], alphabet=ALPHABET + "ä")
+    features = torch.randn(2, 64, 120)
+    before, after = (each.network().eval()(features, torch.tensor([120, 77]))[0] for each in (known, deep))
+    assert torch.equal(before, after)
+    network, _ = start_from(deep)
+    network.train()(features, torch.tensor([120, 77]))[0].square().mean().backward()
+    assert all(block.units[2].norm.weight.grad.any() for block in network.blocks[3:])
+
+
+def with_outputs(known: Checkpoint, classes: int) -> dict[str, Tensor]:
+    outputs = classes * known.config.outputs_per_step
+    return {**known.state, "output.weight": torch.randn(outputs, 384, 1), "output.bias": torch.zeros(outputs)}
+
+
+@pytest.mark.parametrize("shape", ["silica-medium", "quartznet5x5", "tiny"])
+def test_what_is_no_deeper_shape_of_the_same_is_refused(shape: str) -> None:
+    with pytest.raises(TrainingError, match=f"silica-small does not grow into {shape}: that shape must have"):
+        grown(untrained(published["silica-small"]), published[shape])
+
+
+def test_a_recipe_grows_its_start_into_the_network_it_names() -> None:
+    settings = ["model.start=tiny", "model.name=tiny"]
+    recipe = with_settings(load_recipe("finetune"), settings)
+    model, config = starting_model(recipe)
+    assert config == shape_of(recipe) == published["tiny"]
+    assert torch.equal(model.output.weight, untrained(published["tiny"]).state["output.weight"])
+    with pytest.raises(TrainingError, match="tiny does not grow into quartznet5x5"):
+        starting_model(with_settings(recipe, ["model.name=quartznet5x5"]))
 
 
 def test_frozen_parts_do_not_learn_and_their_statistics_stay() -> None:
