@@ -29,7 +29,7 @@ from training.distill import (
 from training.errors import TrainingError
 from training.evaluate import Evaluation
 from training.finetune import freeze, grown, start_from
-from training.labels import LabelFolder
+from training.labels import LabelFolder, labelled_as
 from training.loop import Loop, LoopSettings
 from training.objectives import CtcObjective, Objective
 from training.optimisers import build_optimiser
@@ -230,7 +230,7 @@ def _read_labelled(recipe: Recipe, config: ModelConfig, data: Path | None) -> La
     answers: dict[str, Stored] = {}
     labels = _paths((recipe.distil.labels,), data)[0] if recipe.distil.labels else None
     for path in _paths(recipe.data.train, data):
-        base, name = (path, path.name) if path.is_dir() else (path.parent, path.stem)
+        base, name = labelled_as(path)
         folder = LabelFolder(labels / name, config.classes) if labels else None
         labelled = labelled_clips(read_manifest(path), base, folder)
         clips += labelled.clips if not recipe.distil.teacher else read_manifest(path)

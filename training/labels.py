@@ -66,6 +66,15 @@ def choose_target(transcript: str | None, heard: str, most_difference: float = 0
     return Target(heard, True) if heard else None
 
 
+def labelled_as(manifest: Path) -> tuple[Path, str]:
+    """The folder that a manifest's clips are named from, and the name that its labels go by: its folder's, unless the
+    file has a name of its own.
+    """
+    if manifest.is_dir():
+        return manifest, manifest.name
+    return manifest.parent, manifest.parent.name if manifest.name == "manifest.jsonl" else manifest.stem
+
+
 def clip_key(audio: Path, base: Path) -> str:
     """What a clip is called in the labels of the manifest in the folder `base`."""
     return str(audio.relative_to(base)) if audio.is_relative_to(base) else str(audio)

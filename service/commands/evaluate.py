@@ -46,10 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Hear everything, count, print."""
+    """Hear everything, count, print. 0: all heard; 1: some could not be read and are not counted."""
     from rich.console import Console
     from rich.progress import track
 
+    from service.errors import ServiceError
     from service.listening import Listener
 
     refuse_unused_windows(arguments)
@@ -59,15 +60,22 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.keep_log_probs.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     quiet = arguments.json or not sys.stderr.isatty()
-    scored = [
-        _score(listener, line, arguments)
-        for line in track(lines, "hearing", console=console, disable=quiet, transient=True)
-    ]
-    answer = _summary(listener, scored, arguments)
+    scored, unreadable = [], []
+    for line in track(lines, "hearing", console=console, disable=quiet, transient=True):
+        try:
+            scored.append(_score(listener, line, arguments))
+        except ServiceError as error:
+            console.print(f"silica: not counted: {error}", markup=False, highlight=False, soft_wrap=True)
+            unreadable.append(line["audio"])
+    if not scored:
+        raise ServiceError(
+            "manifest", f"No recording of {arguments.manifest} can be read.", "Do the files lie beside it?"
+        )
+    answer = {**_summary(listener, scored, arguments), "unreadable": unreadable}
     worst = sorted(scored, key=lambda one: one["errors"].errors, reverse=True)[: arguments.worst]
     answer["worst"] = [{key: one[key] for key in ("audio", "reference", "heard")} for one in worst]
     print(json.dumps(answer) if arguments.json else "\n".join(_readable(answer)))
-    return 0
+    return 1 if unreadable else 0
 
 
 def refuse_unused_windows(arguments: argparse.Namespace) -> None:
@@ -226,7 +234,8 @@ def _readable(answer: dict[str, Any]) -> list[str]:
     how = "as streams" if answer["streamed"] else "whole"
     lines = [
         f"{answer['model']} ({answer['precision']} on {answer['device']}), {answer['decoder']}, language model "
-        f"{answer['language_model']}, {answer['recordings']} recordings {how}",
+        f"{answer['language_model']}, {answer['recordings']} recordings {how}"
+        + (f", {len(answer['unreadable'])} more could not be read" if answer["unreadable"] else ""),
         f"WER {answer['wer']:.2%} (95 of 100 samples: {answer['wer_low']:.2%} to {answer['wer_high']:.2%}) of "
         f"{answer['words']} words: {answer['substitutions']} substitutions, {answer['insertions']} insertions, "
         f"{answer['deletions']} deletions; CER {answer['cer']:.2%}",

@@ -80,6 +80,7 @@ async def _speak(arguments: argparse.Namespace) -> int:
     from service.clients.files import FileMicrophone
     from service.clients.live_screen import Screen, converse
     from service.clients.mic import Microphone, find_device
+    from service.clients.models import model_there
     from service.clients.stream import StreamClient
     from service.errors import ServiceError
 
@@ -90,7 +91,7 @@ async def _speak(arguments: argparse.Namespace) -> int:
     )
     options: dict[str, Any] = {"keyterm": arguments.hotword} if arguments.hotword else {}
     if arguments.model:
-        options["model"] = arguments.model
+        options["model"] = await model_there(arguments.server, arguments.key, arguments.model)
     dictation = Dictation()
     live_text = arguments.output == "txt" and arguments.out is None
     screen = Screen(dictation, quiet=arguments.quiet, prints=live_text)

@@ -95,21 +95,18 @@ def run(arguments: argparse.Namespace) -> int:
 
         if arguments.jobs and arguments.server is None:
             arguments.server = os.environ.get("SILICA_SERVER", "http://127.0.0.1:8765")
-        model: str | None
-        if arguments.server is None:
-            model = _here(files, arguments, bar, take)
-        else:
-            model = _there(files, arguments, bar, take)
+        model = (_here if arguments.server is None else _there)(files, arguments, bar, take)
     if form == "json" and not arguments.out:
         taken.sort(key=lambda transcript: files.index(transcript.file))
         print(json.dumps({"model": model, "files": [transcript.described() for transcript in taken]}))
     return 1 if any(transcript.error for transcript in taken) else 0
 
 
-def _there(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) -> str | None:
+def _there(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) -> str:
     import asyncio
 
     from service.clients import transcribing
+    from service.clients.models import model_there
     from service.errors import ServiceError
 
     for name, default in arguments.here_only.items():
@@ -123,12 +120,13 @@ def _there(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any)
         raise ServiceError(
             "line", "A job is heard in the background and cannot be watched.", "One of the two."
         )
+    model = asyncio.run(model_there(arguments.server, arguments.key, arguments.model))
     if arguments.realtime:
         asyncio.run(transcribing.streamed(files, arguments, take))
     else:
         way = transcribing.as_jobs if arguments.jobs else transcribing.at_once
         asyncio.run(way(files, arguments, bar, take))
-    return str(arguments.model) if arguments.model else None
+    return model
 
 
 def _here(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) -> str:

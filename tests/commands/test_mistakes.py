@@ -1,5 +1,6 @@
 """What the person at the keyboard did wrong is said in one sentence, whichever verb it was said to."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,25 @@ def test_a_fault_of_ours_is_not_taken_for_the_users(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("service.commands.models.run", broken)
     with pytest.raises(OSError, match="of ours"):
         main(["models", "list"])
+
+
+def test_a_recording_that_cannot_be_read_is_named_and_the_others_are_scored(
+    clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.flac").write_bytes(b"fLaC" + bytes(900))
+    lines = [f'{{"audio": "{name}", "text": "one"}}' for name in ("bad.flac", clip.name, "gone.wav")]
+    (tmp_path / "manifest.jsonl").write_text("\n".join(lines))
+    line = ["evaluate", str(tmp_path), "--model", "tiny", "--decoder", "greedy"]
+    assert main([*line, "--json"]) == 1
+    said = capsys.readouterr()
+    answer = json.loads(said.out)
+    assert answer["recordings"] == 1 and answer["unreadable"] == ["bad.flac", "gone.wav"]
+    assert "not counted" in said.err and "bad.flac" in said.err and "gone.wav" in said.err
+    assert main(line) == 1
+    assert "2 more could not be read" in capsys.readouterr().out
+    (tmp_path / clip.name).unlink()
+    assert main(line) == 2
+    assert "No recording of" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_named_and_no_fault_of_ours(

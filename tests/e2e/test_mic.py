@@ -48,6 +48,11 @@ def test_a_file_spoken_in_real_time_is_written_as_it_settles(served: Served, rec
     assert done.stdout.split() == offline(served, recording).split() != []
 
 
+def test_a_model_that_the_server_does_not_have_is_refused(served: Served, recording: Path) -> None:
+    done = mic(served, "--from", str(recording), "--model", "whale")
+    assert done.returncode == 2 and "has no model 'whale'. It serves " in done.stderr
+
+
 @pytest.mark.parametrize("form", ["srt", "vtt", "json"])
 def test_every_output_holds_every_word(served: Served, recording: Path, tmp_path: Path, form: str) -> None:
     done = mic(

@@ -57,6 +57,7 @@ def test_jobs_and_a_server_say_the_same_and_one_bad_file_stops_nothing(
         "forward.wav",
     ]
     assert words_in(jobs) == words_in(at_once)
+    assert json.loads(jobs.stdout)["model"] == json.loads(at_once.stdout)["model"] is not None
     assert set(words_in(jobs)) == {"again.wav", "busy.wav", "forward.wav"} and words_in(jobs)["busy.wav"]
     for done in (at_once, jobs):
         assert b"bad.flac" in done.stderr and b"Traceback" not in done.stderr
@@ -65,6 +66,16 @@ def test_jobs_and_a_server_say_the_same_and_one_bad_file_stops_nothing(
     again = transcribe(str(folder / "busy.wav"), *options)
     assert again.returncode == 0 and again.stdout == b"", again.stderr
     assert (tmp_path / "busy.wav.srt").read_text().startswith("1\n00:00:")
+
+
+@pytest.mark.parametrize("way", [(), ("--jobs",), ("--realtime",)])
+def test_a_model_that_the_server_does_not_have_is_refused(
+    served: Served, folder: Path, way: tuple[str, ...]
+) -> None:
+    line = (str(folder / "busy.wav"), "--server", served.address, "--model", "whale", *way)
+    done = transcribe(*line)
+    assert done.returncode == 2 and done.stdout == b""
+    assert b"has no model 'whale'. It serves " in done.stderr and b"Traceback" not in done.stderr
 
 
 def test_watched_through_a_server_and_from_the_standard_input(served: Served, folder: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.full_disk import full_disk
 from training.errors import TrainingError
-from training.labels import LOWEST, LabelFolder, choose_target, quantise, restore
+from training.labels import LOWEST, LabelFolder, choose_target, labelled_as, quantise, restore
 
 CLASSES = 29
 
@@ -77,3 +77,11 @@ def test_whom_to_believe() -> None:
 def test_writing_needs_an_open_folder(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="not open for writing"):
         LabelFolder(tmp_path, CLASSES).append("a.opus", "a", answer(1))
+
+
+def test_labels_go_by_the_folder_of_a_manifest_or_by_its_own_name(tmp_path: Path) -> None:
+    folder = tmp_path / "train-clean"
+    folder.mkdir()
+    assert labelled_as(folder) == (folder, "train-clean")
+    assert labelled_as(folder / "manifest.jsonl") == (folder, "train-clean")
+    assert labelled_as(folder / "half.jsonl") == (folder, "half")

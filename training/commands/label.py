@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from lm.decoders import open_decoder
     from training.data.manifests import read_manifest
     from training.data.sound import ClipError, read_clip
-    from training.labels import LabelFolder, clip_key
+    from training.labels import LabelFolder, clip_key, labelled_as
 
     torch.set_num_threads(1)
     backend = open_backend(arguments.teacher, "cpu", arguments.precision)
@@ -50,8 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with show:
         for path in arguments.manifest:
-            name = path.name if path.is_dir() else path.stem
-            base = path if path.is_dir() else path.parent
+            base, name = labelled_as(path)
             clips = read_manifest(path)[: arguments.limit]
             with LabelFolder(arguments.out / name, backend.config.classes) as labels:
                 task = show.add_task(name, total=len(clips), completed=0)

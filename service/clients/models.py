@@ -1,0 +1,44 @@
+"""Which of a server's models will hear. Other vendors' clients send names of their own, so a server takes any name and
+hears it with its default; whoever asks for one of ours by a name that is not there is told here instead.
+"""
+
+from collections.abc import Callable
+
+from service.clients.http import HttpClient, patiently
+from service.errors import ServiceError
+
+
+class ModelsClient(HttpClient):
+    """`async with ModelsClient(server, key) as client: name = await client.named(asked)`."""
+
+    async def named(self, asked: str | None) -> str:
+        """The model asked for, or the default; a name that the server does not have is refused."""
+        listed = {str(model["name"]): model for model in (await self._ask("GET", "/v1/models"))["models"]}
+        found = [name for name, model in listed.items() if (name == asked if asked else model["default"])]
+        if found:
+            return found[0]
+        try:
+            await self._ask("GET", "/readyz")
+        except ServiceError as error:
+            if error.code == "network":
+                raise
+            raise ServiceError(
+                "starting",
+                f"{self.server} is still loading its models.",
+                "Try again soon.",
+                retry_after_s=2.0,
+            ) from None
+        raise ServiceError(
+            "model", f"{self.server} has no model {asked!r}.", f"It serves {', '.join(listed)}."
+        )
+
+
+async def model_there(
+    server: str,
+    key: str | None,
+    asked: str | None,
+    waits: Callable[[ServiceError], None] = lambda error: None,
+) -> str:
+    """One question to a server; one that is still starting is waited for."""
+    async with ModelsClient(server, key) as client:
+        return await patiently(lambda: client.named(asked), waits)
