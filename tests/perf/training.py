@@ -3,24 +3,33 @@ lengths.
 
 Run it by hand: `python -m tests.perf.training --models jasper10x5dr quartznet15x5`. On a GPU it compares
 FP32, TF32, BF16 and FP16 (published, one A100, mixed precision: Jasper 64 to 76 sequences/s, QuartzNet 89);
-on a CPU it takes small models on one thread and counts processor time, so that a busy machine does not spoil it.
+on a CPU it takes small models on one thread and counts processor time, so that a busy machine does not spoil it, and
+measures each also with PyTorch's own depthwise convolution and CTC in place of the compiled kernels.
 Sound is made up, so that no disk is in the figures; features, loss, backward pass and optimiser are. The inference
 tables are `tests/perf/acoustic.py --gpu`.
 """
 
 import argparse
+import contextlib
+import functools
 import json
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from acoustic.config import published
 from acoustic.network import build
+from acoustic.network.parts import Unit
 from acoustic.shape import ModelConfig
 from tests.perf.acoustic import provenance
+from training import objectives
 from training.alteration import NO_ALTERATION, Alteration, FeatureMasks
 from training.data.feed import Batch
 from training.objectives import CtcObjective
@@ -44,6 +53,7 @@ class Row:
     times_real_time: float
     ms_per_step: float
     slowest_ms: float
+    plain_ms_per_step: float | None
     peak_memory_gib: float | None
     published_a100: float | None
 
@@ -63,6 +73,21 @@ def made_up(config: ModelConfig, rows: int, seconds: float, device: torch.device
     ).to(device)
 
 
+@contextlib.contextmanager
+def plain_pytorch() -> Iterator[None]:
+    """Without the kernels that are compiled for CPUs."""
+    theirs = functools.partial(F.ctc_loss, reduction="none", zero_infinity=True)
+
+    def ctc(scores: Tensor, outputs: Tensor, targets: Tensor, lengths: Tensor, blank: int) -> Tensor:
+        return theirs(scores.float().transpose(0, 1), targets, outputs, lengths, blank)
+
+    with (
+        mock.patch.object(Unit, "slides_compiled", lambda *_: False),
+        mock.patch.object(objectives, "ctc", ctc),
+    ):
+        yield
+
+
 def measure(
     name: str,
     precision_name: str,
@@ -73,7 +98,41 @@ def measure(
     device: torch.device,
     altered: bool,
 ) -> Row:
-    """Time whole training steps; the first ones are not counted."""
+    """Whole training steps, on a CPU also those of plain PyTorch."""
+    taken = (name, precision_name, rows, seconds, steps, warmup, device, altered)
+    mean, slowest = step_s(*taken)
+    memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+    plain = None
+    if device.type == "cpu":
+        with plain_pytorch():
+            plain = 1000 * step_s(*taken)[0]
+    return Row(
+        name,
+        torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+        precision_name,
+        rows,
+        seconds,
+        rows / mean,
+        rows * seconds / mean,
+        1000 * mean,
+        1000 * slowest,
+        plain,
+        memory,
+        PUBLISHED.get(name, {}).get(rows),
+    )
+
+
+def step_s(
+    name: str,
+    precision_name: str,
+    rows: int,
+    seconds: float,
+    steps: int,
+    warmup: int,
+    device: torch.device,
+    altered: bool,
+) -> tuple[float, float]:
+    """How long a step takes, and the slowest; the first ones are not counted."""
     config = published[name]
     precision = Precision(precision_name, device)
     precision.switch_tf32()
@@ -96,7 +155,7 @@ def measure(
         began = clock()
         optimiser.zero_grad(set_to_none=True)
         with precision.region():
-            loss = objective(model, objective.hear(batch))
+            loss = objective(model, objective.vary(objective.hear(batch), 0))
         scaler.scale(loss.total / rows).backward()
         scaler.step(optimiser)
         scaler.update()
@@ -105,21 +164,7 @@ def measure(
         if step >= warmup:
             times.append(clock() - began)
     # On a GPU the average, as published; on a CPU the quickest step: whatever else runs can only add to it.
-    mean = statistics.fmean(times) if device.type == "cuda" else min(times)
-    memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
-    return Row(
-        name,
-        torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
-        precision_name,
-        rows,
-        seconds,
-        rows / mean,
-        rows * seconds / mean,
-        1000 * mean,
-        1000 * max(times),
-        memory,
-        PUBLISHED.get(name, {}).get(rows),
-    )
+    return (statistics.fmean(times) if device.type == "cuda" else min(times)), max(times)
 
 
 def main() -> int:
@@ -150,9 +195,10 @@ def main() -> int:
         origin = provenance()
         print(f"{origin['date']}, {origin['commit']}, {origin['machine']}, PyTorch {origin['torch']}\n")
         print(
-            "| model | precision | batch | seconds | sequences/s | x real time | ms a step | GiB | one A100, AMP |"
+            "| model | precision | batch | seconds | sequences/s | x real time | ms a step | in plain PyTorch | GiB "
+            "| one A100, AMP |"
         )
-        print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
+        print("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     for name in arguments.models:
         for rows in arguments.batches:
             for precision in arguments.precisions:
@@ -184,6 +230,7 @@ def main() -> int:
                     f"{row.sequences_per_s:.2f}",
                     f"{row.times_real_time:.1f}",
                     f"{row.ms_per_step:.0f}",
+                    "–" if row.plain_ms_per_step is None else f"{row.plain_ms_per_step:.0f}",
                     "–" if row.peak_memory_gib is None else f"{row.peak_memory_gib:.1f}",
                     row.published_a100 or "–",
                 )
