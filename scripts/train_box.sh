@@ -24,9 +24,7 @@ for folder in "$data"/shared/speech/train-* "$data/shared/speech/an4-train" "$da
         nice "$silica" label "$folder" --teacher "$teacher" --out "$data/labels"
     fi
 done
-# Who reads already does better with words alone, more alteration and more silence than the recipe's beginner
-# (training/LOG.md, runs F and G).
+# The recipe is meant for two processes; one alone takes each step in two pieces.
 exec nice ${PROCESSES:+.venv/bin/torchrun --nproc-per-node "$PROCESSES" --no-python} \
-    "$silica" train silica-small --data "$data" --out "$run" \
-    --set 'model.name="silica-deep"' --set 'model.start="silica-small-en"' --set run.joint_norms=false \
-    --set distil.frames=0.0 --set distil.characters=0.0 --set distil.ramp_first=0.3 --set augment.nothing=0.12 "$@"
+    "$silica" train silica-deep --data "$data" --out "$run" \
+    --set run.processes="${PROCESSES:-1}" --set run.accumulation=$((${PROCESSES:-1} > 1 ? 1 : 2)) "$@"
