@@ -133,7 +133,9 @@ def vary(heard: Heard, masks: FeatureMasks, use: int) -> Heard:
         features = warp_mel(features, uniform(len(features), *masks.warp, generator))
     if use and masks.stretch != (1.0, 1.0):
         before = frames
-        features, frames = stretch(features, frames, uniform(len(features), *masks.stretch, generator))
+        # All rows alike: they were put together for their like length.
+        factors = uniform(1, *masks.stretch, generator).expand(len(features))
+        features, frames = stretch(features, frames, factors)
         longer = frames.double() / before.clamp(min=1)
         lengths, cut_at = ((place * longer.to(place.device)).round().to(place.dtype) for place in
                            (altered.lengths, altered.cut_at))  # fmt: skip
