@@ -135,6 +135,8 @@ class Loop:
         since_log = Sums()
         heard = reused(self.feed.from_step, self._hear, self.settings.reuse, self.progress.step)
         steps = ahead(heard, self._vary)
+        if self.world.leads and self.settings.reuse.uses > 1:
+            self.watch.say(f"altering the sound of {self.settings.reuse.kept} steps before the first")
         try:
             with self._signals(), self.folder.alone() if self.world.leads else contextlib.nullcontext():
                 while self.progress.step < self.schedule.total_steps:

@@ -46,7 +46,7 @@ class DataPart:
     resident: bool = False
     threads: int = 4
     uses: int = 1
-    uses_apart: int = 16
+    uses_apart: int = 64
 
 
 @dataclass(frozen=True)

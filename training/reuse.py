@@ -7,6 +7,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+from training.errors import TrainingError
+
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
@@ -16,7 +18,19 @@ class Reuse:
     """Each batch is used `uses` times, with `apart` new batches between two of its uses."""
 
     uses: int = 1
-    apart: int = 16
+    apart: int = 64
+
+    def __post_init__(self) -> None:
+        if self.uses < 1 or self.apart < 0:
+            raise TrainingError(
+                f"data.uses is {self.uses} and data.uses_apart {self.apart}: a batch is used at least once, and there "
+                "cannot be fewer than no new ones between its uses."
+            )
+
+    @property
+    def kept(self) -> int:
+        """How many batches are made before the first step, and kept."""
+        return (self.uses - 1) * self.apart + 1
 
     def batch_of(self, step: int) -> tuple[int, int]:
         """The batch that a step takes, and which use of it that is (0 is the first). Batches follow one another from 0

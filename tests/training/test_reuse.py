@@ -10,6 +10,7 @@ import torch
 from training.alteration import FeatureMasks
 from training.augment import Altered, stretch
 from training.data.feed import Batch
+from training.errors import TrainingError
 from training.objectives import Heard, vary
 from training.reuse import Reuse, reused
 
@@ -34,6 +35,12 @@ def test_every_batch_comes_as_often_as_it_is_told_once_for_each_use(reuse: Reuse
         assert all(second - first == apart for first, second in itertools.pairwise(places))
 
 
+@pytest.mark.parametrize(("uses", "apart"), [(0, 4), (-1, 4), (2, -1)])
+def test_what_cannot_be_is_refused(uses: int, apart: int) -> None:
+    with pytest.raises(TrainingError, match=rf"data\.uses is {uses} and data\.uses_apart {apart}"):
+        Reuse(uses, apart)
+
+
 @pytest.mark.parametrize("reuse", [Reuse(), Reuse(2, 1), Reuse(3, 4)])
 def test_what_is_kept_is_worked_on_once_and_a_later_start_goes_on_the_same(reuse: Reuse) -> None:
     worked: list[int] = []
@@ -45,6 +52,9 @@ def test_what_is_kept_is_worked_on_once_and_a_later_start_goes_on_the_same(reuse
     whole = list(itertools.islice(reused(numbers, work, reuse, 0), 40))
     assert whole == [(f"made of {batch}", use) for batch, use in map(reuse.batch_of, range(40))]
     assert worked == list(range(len(worked)))
+    worked.clear()
+    next(reused(numbers, work, reuse, 0))
+    assert len(worked) == reuse.kept
     for start in range(12):
         later = itertools.islice(reused(numbers, work, reuse, start), 20)
         assert list(later) == whole[start : start + 20]
