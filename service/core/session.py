@@ -121,6 +121,11 @@ class Session:
                 self._hear(channel.set_hop(what.hop_frames))
             self._hear(channel.push(samples))
 
+    def _audio_parked(self, what: Audio) -> None:
+        """What was still being decoded when the connection broke; behind a Finish there is no more sound."""
+        if self._before_parked is State.STREAMING:
+            self._audio(what)
+
     def _finalize(self, what: Finalize) -> None:
         for channel in self.channels:
             self._hear(channel.end_segment(Heading.FINALIZE))
@@ -292,7 +297,7 @@ TABLE: dict[State, Actions] = {
     },
     State.PARKED: {
         **HEARING,
-        Audio: Session._audio,
+        Audio: Session._audio_parked,
         Finish: Session._finish_parked,
         Resumed: Session._resumed,
     },

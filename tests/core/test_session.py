@@ -362,6 +362,20 @@ def test_slicing_order_repeats_and_dead_workers_change_no_final(
     assert chaos.events[-1] == Closed("finished", 4.0)
 
 
+@pytest.mark.parametrize(
+    "before", [(Disconnected(), Finish()), (Finish(), Disconnected())], ids=["parked first", "finished first"]
+)
+def test_sound_that_comes_late_to_a_parked_stream_that_has_ended_is_nobodys(
+    before: tuple[object, ...],
+) -> None:
+    chaos = Chaos(random.Random(1), GREEDY)
+    for what in (Audio(noise(0.7)), *before, Audio(noise(0.7)), Resumed()):
+        chaos.carry(chaos.session.take(what))  # type: ignore[arg-type]
+    while chaos.step():
+        pass
+    assert chaos.events[-1] == Closed("finished", 0.7)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.randoms(use_true_random=False),
