@@ -36,23 +36,25 @@ def draw(rows: list[dict[str, str]], file: Path) -> None:
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot(xlabel="hours heard", ylabel="wrong on dev, greedy (%)", ylim=(0, 102))
+    axes = figure.add_subplot(
+        xlabel="hours heard", ylabel="wrong on dev, greedy (%): words, dashed characters", ylim=(0, 102)
+    )
     for number, (run, group) in enumerate(groupby(rows, key=lambda row: row["run"])):
         points = list(group)
         hours = [float(point["hours_seen"]) for point in points]
-        for key, style, what in (("dev_wer", "o-", "words"), ("dev_cer", "s--", "characters")):
+        for key, style in (("dev_wer", "o-"), ("dev_cer", "s--")):
             axes.plot(
                 hours,
                 [float(point[key]) for point in points],
                 style,
                 color=f"C{number}",
                 markersize=3,
-                label=f"run {run}, {what}",
+                label=f"run {run}" if key == "dev_wer" else None,
             )
     for share, what in ((25, "first milestone"), (12, "goal")):
         axes.axhline(share, color="grey", linewidth=0.8, linestyle=":")
         axes.text(0, share + 1, f"{what}: {share} % of words", color="grey", fontsize=8)
-    axes.legend(fontsize=8, ncols=2)
+    figure.legend(fontsize=8, ncols=10, loc="outside upper center")
     axes.grid(alpha=0.3)
     figure.savefig(file, dpi=110)
 
