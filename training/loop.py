@@ -58,7 +58,7 @@ class LoopSettings:
     clip: float | None = None
     average_decay: float | None = 0.999
     joint_norms: bool = True
-    reuse: Reuse = Reuse()  # noqa: RUF009 (frozen)
+    reuse: Reuse = field(default_factory=Reuse)
     log_every: int = 20
     evaluate_every: int = 1000
     save_every_s: float = 300.0

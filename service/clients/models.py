@@ -2,7 +2,7 @@
 hears it with its default; whoever asks for one of ours by a name that is not there is told here instead.
 """
 
-from collections.abc import Callable
+import sys
 
 from service.clients.http import HttpClient, patiently
 from service.errors import ServiceError
@@ -33,12 +33,11 @@ class ModelsClient(HttpClient):
         )
 
 
-async def model_there(
-    server: str,
-    key: str | None,
-    asked: str | None,
-    waits: Callable[[ServiceError], None] = lambda error: None,
-) -> str:
+async def model_there(server: str, key: str | None, asked: str | None) -> str:
     """One question to a server; one that is still starting is waited for."""
+
+    def waits(error: ServiceError) -> None:
+        sys.stderr.write(f"silica: {error.message} Waiting for it.\n")
+
     async with ModelsClient(server, key) as client:
         return await patiently(lambda: client.named(asked), waits)

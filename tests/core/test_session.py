@@ -36,6 +36,7 @@ from service.core.messages import (
     Finalize,
     Finish,
     Hear,
+    Input,
     Logits,
     Mark,
     Push,
@@ -366,11 +367,11 @@ def test_slicing_order_repeats_and_dead_workers_change_no_final(
     "before", [(Disconnected(), Finish()), (Finish(), Disconnected())], ids=["parked first", "finished first"]
 )
 def test_sound_that_comes_late_to_a_parked_stream_that_has_ended_is_nobodys(
-    before: tuple[object, ...],
+    before: tuple[Input, ...],
 ) -> None:
     chaos = Chaos(random.Random(1), GREEDY)
     for what in (Audio(noise(0.7)), *before, Audio(noise(0.7)), Resumed()):
-        chaos.carry(chaos.session.take(what))  # type: ignore[arg-type]
+        chaos.carry(chaos.session.take(what))
     while chaos.step():
         pass
     assert chaos.events[-1] == Closed("finished", 0.7)

@@ -88,53 +88,49 @@ def plain_pytorch() -> Iterator[None]:
         yield
 
 
-def measure(
-    name: str,
-    precision_name: str,
-    rows: int,
-    seconds: float,
-    steps: int,
-    warmup: int,
-    device: torch.device,
-    altered: bool,
-) -> Row:
+@dataclass(frozen=True)
+class Case:
+    """What is measured."""
+
+    model: str
+    precision: str
+    rows: int
+    seconds: float
+    steps: int
+    warmup: int
+    device: torch.device
+    altered: bool
+
+
+def measure(case: Case) -> Row:
     """Whole training steps, on a CPU also those of plain PyTorch."""
-    taken = (name, precision_name, rows, seconds, steps, warmup, device, altered)
-    mean, slowest = step_s(*taken)
-    memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+    mean, slowest = step_s(case)
+    cuda = case.device.type == "cuda"
+    memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
     plain = None
-    if device.type == "cpu":
+    if not cuda:
         with plain_pytorch():
-            plain = 1000 * step_s(*taken)[0]
+            plain = 1000 * step_s(case)[0]
     return Row(
-        name,
-        torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
-        precision_name,
-        rows,
-        seconds,
-        rows / mean,
-        rows * seconds / mean,
+        case.model,
+        torch.cuda.get_device_name() if cuda else "CPU",
+        case.precision,
+        case.rows,
+        case.seconds,
+        case.rows / mean,
+        case.rows * case.seconds / mean,
         1000 * mean,
         1000 * slowest,
         plain,
         memory,
-        PUBLISHED.get(name, {}).get(rows),
+        PUBLISHED.get(case.model, {}).get(case.rows),
     )
 
 
-def step_s(
-    name: str,
-    precision_name: str,
-    rows: int,
-    seconds: float,
-    steps: int,
-    warmup: int,
-    device: torch.device,
-    altered: bool,
-) -> tuple[float, float]:
+def step_s(case: Case) -> tuple[float, float]:
     """How long a step takes, and the slowest; the first ones are not counted."""
-    config = published[name]
-    precision = Precision(precision_name, device)
+    config, device = published[case.model], case.device
+    precision = Precision(case.precision, device)
     precision.switch_tf32()
     torch.backends.cudnn.benchmark = True
     model = build(config).to(device).train()
@@ -142,26 +138,26 @@ def step_s(
     objective = CtcObjective(
         config,
         device,
-        alteration=Alteration() if altered else NO_ALTERATION,
+        alteration=Alteration() if case.altered else NO_ALTERATION,
         masks=FeatureMasks(time_masks=2, mel_masks=2),
     )
     scaler = precision.scaler()
-    batch = made_up(config, rows, seconds, device)
+    batch = made_up(config, case.rows, case.seconds, device)
     times = []
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    for step in range(warmup + steps):
+    for step in range(case.warmup + case.steps):
         began = clock()
         optimiser.zero_grad(set_to_none=True)
         with precision.region():
             loss = objective(model, objective.vary(objective.hear(batch), 0))
-        scaler.scale(loss.total / rows).backward()
+        scaler.scale(loss.total / case.rows).backward()
         scaler.step(optimiser)
         scaler.update()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        if step >= warmup:
+        if step >= case.warmup:
             times.append(clock() - began)
     # On a GPU the average, as published; on a CPU the quickest step: whatever else runs can only add to it.
     return (statistics.fmean(times) if device.type == "cuda" else min(times)), max(times)
@@ -204,14 +200,16 @@ def main() -> int:
             for precision in arguments.precisions:
                 try:
                     row = measure(
-                        name,
-                        precision,
-                        rows,
-                        arguments.seconds,
-                        arguments.steps,
-                        arguments.warmup,
-                        torch.device(arguments.device),
-                        arguments.altered,
+                        Case(
+                            name,
+                            precision,
+                            rows,
+                            arguments.seconds,
+                            arguments.steps,
+                            arguments.warmup,
+                            torch.device(arguments.device),
+                            arguments.altered,
+                        )
                     )
                 except torch.cuda.OutOfMemoryError:
                     torch.cuda.empty_cache()

@@ -1,0 +1,49 @@
+"""Which of a server's models will hear: asked of a real server of HTTP that is still starting, then serves two."""
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from service.clients.models import ModelsClient, model_there
+from service.errors import ServiceError
+
+SERVED = [{"name": "one", "default": True}, {"name": "two", "default": False}]
+
+
+@pytest.fixture
+async def server():
+    """Loads a model at each question about readiness."""
+    loaded = []
+
+    async def models(request):
+        return web.json_response({"models": loaded})
+
+    async def readyz(request):
+        if len(loaded) < len(SERVED):
+            loaded.append(SERVED[len(loaded)])
+            return web.json_response({"ready": False}, status=503)
+        return web.json_response({"ready": True})
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/models", models), web.get("/readyz", readyz)])
+    async with TestServer(app) as running:
+        yield str(running.make_url("")).rstrip("/")
+
+
+async def test_a_server_that_still_loads_refuses_no_name_for_good(server):
+    async with ModelsClient(server) as client:
+        for asked in (None, "two"):
+            with pytest.raises(ServiceError) as refused:
+                await client.named(asked)
+            assert refused.value.code == "starting" and refused.value.retry_after_s == 2.0
+        assert await client.named(None) == "one"
+        assert await client.named("two") == "two"
+        with pytest.raises(ServiceError, match=r"has no model 'whale'\. It serves one, two") as refused:
+            await client.named("whale")
+        assert refused.value.code == "model"
+
+
+async def test_it_is_waited_for_and_said_so(server, capsys, monkeypatch):
+    monkeypatch.setattr("service.clients.http.MOST_WAIT_S", 0.0)
+    assert await model_there(server, None, "two") == "two"
+    assert capsys.readouterr().err == f"silica: {server} is still loading its models. Waiting for it.\n"
