@@ -17,9 +17,10 @@ from lm.lexicon import Lexicon, build
 from lm.ngram import NGram
 from lm.search_agreement import agreed_words
 from lm.search_endings import ACOUSTIC, LANGUAGE, LAST_WORD, SCORE, endings
-from lm.search_kernel import BAD_FRAME, LARGEST_STEP, advance
+from lm.search_kernel import BAD_FRAME, advance
 from lm.search_settings import SearchSettings
 from lm.search_state import COUNT, FRAME, LOG_SCALE, ROOT, SearchState
+from lm.search_steps import LARGEST_STEP, LN10
 from lm.search_tree import EVIDENCE, best_beam, boundary_at, common_ancestor, read_words, sweep, words_between
 
 Prepared = tuple[Array, Array, tuple[Array, ...]]
@@ -37,16 +38,25 @@ class BeamDecoder:
         self.characters = np.array([min(ord(character), 0x10FFFF) for character in alphabet], np.uint32)
         self.characters.flags.writeable = False
         if ngram is None:
-            lexicon = Lexicon(np.zeros(1, np.uint64), np.zeros(1, np.int32), np.zeros(1, np.int32))
+            lexicon = Lexicon(
+                np.zeros(1, np.uint64), np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.float32)
+            )
             model: tuple[Array, Array, Array] = (
                 np.zeros(1, np.uint64),
                 np.zeros(1, np.float32),
                 np.zeros((1, 9), np.int64),
             )
         else:
-            lexicon = build(ngram.vocabulary(), alphabet)
+            lexicon = build(ngram.vocabulary(), alphabet, ngram.alone())
             model = (ngram.file, ngram.floats, ngram.layout)
-        self.language: tuple[Array, ...] = (lexicon.labels, lexicon.first_child, lexicon.word, *model)
+        self.language: tuple[Array, ...] = (
+            lexicon.labels,
+            lexicon.first_child,
+            lexicon.word,
+            lexicon.promise,
+            *model,
+        )
+        self._largest_promise = -LN10 * float(lexicon.promise.min())
         for array in self.language:
             array.flags.writeable = False
         self._prepared: dict[SearchSettings, Prepared] = {}
@@ -64,16 +74,21 @@ class BeamDecoder:
         has_lm = self.ngram is not None
         # Without a language model there is nothing for a word bonus to make up for, and no word is unknown.
         bonus = settings.word_bonus if has_lm else 0.0
+        penalty = settings.unknown_penalty if has_lm else 0.0
+        # A letter that no known word goes on with gives back what was charged for the word that will not come.
+        given_back = max(
+            0.0, self._largest_promise * settings.lm_weight - (0.0 if settings.hotwords else penalty)
+        )
         shape = np.array([settings.width, len(self.alphabet), self.space, has_lm], np.int64)
         weights = np.array(
             [
                 settings.lm_weight,
                 bonus,
-                settings.unknown_penalty if has_lm else 0.0,
+                penalty,
                 settings.token_floor,
                 math.exp(-settings.beam_spread),
                 # No letter and no space multiplies a prefix by more: what falls short even so is not tried.
-                math.exp(phrases.largest_loan),
+                math.exp(min(LARGEST_STEP, phrases.largest_loan + given_back)),
                 math.exp(min(LARGEST_STEP, max(0.0, bonus) + phrases.largest_loan + phrases.largest_grant)),
             ]
         )

@@ -18,11 +18,13 @@ NOWHERE = -1
 @dataclass(frozen=True)
 class Lexicon:
     """Node 0 is the empty beginning. The children of a node lie together in the order of their labels: `labels`
-    has one bit for each, `first_child` says where they begin, `word` is the word's number or 0."""
+    has one bit for each, `first_child` says where they begin, `word` is the word's number or 0. `promise` is the
+    log10 of the likeliest word that begins so, by itself; 0 where nothing has begun."""
 
     labels: Array
     first_child: Array
     word: Array
+    promise: Array
 
 
 @compiled
@@ -44,8 +46,9 @@ def step(labels: Array, first_child: Array, node: int, label: int) -> int:
     return whole(first_child[node]) + whole(count)
 
 
-def build(vocabulary: NDArray[np.bytes_], alphabet: str) -> Lexicon:
-    """The trie of every word of the vocabulary that the alphabet can spell; its position is its number."""
+def build(vocabulary: NDArray[np.bytes_], alphabet: str, alone: NDArray[np.float32]) -> Lexicon:
+    """The trie of every word of the vocabulary that the alphabet can spell; its position is its number. `alone` has
+    each word's log10 without a context."""
     if len(alphabet) > MAXIMUM_LABELS:
         raise LanguageError(
             f"The alphabet has {len(alphabet)} characters: a search with a language model handles at most "
@@ -58,6 +61,7 @@ def build(vocabulary: NDArray[np.bytes_], alphabet: str) -> Lexicon:
     lengths = (spellings != 0).sum(axis=1)
     parents = np.zeros(len(spellings), dtype=np.int64)
     masks, firsts, words = [np.zeros(1, np.uint64)], [np.zeros(1, np.int32)], [np.zeros(1, np.int32)]
+    parents_of = [np.zeros(1, np.int64)]
     total = 1
     for depth in range(int(lengths.max(initial=0))):
         alive = lengths > depth
@@ -70,6 +74,7 @@ def build(vocabulary: NDArray[np.bytes_], alphabet: str) -> Lexicon:
         firsts[-1][new_parents[::-1]] = (total + np.arange(count))[
             ::-1
         ]  # the last one written is the first child
+        parents_of.append(parents[fresh])
         parents = np.where(alive, nodes, parents)
         level_words = np.zeros(count, np.int32)
         ending = lengths == depth + 1
@@ -79,9 +84,23 @@ def build(vocabulary: NDArray[np.bytes_], alphabet: str) -> Lexicon:
         words.append(level_words)
         total += count
     arrays = [np.concatenate(parts) for parts in (masks, firsts, words)]
+    arrays.append(_promises(arrays[2], parents_of, alone))
     for array in arrays:
         array.flags.writeable = False
     return Lexicon(*arrays)
+
+
+def _promises(
+    words: Array, parents_of: list[NDArray[np.int64]], alone: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """From the deepest level up: a beginning promises what its likeliest end does."""
+    promise = np.where(words > 0, alone[words], -np.inf).astype(np.float32)
+    end = len(words)
+    for parents in reversed(parents_of[1:]):
+        np.maximum.at(promise, parents, promise[end - len(parents) : end])
+        end -= len(parents)
+    promise[ROOT] = 0.0
+    return promise
 
 
 def spell(vocabulary: NDArray[np.bytes_], alphabet: str) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:

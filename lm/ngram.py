@@ -171,6 +171,11 @@ class NGram:
             backoffs, next_backoffs = next_backoffs, backoffs
         return total
 
+    def alone(self) -> NDArray[np.float32]:
+        """log10 of every word without a context, by its number."""
+        first = 2 * int(self.layout[0, UNIGRAMS_AT])
+        return np.array(self.floats[first : first + 4 * self.counts[0] : 4], np.float32)
+
     def begin(self, words: NDArray[np.int32], backoffs: NDArray[np.float32]) -> tuple[float, int]:
         """Write the context at the beginning of a sentence; its length comes second, as from a query."""
         begin = int(self.layout[0, BEGIN_WORD])

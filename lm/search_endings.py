@@ -6,8 +6,8 @@ import numpy as np
 
 from lm.compiled import Array, compiled, whole
 from lm.ngram_kernel import END_WORD, query
-from lm.search_kernel import HAS_LM, LM_WEIGHT, LN10, SPACE, word_step
 from lm.search_state import COUNT, LOG_SCALE, NO_LABEL
+from lm.search_steps import HAS_LM, LM_WEIGHT, LN10, SPACE, word_step
 
 SCORE, ACOUSTIC, LANGUAGE, LAST_WORD = range(4)
 
@@ -27,6 +27,7 @@ def endings(
     lexicon_labels: Array,
     lexicon_children: Array,
     lexicon_words: Array,
+    lexicon_promises: Array,
     ngram_file: Array,
     ngram_floats: Array,
     ngram_layout: Array,
@@ -39,7 +40,7 @@ def endings(
 
     "word" and "word " say the same: the one with the space is added to the other and its own score is -inf.
     """
-    lexicon = (lexicon_labels, lexicon_children, lexicon_words)
+    lexicon = (lexicon_labels, lexicon_children, lexicon_words, lexicon_promises)
     ngram = (ngram_file, ngram_floats, ngram_layout)
     hotwords = (hotword_following, hotword_lent, hotword_granted, hotword_known)
     size = context_words.shape[1]

@@ -9,95 +9,27 @@ import math
 
 import numpy as np
 
-from lm.compiled import Array, Arrays, Record, compiled, real, whole
-from lm.hotwords import NO_MATCH
-from lm.lexicon import step
-from lm.ngram_kernel import query
+from lm.compiled import Array, compiled, real
 from lm.search_state import COUNT, FRAME, FREE, LOG_SCALE, NO_LABEL, SETTLED_BLANK, USED
+from lm.search_steps import (
+    HAS_LM,
+    LABELS,
+    LETTER_GAIN,
+    SPACE,
+    SPACE_GAIN,
+    SPREAD,
+    TOKEN_FLOOR,
+    WIDTH,
+    letter_step,
+    promised,
+    word_step,
+)
 from lm.search_tree import settle_old
 
-# Places in `weights` and in `shape`.
-LM_WEIGHT, WORD_BONUS, UNKNOWN_PENALTY, TOKEN_FLOOR, SPREAD, LETTER_GAIN, SPACE_GAIN = range(7)
-WIDTH, LABELS, SPACE, HAS_LM = range(4)
-
-LN10 = math.log(10.0)
-LARGEST_STEP = 600.0
-"""No single label may add more nats than a double can hold."""
 SETTLE_EVERY_FRAMES = 100
 TINY, HUGE = 2.0**-200, 2.0**200
 NOT_ASKED = -1.0
 BAD_FRAME = -1
-
-
-@compiled
-def clamped(nats: float) -> float:
-    return min(LARGEST_STEP, max(-LARGEST_STEP, nats))
-
-
-@compiled
-def letter_step(
-    node: Record, label: int, shape: Array, weights: Array, lexicon: Arrays, hotwords: Arrays
-) -> tuple[int, int, float]:
-    """(lexicon state, hotword state, nats) after one more letter."""
-    state = 0
-    if shape[HAS_LM] == 1:
-        state = step(lexicon[0], lexicon[1], node.lexicon, label)
-    match = hotwords[0][node.hotword, label]
-    nats = hotwords[1][match] - hotwords[1][node.hotword]
-    if state < 0 and match == NO_MATCH:
-        # What no known word begins with and no hotword either is an unknown word already.
-        if not (node.lexicon < 0 and node.hotword == NO_MATCH):
-            nats -= weights[UNKNOWN_PENALTY]
-    elif node.lexicon < 0 and node.hotword == NO_MATCH:
-        nats += weights[UNKNOWN_PENALTY]
-    return state, match, clamped(nats)
-
-
-@compiled
-def word_step(
-    nodes: Array,
-    place: int,
-    shape: Array,
-    weights: Array,
-    lexicon: Arrays,
-    ngram: Arrays,
-    hotwords: Arrays,
-    context_words: Array,
-    context_backoffs: Array,
-    next_words: Array,
-    next_backoffs: Array,
-    speech_ends: bool,
-) -> tuple[int, float, float, int]:
-    """(hotword state, nats, KenLM's log10, context length) when the word at `place` ends there."""
-    node = nodes[place]
-    nats = hotwords[2][node.hotword] - hotwords[1][node.hotword]
-    match = NO_MATCH
-    if not speech_ends:
-        match = hotwords[0][node.hotword, shape[SPACE]]
-        nats += hotwords[1][match]
-    value, length = 0.0, 0
-    if shape[HAS_LM] == 1:
-        start = node.word_start
-        word = whole(lexicon[2][node.lexicon]) if node.lexicon > 0 else 0
-        value, length = query(
-            ngram[0],
-            ngram[1],
-            ngram[2],
-            context_words[start],
-            context_backoffs[start],
-            whole(nodes[start].context_length),
-            word,
-            next_words,
-            next_backoffs,
-        )
-        charged = node.lexicon < 0 and node.hotword == NO_MATCH
-        unknown = word == 0 and hotwords[3][node.hotword] == 0
-        if unknown and not charged:
-            nats -= weights[UNKNOWN_PENALTY]
-        elif charged and not unknown:
-            nats += weights[UNKNOWN_PENALTY]
-        nats += weights[LM_WEIGHT] * LN10 * value + weights[WORD_BONUS]
-    return match, clamped(nats), value, length
 
 
 @compiled
@@ -143,6 +75,7 @@ def advance(
     lexicon_labels: Array,
     lexicon_children: Array,
     lexicon_words: Array,
+    lexicon_promises: Array,
     ngram_file: Array,
     ngram_floats: Array,
     ngram_layout: Array,
@@ -153,7 +86,7 @@ def advance(
 ) -> int:
     """Hear frames from `first` on; the number of the next frame: fewer than all when the tree is full.
     BAD_FRAME - n says that frame n gives no label any probability."""
-    lexicon = (lexicon_labels, lexicon_children, lexicon_words)
+    lexicon = (lexicon_labels, lexicon_children, lexicon_words, lexicon_promises)
     ngram = (ngram_file, ngram_floats, ngram_layout)
     hotwords = (hotword_following, hotword_lent, hotword_granted, hotword_known)
     width, labels, space = shape[WIDTH], shape[LABELS], shape[SPACE]
@@ -255,12 +188,15 @@ def advance(
                     stay_label[other] += mass
                     best = max(best, stay_blank[other] + stay_label[other])
                     continue
-                if mass * (space_gain if label == space else letter_gain) < threshold:
+                if label != space and mass * letter_gain < threshold:
                     continue
                 if child >= 0:
                     mass *= nodes[child].factor
                 elif label == space:
                     if nodes[place].end_factor < 0.0:
+                        owed = promised(nodes[place].lexicon, shape, weights, lexicon)
+                        if mass * space_gain * math.exp(-owed) < threshold:
+                            continue
                         # Asked once for each prefix; the answer waits in its own place, which no other word uses.
                         match, nats, value, length = word_step(
                             nodes,

@@ -1,12 +1,16 @@
 """The knobs of the search: one frozen value with its defaults and its checks."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from lm.errors import LanguageError
 from lm.hotwords import Hotword
 
 MAXIMUM_WIDTH = 2048
+SUITED = ("width", "token_floor", "beam_spread", "lm_weight", "word_bonus", "unknown_penalty")
+"""What depends on how sure an acoustic model is: its card may name these, under `search`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class SearchSettings:
     beam_spread: float = 10.0
     """A reading this much worse than the best is dropped."""
     lm_weight: float = 0.3
-    word_bonus: float = 1.5
+    word_bonus: float = 1.0
     """Added once for each word: the language model alone prefers few words."""
     unknown_penalty: float = 10.0
     """Subtracted once for each word that the language model does not know."""
@@ -51,3 +55,38 @@ class SearchSettings:
             raise LanguageError(
                 f"beam_spread is {self.beam_spread}: expected more than 0 and at most 600 nats."
             )
+
+
+def suited(card: Mapping[str, Any]) -> SearchSettings:
+    """The settings that an acoustic model's card says suit it; the defaults where it names none.
+
+    A model that often hears one letter for another needs more readings and more of the language model than one that
+    is nearly always sure.
+    """
+    named = card.get("search", {})
+    if not isinstance(named, Mapping):
+        raise LanguageError(f"The model's card says {named!r} under `search`: expected a table of settings.")
+    given: dict[str, Any] = {}
+    for name, value in named.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if name not in SUITED or not number:
+            raise LanguageError(
+                f"The model's card says {value!r} for the search's {name!r}: expected numbers for {', '.join(SUITED)}."
+            )
+        given[name] = int(value) if name == "width" else float(value)
+    return SearchSettings(**given)
+
+
+def read_suited(texts: Iterable[str]) -> dict[str, float]:
+    """`NAME=VALUE` as somebody typed them, checked: what a card keeps under `search`."""
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise LanguageError(
+                f"{text!r} is no setting: expected NAME=VALUE, such as lm_weight=0.5."
+            ) from None
+    suited({"search": found})
+    return found

@@ -42,9 +42,13 @@ def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="KenLM binary, or what `silica lm rescore --out` wrote; `shipped` or `none`",
     )
-    parser.add_argument("--width", type=int, help="how many readings the beam keeps")
-    parser.add_argument("--lm-weight", type=float, help="how much the language model counts")
-    parser.add_argument("--word-bonus", type=float, help="what each word adds")
+    suits = "default: what the model's card says suits it"
+    parser.add_argument("--width", type=int, help=f"how many readings the beam keeps ({suits})")
+    parser.add_argument("--lm-weight", type=float, help=f"how much the language model counts ({suits})")
+    parser.add_argument("--word-bonus", type=float, help=f"what each word adds ({suits})")
+    parser.add_argument(
+        "--unknown-penalty", type=float, help=f"what a word costs that the language model lacks ({suits})"
+    )
     parser.add_argument(
         "--hotword",
         action="append",
@@ -66,10 +70,14 @@ class Listener:
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> "Listener":
         """Open what the line asks for; says on stderr when a beam has to do without a language model."""
+        from acoustic import catalogue
+        from lm.search_settings import suited
+
         backend = open_from(arguments)
         language, name = _language(arguments)
         decoder = language.decoder(arguments.decoder, backend.config.alphabet)
-        return cls(backend, decoder, _search_settings(arguments), name)
+        search = _search_settings(arguments, suited(catalogue.find_description(model_of(arguments))[1]))
+        return cls(backend, decoder, search, name)
 
     def words(self, pieces: "Iterable[LogProbs]", rules: "CutRules | None" = None) -> "Iterator[TimedWord]":
         """The words of one recording's log-probabilities."""
@@ -83,12 +91,18 @@ def open_from(arguments: argparse.Namespace) -> "Backend":
     """The acoustic model that the line names, on one thread."""
     import torch
 
-    from acoustic import catalogue
     from acoustic.runtime import open_backend
 
     if arguments.device == "cpu":
         torch.set_num_threads(1)  # more threads in one process are slower than more processes
-    return open_backend(arguments.model or catalogue.default_name(), arguments.device, arguments.precision)
+    return open_backend(model_of(arguments), arguments.device, arguments.precision)
+
+
+def model_of(arguments: argparse.Namespace) -> str:
+    """The acoustic model that the line names, or the one in the box."""
+    from acoustic import catalogue
+
+    return arguments.model or catalogue.default_name()
 
 
 def _language(arguments: argparse.Namespace) -> "tuple[Language, str]":
@@ -102,15 +116,16 @@ def _language(arguments: argparse.Namespace) -> "tuple[Language, str]":
     return language, name
 
 
-def _search_settings(arguments: argparse.Namespace) -> "SearchSettings":
+def _search_settings(arguments: argparse.Namespace, suited: "SearchSettings") -> "SearchSettings":
+    from dataclasses import replace
+
     from lm.hotwords import Hotword
-    from lm.search_settings import SearchSettings
     from lm.text import normalise
     from service.errors import ServiceError
 
     given: dict[str, Any] = {
         name: getattr(arguments, name)
-        for name in ("width", "lm_weight", "word_bonus")
+        for name in ("width", "lm_weight", "word_bonus", "unknown_penalty")
         if getattr(arguments, name) is not None
     }
     hotwords = []
@@ -127,4 +142,4 @@ def _search_settings(arguments: argparse.Namespace) -> "SearchSettings":
                 f"{spoken!r} is no hotword.",
                 "Expected PHRASE or PHRASE:WEIGHT in the letters a to z, such as kubernetes:6.",
             ) from error
-    return SearchSettings(**given, hotwords=tuple(hotwords))
+    return replace(suited, **given, hotwords=tuple(hotwords))

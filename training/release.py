@@ -4,8 +4,8 @@ compared.
 What is written is read again through the runtime that serves it and must hear what the trained network hears.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +64,25 @@ def trained_model(source: Path) -> Checkpoint:
 
 
 def release(
-    source: Path, out: Path, clips: Sequence[Clip], *, int8: bool = True, keep_norms: bool = False
+    source: Path,
+    out: Path,
+    clips: Sequence[Clip],
+    *,
+    int8: bool = True,
+    keep_norms: bool = False,
+    search: Mapping[str, float] | None = None,
 ) -> list[Comparison]:
     """Write `model.safetensors` (folded, FP16) and `model.int8.onnx` into a folder, and compare both.
 
     The clips serve twice: their sound gives the INT8 ranges (a minute at least), and all forms hear them. With
     `keep_norms` the batch norms stay apart in the file (whoever serves it folds them): training can go on from it.
+    `search` is what the card shall say of the search that suits the model.
     """
     if not clips:
         raise TrainingError("A release is compared on real speech: name a manifest with some clips.")
     trained = trained_model(source)
+    if search:
+        trained = replace(trained, card={**trained.card, "search": dict(search)})
     sounds = [read_clip(clip.audio) for clip in clips]
     served = fold(trained)
     if int8:

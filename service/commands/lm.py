@@ -73,6 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tune.add_argument(
         "--bonuses", type=float, nargs="+", default=[0.5, 1.0, 1.5], help="bonuses of each word to try"
     )
+    tune.add_argument(
+        "--search",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="the rest of the search: width, unknown_penalty, beam_spread, token_floor",
+    )
     tune.add_argument("--every", type=int, default=1, help="take one clip in this many (default 1)")
     tune.add_argument(
         "--out", type=Path, required=True, metavar="FOLDER", help="writes tuned.json and tuned.png"
@@ -276,14 +283,16 @@ def _adapt(arguments: argparse.Namespace) -> int:
 
 
 def _tune(arguments: argparse.Namespace) -> int:
+    from lm.search_settings import read_suited, suited
     from lm.tuning import read_clips, tune, write
 
+    search = suited({"search": read_suited(arguments.search)})
     models = [_model(path) for path in arguments.model or []] or (
         [] if arguments.prune else [_model(Path("shipped"))]
     )
     clips = read_clips(arguments.manifest, arguments.log_probs, arguments.every)
     models += _prunings(arguments)
-    tuned = tune(clips, models, arguments.weights, arguments.bonuses, _progress)
+    tuned = tune(clips, models, arguments.weights, arguments.bonuses, _progress, search)
     values, picture = write(tuned, arguments.out)
     figures: dict[str, object] = {
         "clips": len(clips),

@@ -33,6 +33,7 @@ HERE_ONLY = (
     "width",
     "lm_weight",
     "word_bonus",
+    "unknown_penalty",
     "streamed",
 )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lm.hypothesis import Hypothesis
+from lm.search_settings import SearchSettings
 from service.core.clock import FRAME_S
 from service.core.messages import Conclude, Push, Replay
 from service.scheduling.process import Unable, one_thread, serve, tell
@@ -72,10 +73,16 @@ class Ranking:
 class Desk:
     """The state of one worker: decoders by kind, streams, open utterances."""
 
-    def __init__(self, alphabet: str, language_model: str | None) -> None:
+    def __init__(
+        self,
+        alphabet: str,
+        language_model: str | None,
+        search: SearchSettings = SearchSettings(),
+    ) -> None:
         from lm.language import Language
 
         self._alphabet = alphabet
+        self._search = search
         self._language = Language.load(language_model or "none")
         self._decoders: dict[str, Any] = {}
         self._streams: dict[str, tuple[Any, Any]] = {}
@@ -190,12 +197,11 @@ class Desk:
         return self._utterances[key]
 
     def _settings(self, command: Open) -> tuple[Any, Any]:
-        from lm.search_settings import SearchSettings
-
         if command.decoder not in self._decoders:
             kind: Any = command.decoder
             self._decoders[kind] = self._language.decoder(kind, self._alphabet)
-        settings = SearchSettings(
+        settings = replace(
+            self._search,
             n_best=command.n_best,
             hotwords=command.hotwords,
             # Without a language model a word is hardly ever taken back.
@@ -223,13 +229,13 @@ def rehearsal(alphabet: str) -> "npt.NDArray[np.float32]":
     return found
 
 
-def main(channel: socket.socket, alphabet: str, language_model: str | None) -> None:
+def main(channel: socket.socket, alphabet: str, language_model: str | None, search: SearchSettings) -> None:
     """Load and compile, say so, then answer until the parent is gone."""
     one_thread()
     from lm.errors import LanguageError
 
     try:
-        desk = Desk(alphabet, language_model)
+        desk = Desk(alphabet, language_model, search)
         decode_s_per_s = desk.warm()
     except (LanguageError, OSError) as error:
         tell(channel, Unable(str(error)))

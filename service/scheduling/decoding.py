@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lm.search_settings import SearchSettings
 from service.core.messages import Conclude, Push, Replay
 from service.errors import ServiceError
 from service.scheduling import decode_worker
@@ -58,6 +59,7 @@ class DecodePool:
     ) -> None:
         self._language_model = language_model
         self._alphabet = ""
+        self._search = SearchSettings()
         self.measured_s_per_s = 0.0
         """Decode seconds a second of rehearsed speech, as the first worker measured it at its start."""
         self._metrics = metrics
@@ -69,9 +71,9 @@ class DecodePool:
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
-    async def start(self, alphabet: str) -> None:
+    async def start(self, alphabet: str, search: SearchSettings) -> None:
         """Start every worker; ServiceError when the language model cannot be loaded."""
-        self._alphabet = alphabet
+        self._alphabet, self._search = alphabet, search
         try:
             await together(*(self._begin(worker) for worker in self.workers))
         except BaseException:
@@ -225,7 +227,7 @@ class DecodePool:
             else:
                 self._lost(process)
 
-        arguments = (self._alphabet, self._language_model)
+        arguments = (self._alphabet, self._language_model, self._search)
         process = WorkerProcess(decode_worker.main, arguments, message, lost)
         try:
             await process.start()

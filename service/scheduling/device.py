@@ -16,6 +16,8 @@ from acoustic import catalogue
 from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
 from acoustic.windows import Heard, Window, WindowPlan
+from lm.errors import LanguageError
+from lm.search_settings import SearchSettings, suited
 from service.core.messages import Audio, Conclude, Configured, Push, Replay, WindowKey
 from service.core.session import Session
 from service.core.stream_settings import StreamSettings
@@ -243,9 +245,9 @@ class Device:
     # ---- capacity
 
     async def _start_decoders(self) -> None:
-        """As soon as the model's alphabet is known, which takes a look at its file and no engine."""
-        alphabet = await asyncio.get_running_loop().run_in_executor(None, alphabet_of, self.model_name)
-        await self.decoders.start(alphabet)
+        """As soon as it is known what the model writes, which takes a look at its file and no engine."""
+        loop = asyncio.get_running_loop()
+        await self.decoders.start(*await loop.run_in_executor(None, written_by, self.model_name))
 
     async def _measure(self) -> None:
         """What is kept of an earlier run, or measured now, with every lane and a decoder at work."""
@@ -346,9 +348,10 @@ def session_s_per_s(config: ModelConfig, plan: WindowPlan) -> float:
     return min(tries_s)
 
 
-def alphabet_of(model: str) -> str:
-    """The letters that a model writes, from its file or the catalogue."""
+def written_by(model: str) -> tuple[str, SearchSettings]:
+    """The letters that a model writes, and the search that suits it: from its file or the catalogue."""
     try:
-        return catalogue.find_description(model)[0].alphabet
-    except (AcousticError, OSError) as error:
+        config, card = catalogue.find_description(model)
+        return config.alphabet, suited(card)
+    except (AcousticError, LanguageError, OSError) as error:
         raise ServiceError("model", str(error)) from None

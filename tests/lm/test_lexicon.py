@@ -2,21 +2,26 @@
 
 import numpy as np
 
-from lm.lexicon import NOWHERE, ROOT, build, step
+from lm.lexicon import NOWHERE, ROOT, Lexicon, build, step
 from lm.ngram import NGram
 
 from .conftest import ALPHABET
 
 
-def walk(lexicon: object, word: str, alphabet: str = ALPHABET) -> int:
+def plain(vocabulary: np.ndarray, alphabet: str) -> Lexicon:
+    """The trie of words that are all equally likely."""
+    return build(vocabulary, alphabet, np.zeros(len(vocabulary), np.float32))
+
+
+def walk(lexicon: Lexicon, word: str, alphabet: str = ALPHABET) -> int:
     node = ROOT
     for character in word:
-        node = step(lexicon.labels, lexicon.first_child, node, alphabet.index(character))  # type: ignore[attr-defined]
+        node = step(lexicon.labels, lexicon.first_child, node, alphabet.index(character))
     return node
 
 
 def test_every_word_ends_at_its_number_and_every_beginning_exists(tiny: NGram) -> None:
-    lexicon = build(tiny.vocabulary(), ALPHABET)
+    lexicon = plain(tiny.vocabulary(), ALPHABET)
     words = [word.decode() for word in tiny.vocabulary().tolist()]
     for number, word in enumerate(words):
         if word.startswith("<"):
@@ -29,7 +34,7 @@ def test_every_word_ends_at_its_number_and_every_beginning_exists(tiny: NGram) -
 
 
 def test_what_no_word_begins_with_leads_nowhere(tiny: NGram) -> None:
-    lexicon = build(tiny.vocabulary(), ALPHABET)
+    lexicon = plain(tiny.vocabulary(), ALPHABET)
     assert walk(lexicon, "zz") == NOWHERE
     assert walk(lexicon, "bandz") == NOWHERE
     assert walk(lexicon, "bandza") == NOWHERE
@@ -40,7 +45,7 @@ def test_random_vocabularies() -> None:
     for _ in range(20):
         words = {"".join(generator.choice(list("abc'"), size=generator.integers(1, 6))) for _ in range(40)}
         vocabulary = np.array([b"<unk>", *(word.encode() for word in words)], dtype=np.bytes_)
-        lexicon = build(vocabulary, " abc'")
+        lexicon = plain(vocabulary, " abc'")
         for number, word in enumerate(vocabulary.tolist()[1:], start=1):
             assert lexicon.word[walk(lexicon, word.decode(), " abc'")] == number
         assert np.count_nonzero(lexicon.word) == len(words)
@@ -48,9 +53,21 @@ def test_random_vocabularies() -> None:
 
 def test_words_that_the_alphabet_cannot_spell_are_left_out() -> None:
     vocabulary = np.array([b"<unk>", b"ab", "caf\u00e9".encode(), b"a-b", b"b"], dtype=np.bytes_)
-    assert sorted(build(vocabulary, " ab").word.tolist()) == [0, 0, 1, 4]
+    assert sorted(plain(vocabulary, " ab").word.tolist()) == [0, 0, 1, 4]
 
 
 def test_an_empty_vocabulary_is_a_root() -> None:
-    lexicon = build(np.array([b"<unk>"], dtype=np.bytes_), " ab")
+    lexicon = plain(np.array([b"<unk>"], dtype=np.bytes_), " ab")
     assert lexicon.word.tolist() == [0]
+
+
+def test_every_beginning_promises_its_likeliest_word(tiny: NGram) -> None:
+    lexicon = build(tiny.vocabulary(), ALPHABET, tiny.alone())
+    oracle = tiny.kenlm()
+    words = [word.decode() for word in tiny.vocabulary().tolist() if b"<" not in word]
+    for word in words:
+        for length in range(1, len(word) + 1):
+            begun = [other for other in words if other.startswith(word[:length])]
+            likeliest = max(oracle.score(other, bos=False, eos=False) for other in begun)
+            assert lexicon.promise[walk(lexicon, word[:length])] == np.float32(likeliest)
+    assert lexicon.promise[ROOT] == 0.0

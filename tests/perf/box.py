@@ -24,9 +24,10 @@ from acoustic import catalogue
 from acoustic.framing import Samples
 from acoustic.runtime import Backend, hear_stream, open_backend
 from acoustic.windows import LogProbs
-from lm.decoders import Decoder, open_decoder
+from lm.decoders import Decoder, SearchSettings, open_decoder
 from lm.ngram import NGram
 from lm.score import ErrorCounts, word_errors
+from lm.search_settings import suited
 from lm.text import normalise
 from service.audio.files import read_mono
 from service.commands.evaluate import recordings
@@ -67,6 +68,7 @@ class Ear:
     backend: Backend
     greedy: Decoder
     beam: Decoder
+    search: SearchSettings
     conditions: dict[str, Heard] = field(default_factory=dict)
 
     @classmethod
@@ -74,14 +76,15 @@ class Ear:
         """The model as it is served: the fastest precision that it is ready for."""
         backend = open_backend(name, "cpu", None)
         alphabet = backend.config.alphabet
-        return cls(backend, open_decoder("greedy", alphabet), open_decoder("beam", alphabet, NGram.shipped()))
+        greedy, beam = open_decoder("greedy", alphabet), open_decoder("beam", alphabet, NGram.shipped())
+        return cls(backend, greedy, beam, suited(catalogue.find_description(name)[1]))
 
     def hear(self, condition: str, sound: Samples, reference: str) -> None:
         """Add one recording to a condition."""
         heard = self.conditions.setdefault(condition, Heard())
         began = time.process_time()
         streamed = hear_stream(self.backend, sound)
-        searched = _words(self.beam, streamed)
+        searched = _words(self.beam, streamed, self.search)
         heard.cpu_s += time.process_time() - began
         written = _words(self.greedy, streamed)
         heard.greedy += word_errors(reference, written)
@@ -91,8 +94,8 @@ class Ear:
         heard.sound_s += len(sound) / RATE
 
 
-def _words(decoder: Decoder, log_probs: LogProbs) -> str:
-    utterance = decoder.start()
+def _words(decoder: Decoder, log_probs: LogProbs, search: SearchSettings | None = None) -> str:
+    utterance = decoder.start(search or SearchSettings())
     utterance.push(log_probs)
     return utterance.finish()[0].text
 

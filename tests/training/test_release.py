@@ -8,6 +8,8 @@ import torch
 from acoustic import checkpoint
 from acoustic.network import build
 from acoustic.shape import ModelConfig
+from lm.search_settings import SearchSettings
+from service.scheduling.device import written_by
 from training.data.manifests import Clip, read_manifest
 from training.errors import TrainingError
 from training.finetune import start_from
@@ -43,6 +45,15 @@ def test_a_release_hears_what_the_trained_network_hears(
     assert all(Path(result.file).stat().st_size == result.bytes for result in (half, byte))
     served = checkpoint.load(Path(half.file))
     assert served.config.norm == ("batch" if keep_norms else "folded")
+
+
+def test_the_card_says_which_search_suits_the_model(
+    trained: Path, minute: list[Clip], tmp_path: Path
+) -> None:
+    search = {"lm_weight": 0.6, "width": 128.0}
+    (file,) = release(trained, tmp_path / "out", minute[:1], int8=False, search=search)
+    assert checkpoint.load(Path(file.file)).card["search"] == search
+    assert written_by(file.file)[1] == SearchSettings(lm_weight=0.6, width=128)
 
 
 def test_training_goes_on_from_a_release_that_keeps_its_norms(

@@ -23,6 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave batch norms unfolded: training can go on from the file",
     )
+    parser.add_argument(
+        "--search",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="the search that suits the model, for its card: width, lm_weight, word_bonus, unknown_penalty, ...",
+    )
     parser.add_argument("--no-int8", action="store_true", help="FP16 only")
     parser.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
 
@@ -32,9 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
 
+    from lm.search_settings import read_suited
     from training.data.manifests import read_manifest
     from training.release import release
 
+    search = read_suited(arguments.search)
     clips = read_manifest(arguments.clips)
     every = max(1, len(clips) // arguments.most)
     results = release(
@@ -43,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         clips[::every][: arguments.most],
         int8=not arguments.no_int8,
         keep_norms=arguments.keep_norms,
+        search=search,
     )
     if arguments.json:
         print(json.dumps({"forms": [asdict(result) for result in results]}))
