@@ -71,7 +71,7 @@ class DecodePool:
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
-    async def start(self, alphabet: str, search: SearchSettings) -> None:
+    async def start(self, alphabet: str, search: SearchSettings = SearchSettings()) -> None:
         """Start every worker; ServiceError when the language model cannot be loaded."""
         self._alphabet, self._search = alphabet, search
         try:
