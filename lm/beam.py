@@ -90,6 +90,7 @@ class BeamDecoder:
                 # No letter and no space multiplies a prefix by more: what falls short even so is not tried.
                 math.exp(min(LARGEST_STEP, phrases.largest_loan + given_back)),
                 math.exp(min(LARGEST_STEP, max(0.0, bonus) + phrases.largest_loan + phrases.largest_grant)),
+                math.exp(-settings.blank_penalty),
             ]
         )
         shared = (*self.language, phrases.following, phrases.lent, phrases.granted, phrases.known)

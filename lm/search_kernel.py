@@ -12,6 +12,7 @@ import numpy as np
 from lm.compiled import Array, compiled, real
 from lm.search_state import COUNT, FRAME, FREE, LOG_SCALE, NO_LABEL, SETTLED_BLANK, USED
 from lm.search_steps import (
+    BLANK_FACTOR,
     HAS_LM,
     LABELS,
     LETTER_GAIN,
@@ -91,7 +92,7 @@ def advance(
     hotwords = (hotword_following, hotword_lent, hotword_granted, hotword_known)
     width, labels, space = shape[WIDTH], shape[LABELS], shape[SPACE]
     floor, spread = weights[TOKEN_FLOOR], weights[SPREAD]
-    letter_gain, space_gain = weights[LETTER_GAIN], weights[SPACE_GAIN]
+    letter_gain, space_gain, blank_factor = weights[LETTER_GAIN], weights[SPACE_GAIN], weights[BLANK_FACTOR]
     only_blank = math.log1p(-math.exp(floor)) if floor < 0.0 else -1e-9
     prob = np.zeros(labels + 1, np.float64)
     order = np.empty(labels + 1, np.int32)
@@ -127,7 +128,7 @@ def advance(
                 likeliest = label
         if row[likeliest] == -np.inf:
             return BAD_FRAME - index
-        blank = math.exp(row[labels]) if row[labels] >= floor or likeliest == labels else 0.0
+        blank = math.exp(row[labels]) * blank_factor if row[labels] >= floor or likeliest == labels else 0.0
         for label in range(labels):
             if row[label] >= floor or label == likeliest:
                 prob[label] = math.exp(row[label])

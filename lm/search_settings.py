@@ -9,7 +9,15 @@ from lm.errors import LanguageError
 from lm.hotwords import Hotword
 
 MAXIMUM_WIDTH = 2048
-SUITED = ("width", "token_floor", "beam_spread", "lm_weight", "word_bonus", "unknown_penalty")
+SUITED = (
+    "width",
+    "token_floor",
+    "beam_spread",
+    "blank_penalty",
+    "lm_weight",
+    "word_bonus",
+    "unknown_penalty",
+)
 """What depends on how sure an acoustic model is: its card may name these, under `search`."""
 
 
@@ -23,6 +31,8 @@ class SearchSettings:
     """Labels less probable than this (natural log) in a frame are not tried there; the best one always is."""
     beam_spread: float = 10.0
     """A reading this much worse than the best is dropped."""
+    blank_penalty: float = 0.0
+    """Subtracted in each frame in which nothing is written: a model in doubt leaves letters out."""
     lm_weight: float = 0.3
     word_bonus: float = 1.0
     """Added once for each word: the language model alone prefers few words."""
@@ -45,8 +55,8 @@ class SearchSettings:
             value = getattr(self, field.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise LanguageError(f"{field.name} is {value}: expected a finite number.")
-        if self.lm_weight < 0 or self.unknown_penalty < 0:
-            raise LanguageError("lm_weight and unknown_penalty may not be negative.")
+        if min(self.lm_weight, self.unknown_penalty, self.blank_penalty) < 0:
+            raise LanguageError("lm_weight, unknown_penalty and blank_penalty may not be negative.")
         if not 0 <= self.partial_agreement <= 1:
             raise LanguageError(f"partial_agreement is {self.partial_agreement}: expected a share, 0 to 1.")
         if self.token_floor > 0:

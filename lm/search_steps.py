@@ -8,7 +8,7 @@ from lm.lexicon import step
 from lm.ngram_kernel import query
 
 # Places in `weights` and in `shape`.
-LM_WEIGHT, WORD_BONUS, UNKNOWN_PENALTY, TOKEN_FLOOR, SPREAD, LETTER_GAIN, SPACE_GAIN = range(7)
+LM_WEIGHT, WORD_BONUS, UNKNOWN_PENALTY, TOKEN_FLOOR, SPREAD, LETTER_GAIN, SPACE_GAIN, BLANK_FACTOR = range(8)
 WIDTH, LABELS, SPACE, HAS_LM = range(4)
 
 LN10 = math.log(10.0)
