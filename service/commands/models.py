@@ -111,9 +111,10 @@ def _show(arguments: argparse.Namespace) -> Answer:
             f"{block.dilation:>8}  {kind}{block.residual}"
         )
     for key, value in card.items():
-        lines.append(
-            f"  {key}: {f'{len(value)} values (--json shows them)' if isinstance(value, dict) else value}"
-        )
+        if isinstance(value, dict):
+            few = ", ".join(f"{name} {of_it:g}" for name, of_it in value.items()) if key == "search" else ""
+            value = few or f"{len(value)} values (--json shows them)"
+        lines.append(f"  {key}: {value}")
     return answer, lines
 
 
