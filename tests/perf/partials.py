@@ -1,24 +1,27 @@
 """How steady the words are that a listener sees while somebody speaks, and what that costs in time.
 
-    python -m tests.perf.partials --manifest MANIFEST --heard NAME FOLDER [--heard ...] [--every N] [--out FOLDER]
+    python -m tests.perf.partials --manifest MANIFEST --heard MODEL FOLDER [--heard ...] [--every N] [--out FOLDER]
 
-FOLDER holds one `.npy` of log-probabilities for each clip (`silica evaluate --streamed --keep-log-probs`), NAME says
-whose they are. Frames come in hops; after each the best reading is shown by the service's own Transcript. Results go
-to `partials.json` and `partials.md`.
+FOLDER holds one `.npy` of log-probabilities for each clip (`silica evaluate --streamed --keep-log-probs`), MODEL is
+whose they are: its card says which search suits it. Frames come in hops; after each the best reading is shown by the
+service's own Transcript. Results go to `partials.json` and `partials.md`.
 """
 
 import argparse
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from acoustic import catalogue
 from lm.beam import warm
 from lm.decoders import DecoderKind, SearchSettings, open_decoder
 from lm.ngram import NGram
 from lm.score import ErrorCounts, word_errors
+from lm.search_settings import suited
 from lm.tuning import ALPHABET, Clip, read_clips
 from service.core.transcript import Transcript
 
@@ -65,14 +68,13 @@ def measure(
     }
 
 
-def table(clips: list[Clip]) -> list[dict[str, Any]]:
+def table(clips: list[Clip], search: SearchSettings) -> list[dict[str, Any]]:
     """Greedy, the search alone, and the search with the model in the box at every agreement."""
     ngram = NGram.shipped()
-    rows = [{"search": "greedy", "agreement": ""} | measure(clips, "greedy", None, SearchSettings())]
-    rows.append({"search": "beam alone", "agreement": 0.0} | measure(clips, "beam", None, SearchSettings()))
+    rows = [{"search": "greedy", "agreement": ""} | measure(clips, "greedy", None, search)]
+    rows.append({"search": "beam alone", "agreement": 0.0} | measure(clips, "beam", None, search))
     for agreement in AGREEMENTS:
-        settings = SearchSettings(partial_agreement=agreement)
-        found = measure(clips, "beam", ngram, settings)
+        found = measure(clips, "beam", ngram, replace(search, partial_agreement=agreement))
         rows.append({"search": "beam + model in the box", "agreement": agreement} | found)
     return rows
 
@@ -81,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--heard", nargs=2, action="append", required=True, metavar=("NAME", "FOLDER"))
+    parser.add_argument("--heard", nargs=2, action="append", required=True, metavar=("MODEL", "FOLDER"))
     parser.add_argument("--manifest", type=Path, required=True)
     parser.add_argument("--every", type=int, default=4, help="one clip in this many (default 4)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
@@ -95,7 +97,10 @@ def main() -> None:
     ]
     for name, folder in arguments.heard:
         clips = read_clips(arguments.manifest, Path(folder), arguments.every)
-        results[name] = {"clips": len(clips), "rows": table(clips)}
+        results[name] = {
+            "clips": len(clips),
+            "rows": table(clips, suited(catalogue.find_description(name)[1])),
+        }
         lines += [
             f"\n{name}, {len(clips)} clips:\n",
             "| search | agreement | taken back a final word | first seen after | seen for good after | 95 % | WER |",
