@@ -117,6 +117,11 @@ class Channel:
         return len(self._held)
 
     @property
+    def early(self) -> int:
+        """Windows that were heard before an earlier one: nothing is made of them until that one is."""
+        return sum(len(segment.heard) for segment in self._segments)
+
+    @property
     def processed_samples(self) -> int:
         """Samples whose frames are complete and in order."""
         if self.done:

@@ -89,9 +89,11 @@ class Session:
 
     @property
     def unheard_windows(self) -> int:
-        """Work in flight: windows at the engine and commands at the decoder."""
-        held = sum(channel.held for channel in self.channels)
-        return self.windows_at_engine + held + len(self.outstanding)
+        """Work in flight: windows at the engine, before it and behind it, and commands at the decoder."""
+        if self.state is State.CLOSED:
+            return 0
+        waiting = sum(channel.held + channel.early for channel in self.channels)
+        return self.windows_at_engine + waiting + len(self.outstanding)
 
     @property
     def pending_marks(self) -> int:

@@ -29,12 +29,12 @@ async def test_sound_faster_than_it_is_heard_waits_outside(
         windows * max(recogniser._hops.values()) // recogniser.device.config.frames_per_output + LEAD_FRAMES
     )
     most_windows = most_frames = 0
-    session, take = stream.session, stream.session.take
+    session, take, channel = stream.session, stream.session.take, stream.session.channels[0]
 
     def watched(what: Input) -> list[Effect]:
         nonlocal most_windows, most_frames
         effects = take(what)
-        most_windows = max(most_windows, session.windows_at_engine + session.channels[0].held)
+        most_windows = max(most_windows, session.windows_at_engine + channel.held + channel.early)
         at_decoder = sum(len(each.log_probs) for each in session.outstanding if isinstance(each, Push))
         most_frames = max(most_frames, at_decoder)
         return effects
