@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 REHEARSED = "the people who came to the house that night said they had never heard such a thing before "
 FRAMES_A_LETTER = 4
-TOLD_AT = 0.25
+TOLD_AT = 0.15
 """While it is spoken a word is told once this share of the readings stands behind it, an utterance's first at once.
 What that costs in words taken back and in seconds: tests/perf/partials.py and latency.py."""
 

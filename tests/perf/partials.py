@@ -27,7 +27,7 @@ from service.core.transcript import Transcript
 
 FRAME_S = 0.02
 HOP_FRAMES = 32
-AGREEMENTS = (0.0, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7)
+AGREEMENTS = (0.0, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 
 
 def measure(
