@@ -1,6 +1,7 @@
 """A price on writing nothing: readings with more letters in them gain, by what they do not pay."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from lm.errors import LanguageError
 from .matrices import all_readings
 
 SMALL = " ab"
-UNPRUNED = {"width": 2048, "n_best": 2048, "token_floor": -600.0, "beam_spread": 600.0}
+UNPRUNED = SearchSettings(width=2048, n_best=2048, token_floor=-600.0, beam_spread=600.0)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -24,7 +25,7 @@ def test_every_reading_pays_for_the_blanks_of_its_alignments(seed: int) -> None:
     lowered = frames.copy()
     lowered[:, -1] -= penalty
     expected = all_readings(lowered, SMALL)
-    utterance = BeamDecoder(SMALL).start(SearchSettings(blank_penalty=penalty, **UNPRUNED))  # type: ignore[arg-type]
+    utterance = BeamDecoder(SMALL).start(replace(UNPRUNED, blank_penalty=penalty))
     utterance.push(frames)
     readings = utterance.finish()
     assert {reading.text for reading in readings} == set(expected)
