@@ -1,10 +1,12 @@
 """The model in the box on everything it is judged by: each test folder, noise, a telephone's band, levels, silence.
 
     python -m tests.perf.box ../shared/speech --noise ../shared/noise [--beside quartznet15x5-en] [--limit N]
+        [--rescoring my.json]
 
-Word errors greedy and with the language model in the box, heard as streams; whether a stream writes what the whole
-recording writes; how fast one core hears and searches (processor time). The model named by --beside (a teacher) hears
-the very same sound. Results go to `tests/perf/results/box.json` and `.md`, with date, commit and machine.
+Word errors greedy, with the language model in the box, and (--rescoring) ranked again by what `silica lm rescore`
+wrote, all heard as streams; whether a stream writes what the whole recording writes; how fast one core hears and
+searches (processor time). The model named by --beside (a teacher) hears the very same sound. Results go to
+`tests/perf/results/box.json` and `.md`, with date, commit and machine.
 """
 
 import argparse
@@ -26,11 +28,12 @@ from acoustic.runtime import Backend, hear_stream, open_backend
 from acoustic.windows import LogProbs
 from lm.decoders import Decoder, SearchSettings, open_decoder
 from lm.ngram import NGram
+from lm.rescore import Rescoring, RescoringDecoder
 from lm.score import ErrorCounts, word_errors
-from lm.search_settings import suited
 from lm.text import normalise
 from service.audio.files import read_mono
 from service.commands.evaluate import recordings
+from service.scheduling.device import written_by
 from tests.perf.acoustic import provenance
 
 RATE = 16_000
@@ -44,6 +47,7 @@ class Heard:
 
     greedy: ErrorCounts = field(default_factory=ErrorCounts)
     searched: ErrorCounts = field(default_factory=ErrorCounts)
+    rescored: ErrorCounts = field(default_factory=ErrorCounts)
     differing: int = 0
     clips: int = 0
     sound_s: float = 0.0
@@ -51,11 +55,13 @@ class Heard:
 
     def line(self) -> dict[str, Any]:
         """For the results."""
+        rescored = {"rescored": round(self.rescored.rate, 4)} if self.rescored.words else {}
         return {
             "clips": self.clips,
             "words": self.greedy.words,
             "greedy": round(self.greedy.rate, 4),
             "with_lm": round(self.searched.rate, 4),
+            **rescored,
             "streams_unlike_the_whole": self.differing,
             "times_real_time": round(self.sound_s / max(self.cpu_s, 1e-9), 1),
         }
@@ -69,15 +75,16 @@ class Ear:
     greedy: Decoder
     beam: Decoder
     search: SearchSettings
+    rescoring: Rescoring | None = None
     conditions: dict[str, Heard] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, name: str) -> "Ear":
+    def open(cls, name: str, rescoring: Rescoring | None = None) -> "Ear":
         """The model as it is served: the fastest precision that it is ready for."""
         backend = open_backend(name, "cpu", None)
-        alphabet = backend.config.alphabet
+        alphabet, search = written_by(name)
         greedy, beam = open_decoder("greedy", alphabet), open_decoder("beam", alphabet, NGram.shipped())
-        return cls(backend, greedy, beam, suited(catalogue.find_description(name)[1]))
+        return cls(backend, greedy, beam, search, rescoring)
 
     def hear(self, condition: str, sound: Samples, reference: str) -> None:
         """Add one recording to a condition."""
@@ -89,6 +96,9 @@ class Ear:
         written = _words(self.greedy, streamed)
         heard.greedy += word_errors(reference, written)
         heard.searched += word_errors(reference, searched)
+        if self.rescoring:
+            ranked = RescoringDecoder(self.beam, self.rescoring)
+            heard.rescored += word_errors(reference, _words(ranked, streamed, self.search))
         heard.differing += written != _words(self.greedy, self.backend.whole(sound))
         heard.clips += 1
         heard.sound_s += len(sound) / RATE
@@ -145,7 +155,8 @@ def nothing_said(bank: Samples, hours: float) -> Iterator[Samples]:
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every ear hears every condition."""
     names = [arguments.model or catalogue.default_name(), *arguments.beside]
-    ears = {name: Ear.open(name) for name in names}
+    rescoring = Rescoring.load(arguments.rescoring) if arguments.rescoring else None
+    ears = {name: Ear.open(name, rescoring) for name in names}
     for name in SETS:
         folder = arguments.speech / name
         if (folder / "manifest.jsonl").is_file():
@@ -175,6 +186,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             for name, ear in ears.items()
         },
         "words_an_hour_of_silence_and_noise": false_words,
+        "rescoring": arguments.rescoring and arguments.rescoring.stem,
         **provenance(),
     }
 
@@ -199,8 +211,10 @@ def table(result: dict[str, Any]) -> str:
     models = list(result["conditions"])
     lines = [
         f"Measured {result['date']} at {result['commit']} on {result['machine']} by tests/perf/box.py. Word errors of",
-        "streams, greedy / with the language model in the box; `unlike`: streams that write something else than the",
-        "whole recording, greedily; real time: of one core, hearing and searching.",
+        "streams, greedy / with the language model in the box"
+        + (f" / ranked again by {result['rescoring']}" if result["rescoring"] else "")
+        + "; `unlike`: streams that write",
+        "something else than the whole recording, greedily; real time: of one core, hearing and searching.",
         "",
         "| condition | clips | " + " | ".join(f"{name} | unlike | x real time" for name in models) + " |",
         "|---|--:|" + "--:|--:|--:|" * len(models),
@@ -209,8 +223,9 @@ def table(result: dict[str, Any]) -> str:
         cells = []
         for name in models:
             line = result["conditions"][name][condition]
+            rates = (line[way] for way in ("greedy", "with_lm", "rescored") if way in line)
             cells.append(
-                f"{100 * line['greedy']:.1f} / {100 * line['with_lm']:.1f} % | "
+                f"{' / '.join(f'{100 * rate:.1f}' for rate in rates)} % | "
                 f"{line['streams_unlike_the_whole']} | {line['times_real_time']:.0f}"
             )
         lines.append(f"| {condition} | {first['clips']} | " + " | ".join(cells) + " |")
@@ -230,6 +245,9 @@ def main() -> int:
     parser.add_argument("--noise", type=Path, help="the folder of noise with its manifest")
     parser.add_argument("--model", help="default: the one in the box")
     parser.add_argument("--beside", nargs="*", default=[], help="models that hear the same")
+    parser.add_argument(
+        "--rescoring", type=Path, metavar="FILE", help="what `silica lm rescore --out` wrote: a third column"
+    )
     parser.add_argument("--limit", type=int, help="only so many clips of each folder")
     parser.add_argument(
         "--changed-limit", type=int, default=100, help="clips of dev for noise, band and level"

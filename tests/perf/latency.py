@@ -20,11 +20,11 @@ from acoustic import catalogue
 from acoustic.config import ModelConfig
 from acoustic.runtime.backend import open_backend
 from acoustic.windows import Heard, Window, WindowPlan, windows_of, with_hop
-from lm.search_settings import suited
 from service.core.events import Final, Partial
 from service.core.messages import Audio, Finish
 from service.core.stream_settings import StreamSettings
 from service.scheduling.decode_worker import Desk
+from service.scheduling.device import written_by
 from tests.core.plain_loop import PlainLoop
 from tests.perf.load import RATE, read_programs
 
@@ -89,7 +89,7 @@ def measured(model: str, audio: Sequence[Path], recordings: int) -> tuple[float,
     """The look-ahead, and a row for every hop."""
     backend = open_backend(model)
     config = backend.config
-    desk = Desk(config.alphabet, "shipped", suited(catalogue.find_description(model)[1]))
+    desk = Desk(config.alphabet, "shipped", written_by(model)[1])
     silence = np.zeros(RATE, np.float32)
     programs = read_programs(audio, recordings, 20.0)
     sounds = [np.concatenate([each.sound / np.float32(32768), silence]) for each in programs]

@@ -275,17 +275,16 @@ def check_finals(
     heard: Sequence[Heard], programs: list[Program], model: str, language_model: str
 ) -> dict[str, int]:
     """Every final against the same model, windows and decoder in a plain loop on this thread."""
-    from acoustic import catalogue
     from acoustic.runtime.backend import open_backend
     from acoustic.windows import with_hop
-    from lm.search_settings import suited
     from service.core.events import Final
     from service.core.stream_settings import StreamSettings
     from service.scheduling.decode_worker import Desk
+    from service.scheduling.device import written_by
     from tests.core.plain_loop import transcribe
 
     backend = open_backend(model)
-    search = suited(catalogue.find_description(model)[1])
+    search = written_by(model)[1]
     desk = Desk(backend.config.alphabet, None if language_model == "none" else language_model, search)
     plan = with_hop(backend.config, backend.plan, 0.64)
     expected: dict[int, list[str]] = {}

@@ -16,14 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from acoustic import catalogue
 from lm.beam import warm
 from lm.decoders import DecoderKind, SearchSettings, open_decoder
 from lm.ngram import NGram
 from lm.score import ErrorCounts, word_errors
-from lm.search_settings import suited
 from lm.tuning import ALPHABET, Clip, read_clips
 from service.core.transcript import Transcript
+from service.scheduling.device import written_by
 
 FRAME_S = 0.02
 HOP_FRAMES = 32
@@ -99,7 +98,7 @@ def main() -> None:
         clips = read_clips(arguments.manifest, Path(folder), arguments.every)
         results[name] = {
             "clips": len(clips),
-            "rows": table(clips, suited(catalogue.find_description(name)[1])),
+            "rows": table(clips, written_by(name)[1]),
         }
         lines += [
             f"\n{name}, {len(clips)} clips:\n",

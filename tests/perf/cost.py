@@ -1,0 +1,165 @@
+"""What words cost: word errors against processor time, for each model and each way to search, as a picture.
+
+    python -m tests.perf.cost ../shared/speech/dev silica-small-en quartznet15x5-en [--widths 16 64] [--limit 100]
+
+Every model hears the clips as streams, greedily and with the language model in the box at each width of the search (the
+rest of the search as the model's card says). Time is processor time on one core, hearing and searching apart. A model
+may be an older file: what a change of network or of hours has bought stands in one picture then. Results go to
+`tests/perf/results/cost.json`, `.md` and `.png`, with date, commit and machine.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from acoustic.runtime import hear_stream, open_backend
+from lm.decoders import SearchSettings, open_decoder
+from lm.ngram import NGram
+from lm.score import ErrorCounts, word_errors
+from lm.text import normalise
+from service.audio.files import read_mono
+from service.commands.evaluate import recordings
+from service.scheduling.device import written_by
+from tests.perf.acoustic import provenance
+
+RATE = 16_000
+GREEDY = "greedy"
+
+
+@dataclass
+class Way:
+    """One way to write what a model heard."""
+
+    errors: ErrorCounts
+    searching_s: float = 0.0
+
+
+def measure(model: str, folder: Path, widths: Sequence[int], limit: int | None) -> dict[str, Any]:
+    """Word errors and milliseconds a second of sound, by the way that words were found."""
+    backend = open_backend(model, "cpu", None)
+    alphabet, suited = written_by(model)
+    beam = open_decoder("beam", alphabet, NGram.shipped())
+    greedy = open_decoder("greedy", alphabet)
+    ways = {GREEDY: (greedy, SearchSettings())}
+    ways |= {f"width {width}": (beam, replace(suited, width=width)) for width in widths}
+    found = {name: Way(ErrorCounts()) for name in ways}
+    hearing_s = sound_s = 0.0
+    for number, line in enumerate([*recordings(folder, 1), *recordings(folder, limit)]):
+        sound, reference = read_mono(line["folder"] / line["audio"]), normalise(line["text"])
+        began = time.process_time()
+        heard = hear_stream(backend, sound)
+        ended = time.process_time()
+        written = {}
+        for name, (decoder, search) in ways.items():
+            turn = time.process_time()
+            utterance = decoder.start(search)
+            utterance.push(heard)
+            written[name] = (utterance.finish()[0].text, time.process_time() - turn)
+        if number == 0:  # what is compiled and loaded once is not counted
+            continue
+        hearing_s += ended - began
+        sound_s += len(sound) / RATE
+        for name, (text, seconds) in written.items():
+            found[name].errors += word_errors(reference, text)
+            found[name].searching_s += seconds
+    hearing_ms = 1000 * hearing_s / sound_s
+    return {
+        "hearing_ms": round(hearing_ms, 2),
+        "sound_s": round(sound_s),
+        "ways": {
+            name: {
+                "word_errors": round(way.errors.rate, 4),
+                "ms": round(hearing_ms + 1000 * way.searching_s / sound_s, 2),
+            }
+            for name, way in found.items()
+        },
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The figures behind the picture."""
+    lines = [
+        f"Measured {result['date']} at {result['commit']} on {result['machine']} by tests/perf/cost.py: "
+        f"{result['clips']} clips of {result['set']},",
+        "heard as streams. Milliseconds of processor time for a second of sound, hearing and searching; in brackets",
+        "how many times real time that is.",
+        "",
+        "| model | search | words wrong | ms a second of sound |",
+        "|---|---|--:|--:|",
+    ]
+    for model, figures in result["models"].items():
+        for name, way in figures["ways"].items():
+            lines.append(
+                f"| {model} | {name} | {100 * way['word_errors']:.1f} % | {way['ms']:.1f} ({1000 / way['ms']:.0f} x) |"
+            )
+    return "\n".join([*lines, "", "![words wrong against processor time](cost.png)"]) + "\n"
+
+
+def draw(result: dict[str, Any], file: Path) -> None:
+    """A line a model: greedy first, then ever wider searches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot(
+        xlabel="processor time for a second of sound (ms, one core)",
+        ylabel=f"words wrong on {result['set']} (%)",
+        xscale="log",
+    )
+    for number, (model, figures) in enumerate(result["models"].items()):
+        ways = figures["ways"]
+        costs = [way["ms"] for way in ways.values()]
+        errors = [100 * way["word_errors"] for way in ways.values()]
+        axes.plot(costs, errors, "o-", color=f"C{number}", markersize=4, label=model)
+        for name, cost, error in zip(ways, costs, errors, strict=True):
+            axes.annotate(name, (cost, error), fontsize=7, xytext=(3, 3), textcoords="offset points")
+    for cost, what in ((10.0, "100 x real time, the first milestone"), (5.0, "200 x, the goal")):
+        axes.axvline(cost, color="grey", linewidth=0.8, linestyle=":")
+        axes.annotate(
+            what, (cost, 0), xycoords=("data", "axes fraction"), fontsize=7, rotation=90, xytext=(2, 4),
+            textcoords="offset points", color="grey",
+        )  # fmt: skip
+    axes.set_ylim(bottom=0)
+    axes.set_xticks([2, 5, 10, 20, 30], labels=["2", "5", "10", "20", "30"])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(file, dpi=110)
+
+
+def main() -> int:
+    """Measure, draw, keep."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("clips", type=Path, help="a folder of clips with its manifest")
+    parser.add_argument("models", nargs="+", help="names or files; NAME=FILE shows a file under a name")
+    parser.add_argument("--widths", type=int, nargs="+", default=[16, 64, 128, 256])
+    parser.add_argument("--limit", type=int, default=100, help="only so many clips")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    models: dict[str, Any] = {}
+    for named in arguments.models:
+        name, _, file = named.rpartition("=")
+        models[name or Path(file).stem] = measure(file, arguments.clips, arguments.widths, arguments.limit)
+        print(f"{name or file}: heard", file=sys.stderr)
+    result = {"models": models, "set": arguments.clips.name, "clips": arguments.limit, **provenance()}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "cost.json").write_text(json.dumps(result, indent=1) + "\n")
+    (arguments.out / "cost.md").write_text(table(result))
+    draw(result, arguments.out / "cost.png")
+    print(table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
