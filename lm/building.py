@@ -4,6 +4,7 @@ The programs come from toolchain.py; adaptation of a finished model to somebody'
 """
 
 import math
+import shutil
 import subprocess
 import tempfile
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 from lm.corpus import is_held_out, normal_lines
 from lm.errors import LanguageError
+from lm.spelled import spelled_lines
 from lm.toolchain import MAX_ORDER, Progress, tools
 
 
@@ -29,6 +31,8 @@ class BuildSettings:
     minimum_count: int = 1
     quantise_bits: int = 8
     pointer_bits: int = 22
+    # So many lines of spelled words, codes and numbers are learned from besides (lm/spelled.py).
+    spelled_lines: int = 0
 
     def __post_init__(self) -> None:
         if not 2 <= self.order <= MAX_ORDER:
@@ -40,6 +44,8 @@ class BuildSettings:
             raise LanguageError(
                 f"{len(self.prune)} pruning thresholds for an order of {self.order}: one an order"
             )
+        if self.spelled_lines < 0:
+            raise LanguageError(f"{self.spelled_lines} spelled lines: expected 0 or more")
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,7 @@ def _build_one(
     started = time.perf_counter()
     if out.suffix != ".binary":
         out = out.with_name(out.name + ".binary")
+    corpus = _with_spelled(corpus, settings.spelled_lines)
     vocabulary = {word for word, count in corpus.counts.items() if count >= settings.minimum_count}
     work = corpus.learned.parent
     known = work / "words.txt"
@@ -232,6 +239,20 @@ def _write_corpus(texts: Sequence[Path], folder: Path, progress: Progress) -> _C
             f"the text holds {len(counts)} different words; a language model needs running text"
         )
     return _Corpus(corpus, held_out, counts, lines)
+
+
+def _with_spelled(corpus: _Corpus, count: int) -> _Corpus:
+    """The corpus and so many lines in which its words, those that it has more than once, are spelled."""
+    if not count:
+        return corpus
+    often = (word for word, seen in corpus.counts.items() if seen > 1)
+    lines = list(spelled_lines(often, count))
+    learned = corpus.learned.with_name("corpus-and-spelled.txt")
+    shutil.copyfile(corpus.learned, learned)
+    with learned.open("a") as file:
+        file.writelines(line + "\n" for line in lines)
+    counts = corpus.counts + Counter(word for line in lines for word in line.split())
+    return _Corpus(learned, corpus.held_out, counts, corpus.lines + len(lines))
 
 
 def _read(path: Path) -> Iterable[str]:

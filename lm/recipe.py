@@ -61,6 +61,7 @@ def settings_from(
     order: int | None = None,
     prune: Sequence[int] | None = None,
     minimum_count: int | None = None,
+    spelled_lines: int | None = None,
 ) -> BuildSettings:
     """Settings with what was said on the line put over them; default pruning is cut to a shorter order."""
     settings = base or BuildSettings()
@@ -68,4 +69,6 @@ def settings_from(
         settings = replace(settings, order=order, prune=tuple(prune) if prune else settings.prune[:order])
     elif prune is not None:
         settings = replace(settings, prune=tuple(prune))
+    if spelled_lines is not None:
+        settings = replace(settings, spelled_lines=spelled_lines)
     return settings if minimum_count is None else replace(settings, minimum_count=minimum_count)

@@ -135,6 +135,9 @@ def _add_build(build: argparse.ArgumentParser) -> None:
         "--prune", type=int, nargs="+", metavar="N", help="counts to leave out an order (default 0 0 1 2)"
     )
     build.add_argument("--minimum-count", type=int, help="words seen less often become unknown (default 1)")
+    build.add_argument(
+        "--spelled", type=int, metavar="LINES", help="learn from so many spelled lines besides"
+    )
     build.add_argument("--out", type=Path, required=True, metavar="NAME", help="writes NAME.binary")
     build.add_argument("--keep-arpa", action="store_true", help="keep NAME.arpa beside it")
     build.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -193,7 +196,7 @@ def _build(arguments: argparse.Namespace) -> int:
     else:
         texts, settings = arguments.texts, None
     settings = settings_from(
-        settings, order=arguments.order, prune=arguments.prune, minimum_count=arguments.minimum_count
+        settings, arguments.order, arguments.prune, arguments.minimum_count, arguments.spelled
     )
     report = build(texts, arguments.out, settings, _progress, keep_arpa=arguments.keep_arpa)
     if arguments.json:

@@ -15,6 +15,7 @@ from lm.corpus import HELD_OUT_ONE_IN, is_held_out, normal_lines, sentences
 from lm.errors import LanguageError
 from lm.ngram import NGram
 from lm.recipe import read_recipe, settings_from
+from lm.spelled import DIGITS, LETTERS, PLACES, ZERO, spelled_lines
 from lm.toolchain import KENLM_VERSION, PROGRAMS, cache_folder
 from lm.trie_listing import list_ngrams
 from service.commands import main
@@ -75,6 +76,34 @@ def test_impossible_settings_are_refused(order: int, prune: tuple[int, ...]) -> 
 def test_a_shorter_order_cuts_the_default_pruning() -> None:
     assert settings_from(None, order=3).prune == (0, 0, 1)
     assert settings_from(BuildSettings(minimum_count=2), prune=[0, 1]).minimum_count == 2
+
+
+def test_what_is_spelled_is_always_the_same_and_made_of_known_words() -> None:
+    words = ["heron", "sparrow", "o'clock", "a", "extraordinarily"]
+    lines = list(spelled_lines(words, 200))
+    assert lines == list(spelled_lines(reversed(words), 200))
+    assert "h e r o n" in lines
+    assert "sparrow s p a r r o w" in lines
+    said = {word for line in lines for word in line.split()}
+    assert said <= {"heron", "sparrow", *LETTERS, *DIGITS, *ZERO, *PLACES}
+    assert not list(spelled_lines(["o'clock"], 5))
+    with pytest.raises(LanguageError, match="spelled lines"):
+        BuildSettings(spelled_lines=-1)
+
+
+@needs_lmplz
+def test_spelled_lines_make_letters_expected(written: Path, tmp_path: Path) -> None:
+    plain = build([written], tmp_path / "plain", settings_from(None, order=3), lambda _: None)
+    spelled = build(
+        [written], tmp_path / "spelled", settings_from(None, order=3, spelled_lines=300), lambda _: None
+    )
+    assert spelled.lines == plain.lines + 300
+    assert perplexity(Path(plain.path), ["b i r d"]).unknown == 4
+    found = perplexity(Path(spelled.path), ["b i r d"])
+    assert found.unknown == 0
+    assert found.perplexity < 60
+    assert spelled.held_out is not None and plain.held_out is not None
+    assert spelled.held_out.lines == plain.held_out.lines
 
 
 @needs_lmplz
