@@ -25,8 +25,8 @@ from lm.tuning import ALPHABET, Clip
 Scores = NDArray[np.float64]
 # Weights of the search's own n-gram, of each rescorer, and the bonus a word.
 Weights = tuple[float, ...]
-SEARCH_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-RESCORER_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+SEARCH_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)
+RESCORER_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
 WORD_BONUSES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 
 

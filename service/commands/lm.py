@@ -73,13 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tune.add_argument(
         "--bonuses", type=float, nargs="+", default=[0.5, 1.0, 1.5], help="bonuses of each word to try"
     )
-    tune.add_argument(
-        "--search",
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE",
-        help="the rest of the search: width, unknown_penalty, beam_spread, token_floor",
-    )
     tune.add_argument("--every", type=int, default=1, help="take one clip in this many (default 1)")
     tune.add_argument(
         "--out", type=Path, required=True, metavar="FOLDER", help="writes tuned.json and tuned.png"
@@ -120,6 +113,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="writes the models and their best weights (.json), to be given as --language-model",
     )
+    search = "what the search goes by, as on a model's card: width, blank_penalty, unknown_penalty, beam_spread ..."
+    for verb in (tune, rescore):
+        verb.add_argument("--search", nargs="+", default=[], metavar="NAME=VALUE", help=search)
     for verb in (measured, info, marks, adapt, tune, readable, rescore):
         verb.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
@@ -347,18 +343,20 @@ def _readable(arguments: argparse.Namespace) -> int:
 
 
 def _rescore(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict, replace
+
     import torch
 
     from lm.ngram import NGram
     from lm.rescore import RescoreSettings, Rescoring, open_rescorer
     from lm.rescore_figures import figures
-    from lm.search_settings import SearchSettings
+    from lm.search_settings import read_suited, suited
     from lm.tuning import read_clips
 
     torch.set_num_threads(1)
     clips = read_clips(arguments.manifest, arguments.log_probs)
     rescorers = {str(path): open_rescorer(path) for path in arguments.rescorer}
-    search = SearchSettings(n_best=arguments.longest_list)
+    search = replace(suited({"search": read_suited(arguments.search)}), n_best=arguments.longest_list)
     ngram = NGram.load(_model(arguments.model))
     found = figures(
         clips,
@@ -376,8 +374,6 @@ def _rescore(arguments: argparse.Namespace) -> int:
         search_model = str(arguments.model)
         Rescoring(tuple(rescorers.values()), settings, search_model).save(arguments.out, arguments.rescorer)
     if arguments.json:
-        from dataclasses import asdict
-
         return _show(asdict(found), True)
 
     def rate(errors: int) -> str:
