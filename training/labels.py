@@ -87,17 +87,14 @@ class LabelFolder:
         self.folder = folder
         self.classes = classes
         self.labels: dict[str, Label] = {}
+        self.outputs = 0
+        """How many output frames are stored."""
         self._whole_bytes = 0
         self._lines: IO[bytes] | None = None
         self._frames: IO[bytes] | None = None
         for label, end in self._read():
-            self.labels[label.clip] = label
+            self._count(label)
             self._whole_bytes = end
-
-    @property
-    def outputs(self) -> int:
-        """How many output frames are stored."""
-        return max((label.first_output + label.outputs for label in self.labels.values()), default=0)
 
     def log_probs(self, clip: str) -> LogProbs:
         """The teacher's answer for a clip [outputs, classes]."""
@@ -143,7 +140,11 @@ class LabelFolder:
                 f"The labels in {self.folder} cannot be written ({error.strerror}). "
                 "Nothing before this clip is lost: free some room and run the same command again."
             ) from error
-        self.labels[clip] = label
+        self._count(label)
+
+    def _count(self, label: Label) -> None:
+        self.labels[label.clip] = label
+        self.outputs = max(self.outputs, label.first_output + label.outputs)
 
     def _read(self) -> Iterator[tuple[Label, int]]:
         """Every whole label whose frames are all there, and where its line ends."""
