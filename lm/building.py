@@ -242,11 +242,16 @@ def _write_corpus(texts: Sequence[Path], folder: Path, progress: Progress) -> _C
 
 
 def _with_spelled(corpus: _Corpus, count: int) -> _Corpus:
-    """The corpus and so many lines in which its words, those that it has more than once, are spelled."""
+    """The corpus and so many lines in which its words are spelled: those that it has more than once, which are seldom
+    misprints. What they say counts as text."""
     if not count:
         return corpus
     often = (word for word, seen in corpus.counts.items() if seen > 1)
     lines = list(spelled_lines(often, count))
+    if not lines:
+        raise LanguageError(
+            "the text repeats no word of two to ten letters a to z: there is nothing to spell"
+        )
     learned = corpus.learned.with_name("corpus-and-spelled.txt")
     shutil.copyfile(corpus.learned, learned)
     with learned.open("a") as file:

@@ -15,7 +15,8 @@ SPELLED_LENGTHS = range(2, 11)
 
 
 def spelled_lines(words: Iterable[str], count: int, seed: int = 1) -> Iterator[str]:
-    """So many lines, always the same for the same words; only words of two to ten plain letters are spelled."""
+    """So many lines, always the same for the same words (and one version of Python); none where no word can be spelled:
+    two to ten plain letters."""
     draw = random.Random(seed)
     known = sorted({word for word in words if len(word) in SPELLED_LENGTHS and set(word) <= set(LETTERS)})
     if not known:
@@ -23,17 +24,17 @@ def spelled_lines(words: Iterable[str], count: int, seed: int = 1) -> Iterator[s
     for _ in range(count):
         word = draw.choice(known)
         kind = draw.random()
-        if kind < 0.40:
+        if kind < 0.40:  # h e r o n
             said = list(word)
-        elif kind < 0.55:
+        elif kind < 0.55:  # heron h e r o n
             said = [word, *word]
-        elif kind < 0.70:
+        elif kind < 0.70:  # four oh nine two
             said = _digits(draw, draw.choice(NUMBER_LENGTHS))
-        elif kind < 0.80:
+        elif kind < 0.80:  # k m four seven
             said = [*_letters(draw, draw.randint(2, 4)), *_digits(draw, draw.randint(1, 4))]
-        elif kind < 0.90:
+        elif kind < 0.90:  # q r b
             said = _letters(draw, draw.randint(2, 6))
-        else:
+        else:  # six two heron street
             said = [*_digits(draw, draw.randint(1, 4)), word, draw.choice(PLACES)]
         yield " ".join(said)
 

@@ -93,7 +93,7 @@ class LabelFolder:
         self._lines: IO[bytes] | None = None
         self._frames: IO[bytes] | None = None
         for label, end in self._read():
-            self._count(label)
+            self._add(label)
             self._whole_bytes = end
 
     def log_probs(self, clip: str) -> LogProbs:
@@ -140,9 +140,9 @@ class LabelFolder:
                 f"The labels in {self.folder} cannot be written ({error.strerror}). "
                 "Nothing before this clip is lost: free some room and run the same command again."
             ) from error
-        self._count(label)
+        self._add(label)
 
-    def _count(self, label: Label) -> None:
+    def _add(self, label: Label) -> None:
         self.labels[label.clip] = label
         self.outputs = max(self.outputs, label.first_output + label.outputs)
 

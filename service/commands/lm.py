@@ -113,7 +113,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="writes the models and their best weights (.json), to be given as --language-model",
     )
-    search = "what the search goes by, as on a model's card: width, blank_penalty, unknown_penalty, beam_spread ..."
+    search = (
+        "what the search goes by, as a model's card names it (`silica models show`), where not the defaults"
+    )
     for verb in (tune, rescore):
         verb.add_argument("--search", nargs="+", default=[], metavar="NAME=VALUE", help=search)
     for verb in (measured, info, marks, adapt, tune, readable, rescore):
@@ -131,9 +133,7 @@ def _add_build(build: argparse.ArgumentParser) -> None:
         "--prune", type=int, nargs="+", metavar="N", help="counts to leave out an order (default 0 0 1 2)"
     )
     build.add_argument("--minimum-count", type=int, help="words seen less often become unknown (default 1)")
-    build.add_argument(
-        "--spelled", type=int, metavar="LINES", help="learn from so many spelled lines besides"
-    )
+    build.add_argument("--spelled", type=int, metavar="LINES", help="lines of spelled words and codes to add")
     build.add_argument("--out", type=Path, required=True, metavar="NAME", help="writes NAME.binary")
     build.add_argument("--keep-arpa", action="store_true", help="keep NAME.arpa beside it")
     build.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -192,7 +192,11 @@ def _build(arguments: argparse.Namespace) -> int:
     else:
         texts, settings = arguments.texts, None
     settings = settings_from(
-        settings, arguments.order, arguments.prune, arguments.minimum_count, arguments.spelled
+        settings,
+        order=arguments.order,
+        prune=arguments.prune,
+        minimum_count=arguments.minimum_count,
+        spelled_lines=arguments.spelled,
     )
     report = build(texts, arguments.out, settings, _progress, keep_arpa=arguments.keep_arpa)
     if arguments.json:
@@ -356,7 +360,8 @@ def _rescore(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     clips = read_clips(arguments.manifest, arguments.log_probs)
     rescorers = {str(path): open_rescorer(path) for path in arguments.rescorer}
-    search = replace(suited({"search": read_suited(arguments.search)}), n_best=arguments.longest_list)
+    search = suited({"search": read_suited(arguments.search)})
+    search = replace(search, n_best=min(arguments.longest_list, search.width))
     ngram = NGram.load(_model(arguments.model))
     found = figures(
         clips,

@@ -111,13 +111,16 @@ def test_a_recipe_builds_the_same_bytes_twice(written: Path, tmp_path: Path) -> 
     checksum = hashlib.sha256(written.read_bytes()).hexdigest()
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
-        f'[settings]\norder = 3\nprune = [0, 0, 1]\n[[text]]\nfile = "{written.name}"\nsha256 = "{checksum}"\n'
+        "[settings]\norder = 3\nprune = [0, 0, 1]\nspelled_lines = 40\n"
+        f'[[text]]\nfile = "{written.name}"\nsha256 = "{checksum}"\n'
     )
     read = read_recipe(recipe, written.parent)
     first = build(read.texts, tmp_path / "first", read.settings, lambda _: None)
     second = build(read.texts, tmp_path / "second", read.settings, lambda _: None)
     assert Path(first.path).read_bytes() == Path(second.path).read_bytes()
     assert first.ngrams[0] == first.vocabulary + 3
+    plain = settings_from(read.settings, spelled_lines=0)
+    assert build(read.texts, tmp_path / "plain", plain, lambda _: None).lines == first.lines - 40
     assert first.held_out is not None
     assert 1 < first.held_out.perplexity < 20
     recipe.write_text(recipe.read_text().replace(checksum, "0" * 64))
@@ -130,7 +133,10 @@ def test_the_command_builds_measures_adapts_and_describes(
     written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a plain name means: here
-    assert main(["lm", "build", str(written), "--order", "3", "--out", "birds", "--json"]) == 0
+    assert (
+        main(["lm", "build", str(written), "--order", "3", "--spelled", "50", "--out", "birds", "--json"])
+        == 0
+    )
     report = json.loads(capsys.readouterr().out)
     assert report["size_bytes"] == Path(report["path"]).stat().st_size
     assert main(["lm", "perplexity", report["path"], str(written), "--json"]) == 0

@@ -29,6 +29,7 @@ from lm.transformer_xl.model import TransformerConfig, TransformerXL
 from lm.transformer_xl.storage import save
 from lm.transformer_xl.vocabulary import Vocabulary
 from lm.tuning import ALPHABET, Clip, read_clips, tune, write
+from service.commands import main
 from tests.lm.conftest import DATA
 
 
@@ -225,3 +226,33 @@ def test_a_manifest_without_log_probabilities_is_refused(manifest: Path, tmp_pat
         read_clips(manifest, tmp_path)
     with pytest.raises(LanguageError, match="no manifest"):
         read_clips(tmp_path / "none.jsonl", tmp_path)
+
+
+def test_the_command_searches_as_it_is_told_and_writes_what_a_decoder_opens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = []
+    for number, text in enumerate(("a ban", "a band", "a ban and a band")):
+        np.save(tmp_path / f"{number}.npy", spelled(text, 1.0))
+        lines.append(json.dumps({"audio": f"{number}.wav", "text": text, "speaker": str(number % 2)}))
+    (tmp_path / "manifest.jsonl").write_text("\n".join(lines))
+    model, out = str(DATA / "tiny-plain.binary"), tmp_path / "ranked.json"
+    line = [
+        "lm",
+        "rescore",
+        str(tmp_path),
+        "--log-probs",
+        str(tmp_path),
+        "--model",
+        model,
+        "--rescorer",
+        model,
+    ]
+    # Fewer readings alive than the list is long: the list is as long as there are readings.
+    assert main([*line, "--search", "width=8", "lm_weight=0.2", "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["words"] == 9
+    assert len(found["steps"]) == 2
+    assert Language.load(str(out)).rescoring is not None
+    assert main([*line, "--search", "breadth=8"]) == 2
+    assert "breadth" in capsys.readouterr().err

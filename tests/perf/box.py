@@ -4,9 +4,9 @@
         [--rescoring my.json]
 
 Word errors greedy, with the language model in the box, and (--rescoring) ranked again by what `silica lm rescore`
-wrote, all heard as streams; whether a stream writes what the whole recording writes; how fast one core hears and
-searches (processor time). The model named by --beside (a teacher) hears the very same sound. Results go to
-`tests/perf/results/box.json` and `.md`, with date, commit and machine.
+wrote, with the same weights for every model; all heard as streams; whether a stream writes what the whole recording
+writes; how fast one core hears and searches (processor time). The model named by --beside (a teacher) hears the very
+same sound. Results go to `tests/perf/results/box.json` and `.md`, with date, commit and machine.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from acoustic.framing import Samples
 from acoustic.runtime import Backend, hear_stream, open_backend
 from acoustic.windows import LogProbs
 from lm.decoders import Decoder, SearchSettings, open_decoder
+from lm.language import Language
 from lm.ngram import NGram
-from lm.rescore import Rescoring, RescoringDecoder
 from lm.score import ErrorCounts, word_errors
 from lm.text import normalise
 from service.audio.files import read_mono
@@ -75,16 +75,17 @@ class Ear:
     greedy: Decoder
     beam: Decoder
     search: SearchSettings
-    rescoring: Rescoring | None = None
+    ranked: Decoder | None = None
     conditions: dict[str, Heard] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, name: str, rescoring: Rescoring | None = None) -> "Ear":
+    def open(cls, name: str, rescoring: Path | None = None) -> "Ear":
         """The model as it is served: the fastest precision that it is ready for."""
         backend = open_backend(name, "cpu", None)
         alphabet, search = written_by(name)
         greedy, beam = open_decoder("greedy", alphabet), open_decoder("beam", alphabet, NGram.shipped())
-        return cls(backend, greedy, beam, search, rescoring)
+        ranked = Language.load(str(rescoring)).decoder("beam", alphabet) if rescoring else None
+        return cls(backend, greedy, beam, search, ranked)
 
     def hear(self, condition: str, sound: Samples, reference: str) -> None:
         """Add one recording to a condition."""
@@ -96,9 +97,8 @@ class Ear:
         written = _words(self.greedy, streamed)
         heard.greedy += word_errors(reference, written)
         heard.searched += word_errors(reference, searched)
-        if self.rescoring:
-            ranked = RescoringDecoder(self.beam, self.rescoring)
-            heard.rescored += word_errors(reference, _words(ranked, streamed, self.search))
+        if self.ranked:
+            heard.rescored += word_errors(reference, _words(self.ranked, streamed, self.search))
         heard.differing += written != _words(self.greedy, self.backend.whole(sound))
         heard.clips += 1
         heard.sound_s += len(sound) / RATE
@@ -155,8 +155,7 @@ def nothing_said(bank: Samples, hours: float) -> Iterator[Samples]:
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every ear hears every condition."""
     names = [arguments.model or catalogue.default_name(), *arguments.beside]
-    rescoring = Rescoring.load(arguments.rescoring) if arguments.rescoring else None
-    ears = {name: Ear.open(name, rescoring) for name in names}
+    ears = {name: Ear.open(name, arguments.rescoring) for name in names}
     for name in SETS:
         folder = arguments.speech / name
         if (folder / "manifest.jsonl").is_file():
@@ -209,12 +208,12 @@ def _hear_all(
 def table(result: dict[str, Any]) -> str:
     """The results for readers."""
     models = list(result["conditions"])
+    ranked = f" / ranked again by {result['rescoring']}" if result["rescoring"] else ""
     lines = [
-        f"Measured {result['date']} at {result['commit']} on {result['machine']} by tests/perf/box.py. Word errors of",
-        "streams, greedy / with the language model in the box"
-        + (f" / ranked again by {result['rescoring']}" if result["rescoring"] else "")
-        + "; `unlike`: streams that write",
-        "something else than the whole recording, greedily; real time: of one core, hearing and searching.",
+        f"Measured {result['date']} at {result['commit']} on {result['machine']} by tests/perf/box.py.",
+        f"Word errors of streams, greedy / with the language model in the box{ranked};",
+        "`unlike`: streams that write something else than the whole recording, greedily; real time: of one core,",
+        "hearing and searching.",
         "",
         "| condition | clips | " + " | ".join(f"{name} | unlike | x real time" for name in models) + " |",
         "|---|--:|" + "--:|--:|--:|" * len(models),

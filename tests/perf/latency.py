@@ -89,7 +89,8 @@ def measured(model: str, audio: Sequence[Path], recordings: int) -> tuple[float,
     """The look-ahead, and a row for every hop."""
     backend = open_backend(model)
     config = backend.config
-    desk = Desk(config.alphabet, "shipped", written_by(model)[1])
+    alphabet, search = written_by(model)
+    desk = Desk(alphabet, "shipped", search)
     silence = np.zeros(RATE, np.float32)
     programs = read_programs(audio, recordings, 20.0)
     sounds = [np.concatenate([each.sound / np.float32(32768), silence]) for each in programs]

@@ -284,7 +284,7 @@ def check_finals(
     from tests.core.plain_loop import transcribe
 
     backend = open_backend(model)
-    search = written_by(model)[1]
+    _, search = written_by(model)
     desk = Desk(backend.config.alphabet, None if language_model == "none" else language_model, search)
     plan = with_hop(backend.config, backend.plan, 0.64)
     expected: dict[int, list[str]] = {}
