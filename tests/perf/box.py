@@ -175,7 +175,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     if bank is not None:
         for name, ear in ears.items():
             written = [
-                len(_words(ear.beam, hear_stream(ear.backend, sound)).split())
+                len(_words(ear.beam, hear_stream(ear.backend, sound), ear.search).split())
                 for sound in nothing_said(bank, arguments.silent_hours)
             ]
             false_words[name] = sum(written) / (len(written) / 12)

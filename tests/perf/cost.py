@@ -104,14 +104,14 @@ def table(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], file: Path) -> None:
-    """A line a model: greedy first, then ever wider searches."""
+    """A line a model: greedy first, then ever wider searches, each point with its number of readings."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(
-        xlabel="processor time for a second of sound (ms, one core)",
+        xlabel="processor time for a second of sound (ms, one core); greedy, and by readings kept in the search",
         ylabel=f"words wrong on {result['set']} (%)",
         xscale="log",
     )
@@ -121,7 +121,8 @@ def draw(result: dict[str, Any], file: Path) -> None:
         errors = [100 * way["word_errors"] for way in ways.values()]
         axes.plot(costs, errors, "o-", color=f"C{number}", markersize=4, label=model)
         for name, cost, error in zip(ways, costs, errors, strict=True):
-            axes.annotate(name, (cost, error), fontsize=7, xytext=(3, 3), textcoords="offset points")
+            short = name.removeprefix("width ")
+            axes.annotate(short, (cost, error), fontsize=7, xytext=(3, 3), textcoords="offset points")
     for cost, what in ((10.0, "100 x real time"), (5.0, "200 x real time")):
         axes.axvline(cost, color="grey", linewidth=0.8, linestyle=":")
         axes.annotate(
