@@ -92,6 +92,8 @@ def read_suited(texts: Iterable[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for text in texts:
         name, _, value = text.partition("=")
+        if name not in SUITED:
+            raise LanguageError(f"{text!r} sets nothing of the search: expected {', '.join(SUITED)}.")
         try:
             found[name] = float(value)
         except ValueError:

@@ -32,5 +32,5 @@ def test_a_card_that_names_nonsense_is_refused(named: object) -> None:
 def test_settings_are_read_as_they_are_typed() -> None:
     assert read_suited(["lm_weight=0.6", "width=128"]) == {"lm_weight": 0.6, "width": 128}
     for wrong in ("lm_weight", "lm_weight=", "weight=0.6", "width=a", "width=0"):
-        with pytest.raises(LanguageError):
+        with pytest.raises(LanguageError, match=wrong.split("=")[0]):
             read_suited([wrong])
