@@ -21,7 +21,8 @@ from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.folding import fold
 from acoustic.network.assemble import Block, Network
-from acoustic.network.parts import LayerNorm, Normed, Unit
+from acoustic.network.layers import Layers
+from acoustic.network.parts import LayerNorm, Normed, Reaching, Unit
 from acoustic.shape import ModelConfig
 
 Range = tuple[float, float]
@@ -88,6 +89,12 @@ class Graph:
         self.nodes.append(helper.make_node(operation, list(inputs), [name], name=name, **attributes))
         return name
 
+    def apart(self, x: str, parts: int, axis: int) -> list[str]:
+        """A tensor in so many equal parts."""
+        names = [f"{x}_{part}" for part in range(parts)]
+        self.nodes.append(helper.make_node("Split", [x], names, name=f"split_{x}", axis=axis))
+        return names
+
     def constant(self, value: Value | Tensor) -> str:
         """Add a constant; its name."""
         array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
@@ -114,8 +121,8 @@ class Graph:
         """The features as [batch, mels, 1, frames]."""
         return self.node("Unsqueeze", "features", self.constant(np.array([2])))
 
-    def reached(self, x: str, unit: Unit) -> tuple[str, int]:
-        """The input of a convolution, and how many zeros belong to its left."""
+    def reached(self, x: str, unit: Reaching) -> tuple[str, int]:
+        """What is heard, and how many zeros belong to its left."""
         return x, unit.left
 
     def cut(self, x: str, rate: int) -> str:
@@ -125,6 +132,18 @@ class Graph:
     def rows(self) -> str:
         """The third dimension of every tensor, as a constant for shapes."""
         return self.constant(np.array([1]))
+
+    def by_time(self, x: str) -> str:
+        """A tensor as [rows, time, channels]."""
+        return self.node(
+            "Squeeze", self.node("Transpose", x, perm=[0, 2, 3, 1]), self.constant(np.array([1]))
+        )
+
+    def by_channel(self, x: str) -> str:
+        """The reverse."""
+        return self.node(
+            "Transpose", self.node("Unsqueeze", x, self.constant(np.array([1]))), perm=[0, 3, 1, 2]
+        )
 
     def finish(self, scores: str) -> str:
         """[batch, outputs of a step x classes, 1, steps] to [batch, 1, steps, outputs of a step x classes]."""
@@ -147,6 +166,19 @@ class Graph:
         else:
             inputs = self._rounded_weights(x_site, kernel, offset)
         return self.node("Conv", x, *inputs, kernel_shape=[1, kernel.shape[-1]], **attributes)
+
+    def product(self, x: str, x_site: str, layer: torch.nn.Conv1d) -> str:
+        """Channels mixed step by step, in [rows, time, channels]."""
+        matrix = layer.weight.detach().float().numpy()[:, :, 0].T
+        if self.ranges is None:
+            weights = self.weights(matrix)
+        else:
+            scale = np.maximum(np.abs(matrix).max(axis=0) / LARGEST_WEIGHT, 1e-12).astype(np.float32)
+            whole = self.constant(np.round(matrix / scale).astype(np.int8))
+            per_column = (self.constant(scale), self.constant(np.zeros(len(scale), np.int8)))
+            weights = self.node("DequantizeLinear", whole, *per_column, axis=1)
+        assert layer.bias is not None
+        return self.node("Add", self.node("MatMul", x, weights), self.constant(layer.bias.float()))
 
     def weights(self, kernel: Value) -> str:
         """A constant that FP16 files store in 16 bits."""
@@ -199,12 +231,19 @@ def build_graph(
 ) -> Graph:
     """The whole network as a graph."""
     network = fold(checkpoint).network()
+    from acoustic.export_layers import layers
+
     graph = kind(network.config, ranges, half)
     panes = [(graph.site("features", graph.begin()), "features")]
     for index, block in enumerate(network.blocks):
-        assert isinstance(block, Block)
         name = f"blocks.{index}"
-        out = _block(graph, block, name, panes, last=index == len(network.blocks) - 1)
+        last = index == len(network.blocks) - 1
+        if isinstance(block, Layers):
+            out = layers(graph, block, name, *panes[-1])
+            out = out if last else graph.site(name, out)
+        else:
+            assert isinstance(block, Block)
+            out = _block(graph, block, name, panes, last=last)
         panes = [*panes, (out, name)] if network.keeps_panes and index else [(out, name)]
     _output(graph, network, panes[-1][0])
     return graph
@@ -297,8 +336,7 @@ def _activated(graph: Graph, x: str, kind: str, *, rounded: bool) -> str:
         return graph.node("Clip", x, *(graph.constant(np.array(end, np.float32)) for end in (0.0, 20.0)))
     if kind == "leaky_relu":
         return graph.node("LeakyRelu", x, alpha=0.01)
-    signal, gate = f"{x}_signal", f"{x}_gate"
-    graph.nodes.append(helper.make_node("Split", [x], [signal, gate], name=f"split_{x}", axis=1))
+    signal, gate = graph.apart(x, 2, axis=1)
     if kind == "gau":
         signal = graph.node("Tanh", signal)
     return graph.node("Mul", signal, graph.node("Sigmoid", gate))

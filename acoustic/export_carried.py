@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from acoustic.export import Graph
-from acoustic.network.parts import Unit
+from acoustic.network.parts import Reaching
 
 METADATA_KEY = "silica.state"
 
@@ -82,13 +82,13 @@ class CarriedGraph(Graph):
         self._cut_to[x] = self._ahead
         return x
 
-    def reached(self, x: str, unit: Unit) -> tuple[str, int]:
+    def reached(self, x: str, unit: Reaching) -> tuple[str, int]:
         self._ahead -= unit.right * unit.rate
         self._rate = unit.rate * unit.stride
         self._loose = unit.right > 0
         if not unit.left:
             return x, 0
-        channels = unit.reaching.in_channels
+        channels = unit.reaching_channels
         rounded, steps = self._rounded.get(x, (x, None))
         pieces = self.pieces.setdefault(channels, [])
         name = f"state_{channels}_{len(pieces)}"
@@ -101,6 +101,16 @@ class CarriedGraph(Graph):
             whole = self.node("DequantizeLinear", whole, *steps)
         pieces.append(Piece(unit.left, zero, following))
         return whole, 0
+
+    def by_time(self, x: str) -> str:
+        return self.node(
+            "Squeeze", self.node("Transpose", x, perm=[0, 2, 3, 1]), self.constant(np.array([0]))
+        )
+
+    def by_channel(self, x: str) -> str:
+        return self.node(
+            "Transpose", self.node("Unsqueeze", x, self.constant(np.array([0]))), perm=[0, 3, 1, 2]
+        )
 
     def rows(self) -> str:
         shape = self.node("Shape", "state")

@@ -19,6 +19,8 @@ Norm = Literal["batch", "layer", "weight", "folded"]
 Activation = Literal["relu", "clipped_relu", "leaky_relu", "glu", "gau"]
 Masks = Literal["none", "conv", "conv_and_norm"]
 
+KEEP_PANES: frozenset[str] = frozenset({"dense_residual", "densenet", "dense_rnet"})
+"""Bypasses that need the outputs of all earlier blocks."""
 GATED: frozenset[str] = frozenset({"glu", "gau"})
 LARGEST_CHANNELS = 16_384
 LARGEST_BLOCKS = 256
@@ -86,6 +88,8 @@ class BlockConfig:
     residual: `residual` projects the block's input by a 1x1 convolution, `identity` adds it as it is,
     `dense_residual` adds a projection of every earlier block's output, `densenet` feeds the block with all of
     them concatenated, `dense_rnet` does that and adds a projection of the same concatenation.
+    heads: more than none makes it a block that attends (`acoustic.network.layers`): `repeat` layers of attention over
+    the `back` steps before each, a gated convolution of this kernel, and a feed-forward part `widen` times as wide.
     """
 
     kernel: int
@@ -98,6 +102,9 @@ class BlockConfig:
     groups: int = 1
     look_ahead: int | tuple[int, ...] | None = None
     dropout: float = 0.0
+    heads: int = 0
+    back: int = 0
+    widen: int = 0
 
     def __post_init__(self) -> None:
         check_choice("block.residual", self.residual, Residual)
@@ -111,6 +118,9 @@ class BlockConfig:
             raise AcousticError(f"block.groups {self.groups} does not divide {self.channels} channels.")
         if self.groups > 1 and not self.separable:
             raise AcousticError("block.groups shuffles pointwise convolutions: it needs separable=True.")
+        check_range("block.heads", self.heads, 0, self.channels)
+        if self.heads:
+            self._check_attending()
         if not 0.0 <= self.dropout < 1.0:
             raise AcousticError(f"block.dropout must be in [0, 1), not {self.dropout}.")
         if isinstance(self.look_ahead, tuple) and len(self.look_ahead) != self.repeat:
@@ -119,6 +129,14 @@ class BlockConfig:
             )
         for taps in self.right_taps:
             check_range("block.look_ahead", taps, 0, self.kernel - 1)
+
+    def _check_attending(self) -> None:
+        check_range("block.back", self.back, 0, 4_096)
+        check_range("block.widen", self.widen, 1, 64)
+        if self.channels % self.heads:
+            raise AcousticError(f"block.heads {self.heads} does not divide {self.channels} channels.")
+        if (self.stride, self.dilation, self.groups, self.residual) != (1, 1, 1, "none") or self.dropout:
+            raise AcousticError("A block that attends has no stride, dilation, groups, bypass or dropout.")
 
     @property
     def right_taps(self) -> tuple[int, ...]:
@@ -134,9 +152,14 @@ class BlockConfig:
         return (self.stride,) + (1,) * (self.repeat - 1)
 
     def padding(self, unit: int) -> tuple[int, int]:
-        """Zeros left and right of the input of sub-block `unit`, in frames at its own rate."""
+        """Zeros left and right of the input of the convolution of sub-block `unit`, in frames at its own rate."""
         right = self.right_taps[unit]
         return (self.kernel - 1 - right) * self.dilation, right * self.dilation
+
+    def reach(self, unit: int) -> tuple[int, int]:
+        """How far sub-block `unit` hears to the left and right, in frames at its own rate."""
+        left, right = self.padding(unit)
+        return left + self.back, right
 
 
 @dataclass(frozen=True)
@@ -237,7 +260,7 @@ class ModelConfig:
         reach, rate = 0, 1
         for block in self.blocks:
             for unit, stride in enumerate(block.strides()):
-                reach += block.padding(unit)[side] * rate
+                reach += block.reach(unit)[side] * rate
                 rate *= stride
         return reach
 

@@ -5,13 +5,15 @@ What a convolution, a norm or an activation is: `acoustic.network.parts`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from acoustic.network.parts import Bypass, Masks, Unit, activate, by_step, convolved
-from acoustic.shape import BlockConfig, ModelConfig
+from acoustic.network.layers import Layers
+from acoustic.network.parts import Bypass, Masks, Reaching, Unit, activate, by_step, convolved
+from acoustic.shape import KEEP_PANES, BlockConfig, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ class Block(nn.Module):
         )
         self.dropout = nn.Dropout(block.dropout)
 
+    @property
+    def reaches(self) -> list[Reaching]:
+        """What looks to the left or right, in the order in which it is heard."""
+        return [cast(Unit, unit) for unit in self.units]
+
     def forward(self, panes: Sequence[Tensor], masks: Masks) -> Tensor:
         """The block's output, from the outputs of everything before it, newest last."""
         x = panes[-1]
@@ -75,13 +82,17 @@ class Network(nn.Module):
         super().__init__()
         self.config = config
         panes = [Pane(config.features.mels, 1)]
-        blocks = []
+        blocks: list[nn.Module] = []
         for block in config.blocks:
             # The features themselves are no pane of the dense variants: the prologue's output is the first.
-            blocks.append(Block(config, block, panes[1:] or panes))
+            blocks.append(
+                Layers(config, block, panes[-1].channels, panes[-1].rate)
+                if block.heads
+                else Block(config, block, panes[1:] or panes)
+            )
             panes.append(Pane(block.channels, panes[-1].rate * block.stride))
         self.blocks = nn.ModuleList(blocks)
-        self.keeps_panes = any(block.dense or block.joins for block in blocks)
+        self.keeps_panes = any(block.residual in KEEP_PANES for block in config.blocks)
         self.output = nn.Conv1d(panes[-1].channels, config.classes * config.outputs_per_step, 1)
         nn.init.xavier_uniform_(self.output.weight)
 

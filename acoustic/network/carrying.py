@@ -1,4 +1,5 @@
-"""Carried state in PyTorch: the last inputs of every convolution go from window to window as one row of numbers.
+"""Carried state in PyTorch: what every convolution and attention heard last goes from window to window as one row
+of numbers.
 
 The ONNX graph of the same arithmetic is `acoustic.export_carried`; the row is laid out alike.
 """
@@ -11,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from acoustic.network.assemble import Block, Network
-from acoustic.network.parts import Masks, Unit
+from acoustic.network.layers import Layers
+from acoustic.network.parts import Masks, Reaching
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a convolution's inputs lie among those of as many channels."""
+    """Where the inputs of one that reaches lie among those of as many channels."""
 
     channels: int
     first: int
@@ -27,14 +29,13 @@ class Carrying:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.places: dict[Unit, Place] = {}
+        self.places: dict[Reaching, Place] = {}
         self.steps: dict[int, int] = {}
         """By channels: how many steps are carried."""
         for block in network.blocks:
-            for module in cast(Block, block).units:
-                unit = cast(Unit, module)
+            for unit in cast(Block | Layers, block).reaches:
                 if unit.left:
-                    channels = unit.reaching.in_channels
+                    channels = unit.reaching_channels
                     self.places[unit] = Place(channels, self.steps.get(channels, 0))
                     self.steps[channels] = self.steps.get(channels, 0) + unit.left
 
@@ -69,7 +70,7 @@ class CarriedMasks(Masks):
         }
         self._following: dict[int, list[Tensor]] = {channels: [] for channels in carrying.steps}
 
-    def reached(self, x: Tensor, unit: Unit) -> tuple[Tensor, int]:
+    def reached(self, x: Tensor, unit: Reaching) -> tuple[Tensor, int]:
         if not unit.left:
             return x, 0
         place = self._places[unit]

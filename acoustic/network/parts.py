@@ -13,6 +13,17 @@ from torch import Tensor, nn
 from acoustic.shape import GATED, BlockConfig, ModelConfig
 
 
+class Reaching:
+    """What hears steps before its own (`left`) or after it (`right`), counted at `rate` frames a step; its output takes
+    every `stride`-th. A stream with carried state keeps `left` steps of what it hears, `reaching_channels` high."""
+
+    left: int
+    right: int
+    rate: int
+    stride: int
+    reaching_channels: int
+
+
 class Masks:
     """Zeroes what lies beyond each item's length. `lengths` counts feature frames; None: nothing to zero."""
 
@@ -49,9 +60,9 @@ class Masks:
             return x * self._spread[place]
         return x * mask.to(x.dtype)
 
-    def reached(self, x: Tensor, unit: "Unit") -> tuple[Tensor, int]:
-        """The input of a convolution, and how many zeros belong to its left (`acoustic.network.carrying` puts
-        what was heard before in their place)."""
+    def reached(self, x: Tensor, unit: Reaching) -> tuple[Tensor, int]:
+        """What is heard, and how many zeros belong to its left (`acoustic.network.carrying` puts what was heard
+        before in their place)."""
         return x, unit.left
 
 
@@ -123,6 +134,8 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, channels, time] to the same shape."""
+        if lies_by_step(x):
+            return F.layer_norm(x.mT, self.weight.shape, self.weight, self.bias, self.epsilon).mT
         centred = x - x.mean(dim=1, keepdim=True)
         scale = torch.rsqrt(centred.square().mean(dim=1, keepdim=True) + self.epsilon)
         return centred * scale * self.weight[None, :, None] + self.bias[None, :, None]
@@ -159,7 +172,7 @@ class Normed(nn.Module):
         return cast(Tensor, self.norm(x))
 
 
-class Unit(Normed):
+class Unit(Normed, Reaching):
     """One sub-block up to its norm: padding, (depthwise and) convolution, norm, channel shuffle."""
 
     def __init__(self, config: ModelConfig, block: BlockConfig, index: int, inputs: int, rate: int) -> None:
@@ -181,38 +194,46 @@ class Unit(Normed):
             self.depthwise = nn.Conv1d(inputs, inputs, block.kernel, groups=inputs, bias=False)
             nn.init.xavier_uniform_(self.depthwise.weight)
 
+        self.reaching_channels = self.reaching.in_channels
+
     @property
     def reaching(self) -> nn.Conv1d:
         """The convolution that looks to the left and right."""
         return cast(nn.Conv1d, self.conv) if self.depthwise is None else self.depthwise
 
-    def slides_compiled(self, x: Tensor) -> bool:
-        """Whether the compiled depthwise taps do for this: in training in 16 bits on a CPU."""
-        plain = self.stride == self.dilation == self.groups == 1
-        fits = x.dtype == torch.bfloat16 and x.device.type == "cpu" and lies_by_step(x)
-        return plain and self.training and fits
-
     def forward(self, x: Tensor, masks: Masks) -> Tensor:
         """[batch, inputs, time] to [batch, outputs, time / stride]."""
-        if self.depthwise is not None and self.slides_compiled(x):
-            from acoustic.network.taps import depthwise
-
-            lengths = masks.steps(x, self.rate) if self.masked else torch.full((len(x),), x.shape[-1])
-            x = convolved(depthwise(x, self.depthwise.weight, lengths, self.left), self.conv)
-            return self.normed(x, masks, self.rate)
-        if self.masked:
-            x = masks.apply(x, self.rate)
-        x, padding = masks.reached(x, self)
-        if padding != self.right:
-            x = padded(x, padding, self.right)
-            padding = 0
-        x = convolved(x, self.reaching, self.stride, padding, self.dilation)
+        x = slide(self, self.reaching, x, masks, dilation=self.dilation, masked=self.masked)
         if self.depthwise is not None:
-            if self.masked:
-                x = masks.apply(x, self.rate * self.stride)
             x = convolved(x, self.conv)
         x = self.normed(x, masks, self.rate * self.stride)
         return x if self.groups == 1 else shuffle(x, self.groups)
+
+
+def slide(
+    unit: Reaching, conv: nn.Conv1d, x: Tensor, masks: Masks, *, dilation: int = 1, masked: bool = True
+) -> Tensor:
+    """What a convolution with reach makes of [batch, channels, time]."""
+    if slides_compiled(unit, conv, x, dilation):
+        from acoustic.network.taps import depthwise
+
+        lengths = masks.steps(x, unit.rate) if masked else torch.full((len(x),), x.shape[-1])
+        return depthwise(x, conv.weight, lengths, unit.left)
+    if masked:
+        x = masks.apply(x, unit.rate)
+    x, padding = masks.reached(x, unit)
+    if padding != unit.right:
+        x = padded(x, padding, unit.right)
+        padding = 0
+    x = convolved(x, conv, unit.stride, padding, dilation)
+    return masks.apply(x, unit.rate * unit.stride) if masked and conv.groups > 1 else x
+
+
+def slides_compiled(unit: Reaching, conv: nn.Conv1d, x: Tensor, dilation: int) -> bool:
+    """Whether the compiled depthwise taps do for this: in training in 16 bits on a CPU."""
+    plain = unit.stride == dilation == 1 and conv.weight.shape[1] == 1 and conv.bias is None
+    fits = x.dtype == torch.bfloat16 and x.device.type == "cpu" and lies_by_step(x)
+    return plain and conv.training and fits
 
 
 class Bypass(Normed):

@@ -35,9 +35,9 @@ AT_ONCE_SAMPLES = 10 * 16_000
 NOT_HEARD = "the network gave no finite numbers for this window"
 
 # Whole recordings go through the network in pieces of 30 s with context on each side: the memory of a forward
-# pass then has a limit. A network that reaches up to 10 s (every Jasper, every `silica-`) gets all of its context
-# and hears in pieces what it hears at once; the QuartzNets reach 12 to 40 s and use the nearest second or two of it
-# (the table in acoustic/README.md), so 6 s are plenty.
+# pass then has a limit. A network that reaches up to 10 s (every Jasper) or looks ahead less than a second (every
+# `silica-`) gets all of its context and hears in pieces what it hears at once; the QuartzNets reach 12 to 40 s to
+# both sides and use the nearest second or two of it (the table in acoustic/README.md), so 6 s are plenty.
 PIECE_S = 30.0
 WHOLE_REACH_S = 10.0
 FAR_REACH_MARGIN_S = 6.0
@@ -223,8 +223,9 @@ def in_pieces(
     pieces. How they came in blocks changes no piece."""
     step, rate, every = config.stride_frames, config.frames_per_second, config.frames_per_output
     hop = -int(-PIECE_S * rate // step) * step
-    left = -(-_margin(config.left_frames, rate) // step) * step
-    right = _margin(config.look_ahead_frames, rate)
+    far = config.look_ahead_frames > WHOLE_REACH_S * rate
+    margins = (int(FAR_REACH_MARGIN_S * rate),) * 2 if far else (config.left_frames, config.look_ahead_frames)
+    left, right = -(-margins[0] // step) * step, margins[1]
     held: Tensor | None = None
     first = keep = 0  # `held` begins with the frame `first`; outputs before the frame `keep` are told
     for more in features:
@@ -243,12 +244,6 @@ def in_pieces(
 def joined(config: ModelConfig, heard: Iterable[LogProbs]) -> LogProbs:
     """All pieces as one [outputs, classes]."""
     return np.concatenate([np.zeros((0, config.classes), np.float32), *heard])
-
-
-def _margin(reach_frames: int, rate: float) -> int:
-    """Frames of context that a piece gets on one side."""
-    far = reach_frames > WHOLE_REACH_S * rate
-    return int(FAR_REACH_MARGIN_S * rate) if far else reach_frames
 
 
 def hear_stream(backend: Backend, samples: Samples, plan: WindowPlan | None = None) -> LogProbs:

@@ -28,13 +28,14 @@ from acoustic.runtime.cpu import CpuBackend, open_session
 from acoustic.runtime.gpu import GpuBackend
 from acoustic.shape import BlockConfig, ModelConfig
 from acoustic.windows import StreamWindows, Window, WindowPlan, carries, default_plan
-from tests.acoustic.signals import sound
+from tests.acoustic.signals import enlivened, sound
 
 FEATURES = published["tiny"].features
 STEM = tuple(BlockConfig(5, 16, stride=2, look_ahead=1) for _ in range(3))
 AHEAD = BlockConfig(5, 16, 2, separable=True, residual="identity", look_ahead=(1, 0))
 BACK = BlockConfig(7, 16, 2, separable=True, look_ahead=0)
 DENSE = BlockConfig(5, 24, 2, look_ahead=(0, 1))
+ATTENDING = BlockConfig(5, 24, 3, separable=True, look_ahead=(1, 0, 2), heads=2, back=7, widen=2)
 NETWORKS = {
     "like the model in the box": ModelConfig("s", FEATURES, (*STEM, AHEAD, BACK, AHEAD), outputs_per_step=4),
     "no look-ahead": ModelConfig("s", FEATURES, (replace(STEM[0], look_ahead=0), *[BACK] * 4)),
@@ -53,6 +54,10 @@ NETWORKS = {
     "gate": ModelConfig("s", FEATURES, (STEM[0], DENSE, replace(BACK, kernel=11)), activation="glu"),
     "layer norm": ModelConfig("s", FEATURES, (STEM[0], AHEAD, replace(BACK, kernel=9)), norm="layer"),
     "dilated": ModelConfig("s", FEATURES, (STEM[0], replace(BACK, dilation=3), DENSE)),
+    "attending": ModelConfig("s", FEATURES, (STEM[0], AHEAD, ATTENDING)),
+    "attending, of one width": ModelConfig(
+        "s", FEATURES, (STEM[0], replace(ATTENDING, channels=16, look_ahead=0))
+    ),
 }
 BOX = untrained(NETWORKS["like the model in the box"])
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
@@ -63,7 +68,7 @@ KINDS: tuple[Kind, ...] = ("fp32", "int8", "buckets")
 
 @cache
 def backend_of(kind: Kind, network: str = "like the model in the box") -> Backend:
-    checkpoint = untrained(NETWORKS[network])
+    checkpoint = enlivened(untrained(NETWORKS[network]))
     if kind == "buckets":
         return GpuBackend(checkpoint, "cpu", batches=(1, 4, 8))
     if kind == "int8":
@@ -86,7 +91,7 @@ def assert_same(kind: Kind, heard: np.ndarray, whole: np.ndarray) -> None:
 def test_every_kind_of_layer_goes_on_where_it_stopped(name: str, precision: Precision) -> None:
     """The graph alone: the same features in windows of changing hops, and at once, bit for bit in INT8."""
     config = NETWORKS[name]
-    checkpoint = untrained(config)
+    checkpoint = enlivened(untrained(config))
     ranges = calibrate(checkpoint, [sound(12)], keep=False) if precision == "int8" else None
     session = open_session(onnx_bytes(checkpoint, ranges, carried=True))
     empty = empty_state(session.get_modelmeta().custom_metadata_map[METADATA_KEY], ranges is not None)
@@ -273,7 +278,7 @@ def test_a_model_that_carries_nothing_says_so() -> None:
 def test_pytorch_carries_what_the_onnx_graph_carries(name: str) -> None:
     """For every kind of layer, the state laid out alike: a stream may go on with the other one."""
     config = NETWORKS[name]
-    checkpoint = untrained(config)
+    checkpoint = enlivened(untrained(config))
     session = open_session(onnx_bytes(checkpoint, carried=True))
     carrying = Carrying(fold(checkpoint).network())
     empty = empty_state(session.get_modelmeta().custom_metadata_map[METADATA_KEY], rounded=False)

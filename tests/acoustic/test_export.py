@@ -17,7 +17,7 @@ from acoustic.errors import AcousticError
 from acoustic.export import export_onnx, onnx_bytes
 from acoustic.runtime.cpu import CpuBackend, open_session
 from acoustic.shape import BlockConfig, ModelConfig
-from tests.acoustic.signals import sound
+from tests.acoustic.signals import enlivened, sound
 
 FEATURES = published["tiny"].features
 FIRST = BlockConfig(5, 16, stride=2, separable=True)
@@ -47,6 +47,7 @@ NETWORKS = {
     "gau": model(PLAIN, activation="gau"),
     "dilated": model(BlockConfig(9, 24, dilation=2, separable=True)),
     "strided bypass": model(replace(SEPARABLE, stride=2), replace(PLAIN, residual="dense_residual")),
+    "attending": model(BlockConfig(5, 24, 2, separable=True, look_ahead=(1, 0), heads=3, back=9, widen=2)),
     "many outputs a step": model(BlockConfig(3, 24, stride=2, look_ahead=1), SEPARABLE, outputs_per_step=4),
 }
 
@@ -60,7 +61,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def lively(config: ModelConfig) -> Checkpoint:
     """Untrained weights whose norms are not the neutral ones they start with."""
-    checkpoint = untrained(config)
+    checkpoint = enlivened(untrained(config))
     generator = torch.Generator().manual_seed(2)
     for name, tensor in checkpoint.state.items():
         if name.endswith(("running_mean", "norm.bias")):

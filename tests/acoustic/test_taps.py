@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from acoustic.config import published
-from acoustic.network import build
-from acoustic.network.parts import Unit, by_step, convolved, padded
+from acoustic.network import build, parts
+from acoustic.network.parts import Reaching, by_step, convolved, padded
 from acoustic.network.taps import depthwise
 
 
@@ -39,15 +39,15 @@ def test_forward_and_both_gradients_are_those_of_a_masked_convolution(taps: int,
 def test_a_network_in_16_bits_learns_the_same_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     config = published["silica-small"]
     features, lengths = torch.randn(3, 64, 240), torch.tensor([240, 133, 64])
-    gradients, compiled = [], Unit.slides_compiled
+    gradients, compiled = [], parts.slides_compiled
     asked: list[bool] = []
 
-    def watched(unit: Unit, x: Tensor) -> bool:
-        asked.append(compiled(unit, x))
+    def watched(unit: Reaching, conv: nn.Conv1d, x: Tensor, dilation: int) -> bool:
+        asked.append(compiled(unit, conv, x, dilation))
         return asked[-1]
 
     for choose in (watched, lambda *_: False):
-        monkeypatch.setattr(Unit, "slides_compiled", choose)
+        monkeypatch.setattr(parts, "slides_compiled", choose)
         torch.manual_seed(0)
         network = build(config).train()
         with torch.autocast("cpu", torch.bfloat16):
@@ -62,4 +62,4 @@ def test_a_network_in_16_bits_learns_the_same_with_them(monkeypatch: pytest.Monk
 
 def test_evaluation_is_left_to_pytorch() -> None:
     unit = build(published["silica-small"]).eval().blocks[3].units[0]
-    assert not unit.slides_compiled(by_step(torch.randn(1, 384, 10).bfloat16()))
+    assert not parts.slides_compiled(unit, unit.reaching, by_step(torch.randn(1, 384, 10).bfloat16()), 1)

@@ -25,8 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from acoustic.config import published
-from acoustic.network import build
-from acoustic.network.parts import Unit
+from acoustic.network import build, parts
 from acoustic.shape import ModelConfig
 from tests.perf.acoustic import provenance
 from training import objectives
@@ -82,7 +81,7 @@ def plain_pytorch() -> Iterator[None]:
         return theirs(scores.float().transpose(0, 1), targets, outputs, lengths, blank)
 
     with (
-        mock.patch.object(Unit, "slides_compiled", lambda *_: False),
+        mock.patch.object(parts, "slides_compiled", lambda *_: False),
         mock.patch.object(objectives, "ctc", ctc),
     ):
         yield
