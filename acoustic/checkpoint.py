@@ -7,7 +7,7 @@ Folding batch norm away is in `acoustic.folding`; reading the metadata alone in 
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,6 +125,22 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     return whole.reshape(weight.shape).contiguous(), scale
 
 
+def rounded(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint as it comes back from a file of INT8 weights."""
+    state: State = {}
+    for name, tensor in checkpoint.state.items():
+        if tensor.is_floating_point() and tensor.dim() >= 2:
+            whole, scale = quantise(tensor)
+            tensor = _multiplied(whole, scale)
+        state[name] = tensor
+    return replace(checkpoint, state=state)
+
+
+def _multiplied(whole: Tensor, scale: Tensor) -> Tensor:
+    restored: Tensor = whole.float() * scale.float().reshape(-1, *(1,) * (whole.dim() - 1))
+    return restored
+
+
 def _restored(file: Path, stored: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
     restored = []
     for name, tensor in stored.items():
@@ -134,7 +150,7 @@ def _restored(file: Path, stored: Mapping[str, Tensor]) -> list[tuple[str, Tenso
             scale = stored.get(name + SCALE_SUFFIX)
             if scale is None or scale.shape != tensor.shape[:1]:
                 raise AcousticError(f"{file}: the INT8 weight {name} lacks a scale for each output channel.")
-            tensor = tensor.float() * scale.float().reshape(-1, *(1,) * (tensor.dim() - 1))
+            tensor = _multiplied(tensor, scale)
         elif tensor.is_floating_point():
             tensor = tensor.float()
         restored.append((name, tensor))

@@ -36,15 +36,15 @@ def layers(graph: Graph, block: Layers, name: str, x: str, site: str) -> str:
 
 def _attention(graph: Graph, part: Attention, name: str, x: str) -> str:
     site = f"{name}.before"
-    z = graph.product(graph.site(site, _normed(graph, part.before, x)), site, part.into)
-    queries, keys, values = graph.apart(z, 3, axis=2)
-    known = graph.by_channel(graph.node("Concat", keys, values, axis=2))
+    normed, channels = graph.site(site, _normed(graph, part.before, x)), part.out.in_channels
+    queries = graph.product(normed, site, part.into, 0, channels)
+    known = graph.by_channel(graph.product(normed, site, part.into, channels))
     known, zeros = graph.reached(graph.site(f"{name}.known", known), part)
     if zeros:
         known = graph.node("Pad", known, graph.constant(np.array([0, 0, 0, zeros, 0, 0, 0, 0])))
     known = graph.by_time(known)
     keys, values = graph.apart(known, 2, axis=2)
-    width = part.out.in_channels // part.heads
+    width = channels // part.heads
     split = graph.constant(np.array([0, 0, part.heads, width]))
     queries = graph.node("Transpose", graph.node("Reshape", queries, split), perm=[0, 2, 1, 3])
     keys = graph.node("Transpose", graph.node("Reshape", keys, split), perm=[0, 2, 3, 1])
@@ -72,8 +72,9 @@ def _reach(graph: Graph, part: Attention, x: str) -> str:
 
 def _gated(graph: Graph, part: GatedConvolution, name: str, x: str) -> str:
     site = f"{name}.before"
-    z = graph.product(graph.site(site, _normed(graph, part.before, x)), site, part.gate)
-    signal, gate = graph.apart(z, 2, axis=2)
+    normed, channels = graph.site(site, _normed(graph, part.before, x)), part.out.in_channels
+    signal = graph.product(normed, site, part.gate, 0, channels)
+    gate = graph.product(normed, site, part.gate, channels)
     gated = graph.by_channel(graph.node("Mul", signal, graph.node("Sigmoid", gate)))
     gated, left = graph.reached(graph.site(f"{name}.gated", gated), part)
     slid = graph.convolution(

@@ -69,10 +69,11 @@ def release(
     clips: Sequence[Clip],
     *,
     int8: bool = True,
+    weights: checkpoint.Dtype = "fp16",
     keep_norms: bool = False,
     search: Mapping[str, float] | None = None,
 ) -> list[Comparison]:
-    """Write `model.safetensors` (folded, FP16) and `model.int8.onnx` into a folder, and compare both.
+    """Write `model.safetensors` (folded, FP16 or INT8 weights) and `model.int8.onnx` into a folder, and compare both.
 
     The clips serve twice: their sound gives the INT8 ranges (a minute at least), and all forms hear them. With
     `keep_norms` the batch norms stay apart in the file (whoever serves it folds them): training can go on from it.
@@ -84,7 +85,9 @@ def release(
     if search:
         trained = replace(trained, card={**trained.card, "search": dict(search)})
     sounds = [read_clip(clip.audio) for clip in clips]
-    served = fold(trained)
+    kept = trained if keep_norms else fold(trained)
+    kept = checkpoint.rounded(kept) if weights == "int8" else kept
+    served = fold(kept)
     if int8:
         seconds = sum(len(sound) for sound in sounds) / trained.config.features.sample_rate
         if seconds < ENOUGH_S:
@@ -94,12 +97,12 @@ def release(
             )
         ranges = calibrate(served, sounds, keep=False)
         served = with_ranges(served, ranges)
-    kept = trained if keep_norms else served
     out.mkdir(parents=True, exist_ok=True)
-    file = checkpoint.save(out, kept.config, kept.state, served.card, "fp16")
+    file = checkpoint.save(out, kept.config, kept.state, served.card, weights)
     reference = [_hear(trained, sound) for sound in sounds]
     whole = open_backend(file, "cpu", "fp32").whole
-    results = [_compare("fp16", file, whole, trained, clips, sounds, reference)]
+    form = "fp16" if weights == "fp16" else f"{weights} weights"
+    results = [_compare(form, file, whole, trained, clips, sounds, reference)]
     if int8:
         graph = export_onnx(served, out / "model.int8.onnx", ranges)
         results.append(_compare("int8", graph, _onnx(graph, served), trained, clips, sounds, reference))

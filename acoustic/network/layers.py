@@ -54,7 +54,7 @@ class Attention(nn.Module, Reaching):
     def reach(self, steps: int) -> Tensor:
         """What is added to the scores [heads, steps, left + steps]."""
         table = F.pad(self.distance[:, 0], (1, 1), value=OUT_OF_REACH)
-        return table[:, places(steps, self.left).to(table.device)]
+        return table[:, places(steps, self.left, table.device)]
 
     def _by_head(self, x: Tensor) -> Tensor:
         """[batch, channels, time] to [batch, heads, time, channels of a head]."""
@@ -62,10 +62,11 @@ class Attention(nn.Module, Reaching):
         return x.mT.reshape(rows, steps, self.heads, channels // self.heads).transpose(1, 2)
 
 
-def places(steps: int, left: int) -> Tensor:
+def places(steps: int, left: int, device: torch.device) -> Tensor:
     """For each step (row) and each of the `left` before the first and all steps (column): the place in a table of
     distances that has one more entry at either end for what is out of reach."""
-    farthest_first = torch.arange(left + steps)[None] - torch.arange(steps)[:, None]
+    columns, rows = torch.arange(left + steps, device=device), torch.arange(steps, device=device)
+    farthest_first = columns[None] - rows[:, None]
     return (farthest_first + 1).clamp(0, left + 2)
 
 

@@ -33,14 +33,14 @@ def minute(spoken: Path) -> list[Clip]:
     return read_manifest(spoken) * 5
 
 
-@pytest.mark.parametrize("keep_norms", [False, True])
+@pytest.mark.parametrize(("keep_norms", "weights"), [(False, "fp16"), (True, "fp16"), (True, "int8")])
 def test_a_release_hears_what_the_trained_network_hears(
-    trained: Path, minute: list[Clip], tmp_path: Path, keep_norms: bool
+    trained: Path, minute: list[Clip], tmp_path: Path, keep_norms: bool, weights: checkpoint.Dtype
 ) -> None:
-    half, byte = release(trained, tmp_path / "out", minute, keep_norms=keep_norms)
-    assert (half.form, byte.form) == ("fp16", "int8")
-    assert half.largest_difference < 0.01
-    assert half.same_best_symbol > 0.99
+    half, byte = release(trained, tmp_path / "out", minute, keep_norms=keep_norms, weights=weights)
+    assert (half.form, byte.form) == ("fp16" if weights == "fp16" else "int8 weights", "int8")
+    assert half.largest_difference < (0.01 if weights == "fp16" else 0.05)
+    assert half.same_best_symbol > (0.99 if weights == "fp16" else 0.97)
     assert byte.same_best_symbol > 0.9
     assert all(Path(result.file).stat().st_size == result.bytes for result in (half, byte))
     served = checkpoint.load(Path(half.file))

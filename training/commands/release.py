@@ -30,7 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="the search that suits the model, for its card: width, lm_weight, word_bonus, unknown_penalty, ...",
     )
-    parser.add_argument("--no-int8", action="store_true", help="FP16 only")
+    parser.add_argument(
+        "--weights",
+        choices=("fp16", "int8"),
+        default="fp16",
+        help="how the file stores them; int8 (a scale for each output channel) halves it (default: fp16)",
+    )
+    parser.add_argument("--no-int8", action="store_true", help="no ranges and no ONNX file for INT8")
     parser.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
 
 
@@ -51,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.out,
         clips[::every][: arguments.most],
         int8=not arguments.no_int8,
+        weights=arguments.weights,
         keep_norms=arguments.keep_norms,
         search=search,
     )
