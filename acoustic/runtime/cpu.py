@@ -26,17 +26,19 @@ from acoustic.onnx_cache import onnx_content
 from acoustic.runtime.backend import (
     NOT_FINITE,
     NOT_HEARD,
+    PIECE_S,
     Precision,
     carried_state,
     failed,
     in_pieces,
     joined,
     kept_outputs,
+    stream_pieces,
     streaming_config,
     whole_features_of,
     window_features,
 )
-from acoustic.windows import Heard, LogProbs, Window, carries, default_plan
+from acoustic.windows import Heard, LogProbs, Window, carries, default_plan, with_hop
 
 MOST_ROWS = 8
 """More rows share the reading of the weights no better."""
@@ -93,6 +95,8 @@ class CpuBackend:
 
     def pieces(self, sound: Iterable[Samples]) -> Iterator[LogProbs]:
         """The same of sound block by block, handed out as it is heard."""
+        if self._empty is not None:  # as a stream with wide hops: nothing is heard twice
+            return stream_pieces(self, sound, with_hop(self.config, self.plan, PIECE_S))
         features = whole_features_of(self.front_end, self.trained_config.features, sound)
         return in_pieces(self.config, features, self.run)
 
