@@ -77,8 +77,8 @@ class GatedConvolution(nn.Module, Reaching):
         super().__init__()
         channels = block.channels
         self.left, self.right = block.padding(index)
-        self.rate, self.stride, self.dilation, self.groups = rate, 1, 1, 1
-        self.masked = True
+        self.rate, self.stride = rate, 1
+        self.masked = config.masks != "none"
         self.reaching_channels = channels
         self.before = LayerNorm(channels, config.norm_epsilon)
         self.gate = pointwise(channels, 2 * channels)
@@ -90,7 +90,8 @@ class GatedConvolution(nn.Module, Reaching):
     def forward(self, x: Tensor, masks: Masks) -> Tensor:
         """[batch, channels, time] to what is to be added to it."""
         gated = F.glu(convolved(self.before(x), self.gate), dim=1)
-        return convolved(F.silu(self.between(slide(self, self.depthwise, gated, masks))), self.out)
+        slid = slide(self, self.depthwise, gated, masks, masked=self.masked)
+        return convolved(F.silu(self.between(slid)), self.out)
 
 
 class FeedForward(nn.Module):
@@ -109,8 +110,6 @@ class FeedForward(nn.Module):
 
 class Layers(nn.Module):
     """`repeat` layers between a projection (where the width changes) and a last norm."""
-
-    joins = dense = identity = False
 
     def __init__(self, config: ModelConfig, block: BlockConfig, inputs: int, rate: int) -> None:
         super().__init__()
