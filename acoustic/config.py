@@ -271,7 +271,7 @@ _QUARTZNETS = (
     quartznet("quartznet15x5-groups4", 15, groups=4),
 )
 # What two cores can train in days: 3.4 M parameters, and what grows out of them (5.2 M); what deserves a GPU (6.1 M,
-# 10.9 M).
+# 10.9 M); what two cores train best.
 _SILICAS = (
     silica("silica-small", 384, (5,) * 6),
     silica("silica-deep", 384, (5,) * 10, blind=(2, 4, 7, 9)),

@@ -32,5 +32,5 @@ for allocator in /usr/lib/*-linux-gnu/libtcmalloc_minimal.so.4; do # Debian's li
 done
 # The recipe is meant for two processes; one alone takes each step in two pieces.
 exec nice ${PROCESSES:+.venv/bin/torchrun --nproc-per-node "$PROCESSES" --no-python} \
-    "$silica" train silica-deep --data "$data" --out "$run" \
+    "$silica" train silica-attentive --data "$data" --out "$run" \
     --set run.processes="${PROCESSES:-1}" --set run.accumulation=$((${PROCESSES:-1} > 1 ? 1 : 2)) "$@"
