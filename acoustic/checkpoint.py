@@ -132,6 +132,8 @@ def rounded(checkpoint: Checkpoint) -> Checkpoint:
         if tensor.is_floating_point() and tensor.dim() >= 2:
             whole, scale = quantise(tensor)
             tensor = _multiplied(whole, scale)
+        elif tensor.is_floating_point():
+            tensor = tensor.half().float()
         state[name] = tensor
     return replace(checkpoint, state=state)
 

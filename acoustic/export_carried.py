@@ -2,9 +2,10 @@
 
     features [rows, mels, frames], state [rows, values], hop [1], wanted [1]  ->  log_probs, next_state
 
-Every convolution that reaches to the left finds its inputs of before the window in `state`, and leaves those
-of before the next one (`hop` frames on) in `next_state`. What lies beyond `wanted` frames and the look-ahead
-that the layers to come still need is cut away: whoever wants it all asks for more frames than there are.
+Every convolution that reaches to the left (an attention: its keys and values) finds its inputs of before the window in
+`state`, and leaves those of before the next one (`hop` frames on) in `next_state`. What lies beyond `wanted` frames
+and the look-ahead that the layers to come still need is cut away: whoever wants it all asks for more frames than
+there are.
 In INT8 the state is the 8-bit numbers themselves: rounding does not depend on where windows begin.
 """
 
@@ -24,7 +25,7 @@ METADATA_KEY = "silica.state"
 
 @dataclass(frozen=True)
 class Piece:
-    """What one convolution carries: so many steps of all its channels."""
+    """What one convolution or attention carries: so many steps of all its channels."""
 
     steps: int
     zero: int

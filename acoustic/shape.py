@@ -119,8 +119,12 @@ class BlockConfig:
         if self.groups > 1 and not self.separable:
             raise AcousticError("block.groups shuffles pointwise convolutions: it needs separable=True.")
         check_range("block.heads", self.heads, 0, self.channels)
+        check_range("block.back", self.back, 0, 4_096)
+        check_range("block.widen", self.widen, 0, 64)
         if self.heads:
             self._check_attending()
+        elif self.back or self.widen:
+            raise AcousticError("block.back and block.widen belong to blocks that attend: block.heads is 0.")
         if not 0.0 <= self.dropout < 1.0:
             raise AcousticError(f"block.dropout must be in [0, 1), not {self.dropout}.")
         if isinstance(self.look_ahead, tuple) and len(self.look_ahead) != self.repeat:
@@ -131,7 +135,6 @@ class BlockConfig:
             check_range("block.look_ahead", taps, 0, self.kernel - 1)
 
     def _check_attending(self) -> None:
-        check_range("block.back", self.back, 0, 4_096)
         check_range("block.widen", self.widen, 1, 64)
         if self.channels % self.heads:
             raise AcousticError(f"block.heads {self.heads} does not divide {self.channels} channels.")

@@ -54,7 +54,7 @@ def draw(rows: list[dict[str, str]], file: Path) -> None:
     for share, what in ((25, "first milestone"), (12, "goal")):
         axes.axhline(share, color="grey", linewidth=0.8, linestyle=":")
         axes.text(0, share + 1, f"{what}: {share} % of words", color="grey", fontsize=8)
-    figure.legend(fontsize=8, ncols=10, loc="outside upper center")
+    figure.legend(fontsize=8, ncols=6, loc="outside upper center")
     axes.grid(alpha=0.3)
     figure.savefig(file, dpi=110)
 

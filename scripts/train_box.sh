@@ -25,11 +25,10 @@ for folder in "$data"/shared/speech/train-* "$data/shared/speech/an4-train" "$da
     fi
 done
 # Batches differ in length: with glibc's allocator a fifth of the time goes into finding room for them.
-for allocator in /usr/lib/*-linux-gnu/libtcmalloc_minimal.so.4; do # Debian's libtcmalloc-minimal4
-    if [ -f "$allocator" ]; then
-        export LD_PRELOAD="$allocator" TCMALLOC_RELEASE_RATE=0
-    fi
-done
+allocator=/usr/lib/$(uname -m)-linux-gnu/libtcmalloc_minimal.so.4 # Debian's libtcmalloc-minimal4
+if [ -f "$allocator" ]; then
+    export LD_PRELOAD="$allocator${LD_PRELOAD:+:$LD_PRELOAD}" TCMALLOC_RELEASE_RATE=0
+fi
 # The recipe is meant for two processes; one alone takes each step in two pieces.
 exec nice ${PROCESSES:+.venv/bin/torchrun --nproc-per-node "$PROCESSES" --no-python} \
     "$silica" train silica-attentive --data "$data" --out "$run" \

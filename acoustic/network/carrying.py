@@ -55,7 +55,7 @@ class Carrying:
 
 
 class CarriedMasks(Masks):
-    """Masks of one run that put what was heard before in front of every convolution's input."""
+    """Masks of one run that put what was heard before in front of what every convolution and attention hears."""
 
     def __init__(self, lengths: Tensor, state: Tensor, hop: Tensor, carrying: Carrying) -> None:
         super().__init__(lengths)

@@ -46,7 +46,7 @@ class Attention(nn.Module, Reaching):
             known = padded(known, zeros, 0)
         queries = self._by_head(asked)
         keys, values = (self._by_head(part) for part in known.chunk(2, dim=1))
-        scores = (queries @ keys.mT) * queries.shape[-1] ** -0.5
+        scores = (queries * queries.shape[-1] ** -0.5) @ keys.mT
         shares = torch.softmax(scores.float() + self.reach(x.shape[-1]), dim=-1).to(values.dtype)
         heard = (shares @ values).transpose(1, 2).flatten(2)
         return convolved(heard.mT if lies_by_step(x) else heard.mT.contiguous(), self.out)

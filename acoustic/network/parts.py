@@ -134,11 +134,9 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, channels, time] to the same shape."""
-        if lies_by_step(x):
-            return F.layer_norm(x.mT, self.weight.shape, self.weight, self.bias, self.epsilon).mT
-        centred = x - x.mean(dim=1, keepdim=True)
-        scale = torch.rsqrt(centred.square().mean(dim=1, keepdim=True) + self.epsilon)
-        return centred * scale * self.weight[None, :, None] + self.bias[None, :, None]
+        # PyTorch's own sums up in 32 bits: in FP16 the square of 300 is infinite.
+        normed = F.layer_norm(x.mT, self.weight.shape, self.weight, self.bias, self.epsilon).mT
+        return normed if lies_by_step(x) else normed.contiguous()
 
 
 class Normed(nn.Module):
@@ -226,12 +224,17 @@ def slide(
         x = padded(x, padding, unit.right)
         padding = 0
     x = convolved(x, conv, unit.stride, padding, dilation)
-    return masks.apply(x, unit.rate * unit.stride) if masked and conv.groups > 1 else x
+    return masks.apply(x, unit.rate * unit.stride) if masked and is_depthwise(conv) else x
+
+
+def is_depthwise(conv: nn.Conv1d) -> bool:
+    """Whether every channel is heard by itself."""
+    return conv.groups == conv.in_channels == conv.out_channels
 
 
 def slides_compiled(unit: Reaching, conv: nn.Conv1d, x: Tensor, dilation: int) -> bool:
     """Whether the compiled depthwise taps do for this: in training in 16 bits on a CPU."""
-    plain = unit.stride == dilation == 1 and conv.weight.shape[1] == 1 and conv.bias is None
+    plain = unit.stride == dilation == 1 and is_depthwise(conv) and conv.bias is None
     fits = x.dtype == torch.bfloat16 and x.device.type == "cpu" and lies_by_step(x)
     return plain and conv.training and fits
 

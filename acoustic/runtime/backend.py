@@ -35,11 +35,12 @@ AT_ONCE_SAMPLES = 10 * 16_000
 NOT_HEARD = "the network gave no finite numbers for this window"
 
 # Whole recordings go through the network in pieces of 30 s with context on each side: the memory of a forward
-# pass then has a limit. A network that reaches up to 10 s (every Jasper) or looks ahead less than a second (every
-# `silica-`) gets all of its context and hears in pieces what it hears at once; the QuartzNets reach 12 to 40 s to
-# both sides and use the nearest second or two of it (the table in acoustic/README.md), so 6 s are plenty.
+# pass then has a limit. A network that reaches up to 10 s ahead and a minute back (every Jasper, every `silica-`) gets
+# all of its context and hears in pieces what it hears at once; the QuartzNets reach 12 to 40 s to both sides and use
+# the nearest second or two of it (the table in acoustic/README.md), so 6 s are plenty.
 PIECE_S = 30.0
 WHOLE_REACH_S = 10.0
+WHOLE_PAST_S = 60.0
 FAR_REACH_MARGIN_S = 6.0
 
 
@@ -223,7 +224,7 @@ def in_pieces(
     pieces. How they came in blocks changes no piece."""
     step, rate, every = config.stride_frames, config.frames_per_second, config.frames_per_output
     hop = -int(-PIECE_S * rate // step) * step
-    far = config.look_ahead_frames > WHOLE_REACH_S * rate
+    far = config.look_ahead_frames > WHOLE_REACH_S * rate or config.left_frames > WHOLE_PAST_S * rate
     margins = (int(FAR_REACH_MARGIN_S * rate),) * 2 if far else (config.left_frames, config.look_ahead_frames)
     left, right = -(-margins[0] // step) * step, margins[1]
     held: Tensor | None = None

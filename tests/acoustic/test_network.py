@@ -13,7 +13,7 @@ from torch import Tensor
 from acoustic.config import FEATURES, published, quartznet
 from acoustic.errors import AcousticError
 from acoustic.network import Network, assemble, build
-from acoustic.network.parts import Masks, activate, by_step, shuffle
+from acoustic.network.parts import LayerNorm, Masks, activate, by_step, shuffle
 from acoustic.shape import Activation, BlockConfig, FeatureConfig, ModelConfig, Norm
 from acoustic.size import parameter_count
 
@@ -210,6 +210,9 @@ def test_a_block_that_attends_hears_as_far_as_computed() -> None:
         ({"stride": 2}, "no stride"),
         ({"residual": "identity"}, "bypass"),
         ({"dropout": 0.1}, "dropout"),
+        ({"back": 2.5}, "block.back"),
+        ({"heads": 0}, "belong to blocks that attend"),
+        ({"heads": 0, "back": -500}, "block.back"),
     ],
 )
 def test_what_an_attending_block_cannot_be_is_refused(settings: dict[str, Any], what: str) -> None:
@@ -471,3 +474,13 @@ def test_training_on_a_cpu_by_step_is_the_same_arithmetic(name: str, monkeypatch
         results.append((scores.detach(), gradients, copy.deepcopy(model.state_dict())))
     for mine, usual in zip(*results, strict=True):
         torch.testing.assert_close(mine, usual, rtol=1e-6, atol=1e-9)
+
+
+def test_a_layer_norm_in_16_bits_stands_what_an_attending_block_sums_up() -> None:
+    """A channel at 1,000 is not unusual there; its square is infinite in FP16."""
+    norm = LayerNorm(64, 1e-3)
+    x = torch.randn(2, 64, 9, generator=torch.Generator().manual_seed(1))
+    x[:, 5] = 1_000.0
+    expected = norm(x)
+    heard = norm.half()(x.half()).float()
+    torch.testing.assert_close(heard, expected.detach(), rtol=1e-2, atol=1e-2)
