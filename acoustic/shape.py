@@ -272,8 +272,13 @@ class ModelConfig:
         return -(-frames // self.frames_per_output)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
+        """Plain values for JSON. Blocks that do not attend are written as before there were others: older versions
+        read them, and what is remembered by a shape (`acoustic.onnx_cache`) stays remembered."""
+        plain = asdict(self)
+        for block in plain["blocks"]:
+            if not block["heads"]:
+                del block["heads"], block["back"], block["widen"]
+        return plain
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "ModelConfig":

@@ -220,6 +220,12 @@ def test_what_an_attending_block_cannot_be_is_refused(settings: dict[str, Any], 
         BlockConfig(**{"kernel": 5, "channels": 8, "heads": 2, "back": 4, "widen": 2, **settings})
 
 
+def test_settings_of_attention_are_written_where_there_is_some() -> None:
+    written = published["silica-attentive"].to_dict()
+    assert [block.get("heads") for block in written["blocks"]] == [None, None, None, 4]
+    assert ModelConfig.from_dict(written) == published["silica-attentive"]
+
+
 @pytest.mark.parametrize("frames", [1, 2, 7, 8, 9, 100, 101])
 @pytest.mark.parametrize("name", ["tiny", "silica-small"])
 def test_outputs_for_frames(name: str, frames: int) -> None:
