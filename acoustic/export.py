@@ -8,7 +8,7 @@ are no masks.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import onnx
@@ -75,6 +75,8 @@ def onnx_bytes(
 class Graph:
     """An ONNX graph under construction. `sites` names the tensors whose range INT8 must know."""
 
+    lone: ClassVar[int] = 1
+    """Which dimension of [batch, rows, time, channels] is always one."""
     config: ModelConfig
     ranges: Ranges | None
     half: bool = False
@@ -135,15 +137,13 @@ class Graph:
 
     def by_time(self, x: str) -> str:
         """A tensor as [rows, time, channels]."""
-        return self.node(
-            "Squeeze", self.node("Transpose", x, perm=[0, 2, 3, 1]), self.constant(np.array([1]))
-        )
+        turned = self.node("Transpose", x, perm=[0, 2, 3, 1])
+        return self.node("Squeeze", turned, self.constant(np.array([self.lone])))
 
     def by_channel(self, x: str) -> str:
         """The reverse."""
-        return self.node(
-            "Transpose", self.node("Unsqueeze", x, self.constant(np.array([1]))), perm=[0, 3, 1, 2]
-        )
+        whole = self.node("Unsqueeze", x, self.constant(np.array([self.lone])))
+        return self.node("Transpose", whole, perm=[0, 3, 1, 2])
 
     def finish(self, scores: str) -> str:
         """[batch, outputs of a step x classes, 1, steps] to [batch, 1, steps, outputs of a step x classes]."""

@@ -11,7 +11,7 @@ In INT8 the state is the 8-bit numbers themselves: rounding does not depend on w
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ class Piece:
 class CarriedGraph(Graph):
     """A graph whose left context is an input. Streams are rows: [1, channels, rows, time] everywhere."""
 
+    lone: ClassVar[int] = 0
     pieces: dict[int, list[Piece]] = field(default_factory=dict)
     """By channels: pieces of equal height travel as one."""
     _rounded: dict[str, tuple[str, tuple[str, str]]] = field(default_factory=dict)
@@ -102,16 +103,6 @@ class CarriedGraph(Graph):
             whole = self.node("DequantizeLinear", whole, *steps)
         pieces.append(Piece(unit.left, zero, following))
         return whole, 0
-
-    def by_time(self, x: str) -> str:
-        return self.node(
-            "Squeeze", self.node("Transpose", x, perm=[0, 2, 3, 1]), self.constant(np.array([0]))
-        )
-
-    def by_channel(self, x: str) -> str:
-        return self.node(
-            "Transpose", self.node("Unsqueeze", x, self.constant(np.array([0]))), perm=[0, 3, 1, 2]
-        )
 
     def rows(self) -> str:
         shape = self.node("Shape", "state")
