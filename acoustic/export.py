@@ -5,6 +5,7 @@ The file stands alone: normalised features [batch, mels, frames] in, natural-log
 are no masks.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +50,7 @@ def export_onnx(
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.part")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         partial.write_bytes(onnx_bytes(checkpoint, ranges, carried=carried, half=half))
         partial.replace(target)

@@ -1,5 +1,7 @@
 """What ONNX Runtime computes from an exported file is what the network computes, for every kind of layer."""
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,6 +156,20 @@ def test_a_built_file_is_kept_and_used_again(home: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(onnx_cache, "export_onnx", lambda *_, **__: pytest.fail("built a second time"))
     np.testing.assert_array_equal(CpuBackend(checkpoint, "fp32").whole(sound(1)), first)
     assert kept.exists()
+
+
+def built_often(path: Path) -> set[bytes]:
+    """What one process finds in the file that it and others write again and again."""
+    checkpoint = untrained(published["tiny"])
+    return {export_onnx(checkpoint, path).read_bytes() for _ in range(25)}
+
+
+def test_processes_that_build_the_same_file_at_once_all_find_it_whole(tmp_path: Path) -> None:
+    whole = onnx_bytes(untrained(published["tiny"]))
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        for found in pool.map(built_often, [tmp_path / "model.onnx"] * 2):
+            assert found == {whole}
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
 def test_the_cache_has_a_limit(home: Path) -> None:
