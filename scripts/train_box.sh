@@ -1,11 +1,12 @@
 #!/bin/sh
 # Everything from speech on disk to the model in the box in training, again after any stop: teacher, labels, student.
 #   [PROCESSES=2] scripts/train_box.sh DATA RUN [any option of `silica train`]
-# DATA holds `shared` (the developers' material) and `collected` (what its collect.py cuts); labels are kept there too.
+# DATA holds `shared` (the developers' material) and `collected` (what its collect.py cuts; scripts/gather_speech.py makes
+# both ready); labels are kept there too.
 # PROCESSES: how many cores train, each its own part of a step.
 set -eu
 if [ $# -lt 2 ] || [ ! -d "$1/shared/speech" ]; then
-    sed -n '2,5s/^# //p' "$0" >&2
+    sed -n '2,6s/^# //p' "$0" >&2
     exit 2
 fi
 data=$(cd "$1" && pwd) run=$2
@@ -18,12 +19,14 @@ if ! "$silica" models list --json | grep -q "\"$teacher\""; then
     "$silica" models import "$data/shared/models/$teacher" --name "$teacher"
     "$silica" calibrate "$teacher" "$data/shared/speech/train-librispeech"
 fi
-# What is labelled already is passed over, and what collect.py has not ended.
+# The recipe learns words: a transcript needs no label. What is labelled already is passed over, and what collect.py has
+# not ended.
 for folder in "$data"/shared/speech/train-* "$data/shared/speech/an4-train" "$data"/collected/*; do
     if [ -f "$folder/manifest.jsonl" ]; then
-        nice "$silica" label "$folder" --teacher "$teacher" --out "$data/labels"
+        printf '%s\n' "$folder"
     fi
-done
+done | nice xargs -d '\n' -P "${PROCESSES:-1}" -I {} \
+    "$silica" label {} --teacher "$teacher" --out "$data/labels" --without-text
 # Batches differ in length: with glibc's allocator a fifth of the time goes into finding room for them.
 allocator=/usr/lib/$(uname -m)-linux-gnu/libtcmalloc_minimal.so.4 # Debian's libtcmalloc-minimal4
 if [ -f "$allocator" ]; then

@@ -202,3 +202,19 @@ def test_calibrate_readies_a_model_for_int8(
     exported = tmp_path / "tiny.onnx"
     assert main(["models", "export", "tiny", str(exported), "--onnx", "--int8"]) == 0
     assert exported.stat().st_size > 1_000
+
+
+def test_label_hears_every_clip_or_only_those_without_a_text(
+    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def labelled(*options: str) -> dict[str, object]:
+        out = str(tmp_path / "labels")
+        assert main(["label", str(clips), "--teacher", "tiny", "--out", out, "--json", *options]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["labelled"]
+        return {name: row[name] for name in ("clips", "new_hours", "unreadable")}
+
+    assert labelled("--without-text") == {"clips": 1, "new_hours": 0.001, "unreadable": 0}
+    (clips / "clip1.wav").write_bytes(b"no sound")
+    assert labelled() == {"clips": 2, "new_hours": 0.0, "unreadable": 1}
+    lines = (tmp_path / "labels" / clips.name / "labels.jsonl").read_text().splitlines()
+    assert [json.loads(line)["clip"] for line in lines] == ["clip2.wav", "clip0.wav"]

@@ -18,6 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, required=True, help="folder for the labels, one below it a manifest"
     )
     parser.add_argument("--precision", choices=("fp32", "int8"), help="default: the fastest that is ready")
+    parser.add_argument(
+        "--without-text",
+        action="store_true",
+        help="only clips that have no transcript: enough to learn words from",
+    )
     parser.add_argument("--limit", type=int, help="only the first so many clips of each manifest")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
@@ -51,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     with show:
         for path in arguments.manifest:
             base, name = labelled_as(path)
-            clips = read_manifest(path)[: arguments.limit]
+            clips = [clip for clip in read_manifest(path) if not (arguments.without_text and clip.text)]
+            clips = clips[: arguments.limit]
             with LabelFolder(arguments.out / name, backend.config.classes) as labels:
                 task = show.add_task(name, total=len(clips), completed=0)
                 began, sound_s, broken = time.monotonic(), 0.0, 0
