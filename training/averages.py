@@ -10,7 +10,8 @@ from torch import Tensor, nn
 class MovingAverage:
     """average <- decay * average + (1 - decay) * weights after every step; buffers (batch norm) are copied.
 
-    Early on the decay is smaller, (1 + steps) / (10 + steps), so that the random beginning is soon forgotten.
+    Early on the decay is smaller, (1 + steps) / (4 + steps): the last third of what was learnt so far, whose random
+    beginning is so soon forgotten.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -22,7 +23,7 @@ class MovingAverage:
     def update(self, model: nn.Module) -> None:
         """Take in the weights after a step."""
         self.steps += 1
-        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
+        decay = min(self.decay, (1 + self.steps) / (4 + self.steps))
         moving: list[Tensor] = []
         towards: list[Tensor] = []
         trained = {name for name, _ in model.named_parameters()}

@@ -162,7 +162,7 @@ def test_moving_average_follows_and_steps_aside() -> None:
         model.weight.fill_(3.0)
         model.running_mean.fill_(7.0)  # type: ignore[union-attr]
     average.update(model)
-    decay = 2 / 11
+    decay = 2 / 5
     with average.in_place_of(model):
         assert model.weight.tolist() == pytest.approx([decay * 1 + (1 - decay) * 3] * 2)
         assert model.running_mean.tolist() == [7.0, 7.0]  # type: ignore[union-attr]
