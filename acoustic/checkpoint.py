@@ -72,7 +72,6 @@ def save(
 ) -> Path:
     """Write a checkpoint. The file appears whole or not at all."""
     path = file_in(Path(folder_or_file))
-    path.parent.mkdir(parents=True, exist_ok=True)
     stored: State = {}
     for name, tensor in state.items():
         plain = tensor.detach().to("cpu").contiguous()
@@ -89,6 +88,7 @@ def save(
         "config": json.dumps(config.to_dict()),
         "card": json.dumps(dict(card or {})),
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         partial.touch()

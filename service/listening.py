@@ -50,6 +50,9 @@ def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
         "--unknown-penalty", type=float, help=f"what a word costs that the language model lacks ({suits})"
     )
     parser.add_argument(
+        "--blank-penalty", type=float, help=f"what each 20 ms costs in which nothing is written ({suits})"
+    )
+    parser.add_argument(
         "--hotword",
         action="append",
         default=[],
@@ -125,7 +128,7 @@ def _search_settings(arguments: argparse.Namespace, suited: "SearchSettings") ->
 
     given: dict[str, Any] = {
         name: getattr(arguments, name)
-        for name in ("width", "lm_weight", "word_bonus", "unknown_penalty")
+        for name in ("width", "lm_weight", "word_bonus", "unknown_penalty", "blank_penalty")
         if getattr(arguments, name) is not None
     }
     hotwords = []

@@ -34,6 +34,7 @@ HERE_ONLY = (
     "lm_weight",
     "word_bonus",
     "unknown_penalty",
+    "blank_penalty",
     "streamed",
 )
 

@@ -102,13 +102,15 @@ def test_folding_a_channel_that_never_varied() -> None:
     torch.testing.assert_close(outputs(fold(model)), outputs(model), atol=1e-4, rtol=1e-4)
 
 
-def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_failed_save_leaves_the_old_file_and_no_new_folder(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, TINY.config, TINY.state)
     before = path.read_bytes()
     name = next(iter(TINY.state))
     for bad in (float("nan"), 1e30):
-        with pytest.raises(AcousticError, match="not finite"):
-            checkpoint.save(tmp_path, TINY.config, TINY.state | {name: torch.full((1,), bad)}, dtype="fp16")
+        state = TINY.state | {name: torch.full((1,), bad)}
+        for folder in (tmp_path, tmp_path / "new"):
+            with pytest.raises(AcousticError, match="not finite"):
+                checkpoint.save(folder, TINY.config, state, dtype="fp16")
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
 

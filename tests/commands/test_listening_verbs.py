@@ -204,6 +204,13 @@ def test_calibrate_readies_a_model_for_int8(
     assert exported.stat().st_size > 1_000
 
 
+def test_the_searchs_settings_are_checked_by_name(clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["transcribe", str(clips / "clip0.wav"), "--model", "tiny", "--language-model", "none"]
+    assert main([*line, "--blank-penalty", "0.5"]) == 0
+    assert main([*line, "--blank-penalty", "-1"]) == 2
+    assert "blank_penalty may not be negative" in capsys.readouterr().err
+
+
 def test_label_hears_every_clip_or_only_those_without_a_text(
     clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -177,6 +177,14 @@ def test_a_missing_text_is_named_before_anything_is_compiled(
     assert "name a file or a recipe" in capsys.readouterr().err
 
 
+def test_tuning_refuses_to_be_told_what_it_is_to_find(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["lm", "tune", str(tmp_path), "--log-probs", str(tmp_path), "--out", str(tmp_path / "tuned")]
+    assert main([*line, "--search", "width=32", "lm_weight=0.5"]) == 2
+    assert "--search lm_weight: that is what is tuned" in capsys.readouterr().err
+
+
 def test_a_mistake_on_the_line_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lm", "info", str(tmp_path / "none.binary")]) == 2
     assert capsys.readouterr().err.startswith("silica: there is no language model")
