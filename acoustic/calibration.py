@@ -25,14 +25,13 @@ ENOUGH_S = 60.0
 
 
 def known_ranges(checkpoint: Checkpoint) -> Ranges | None:
-    """The ranges of a calibrated model, else None."""
-    stored: Any = checkpoint.card.get(CARD_KEY)
-    if stored is None:
-        try:
-            stored = json.loads(_cached(checkpoint).read_text())
-        except (OSError, ValueError):
-            return None
-    return _checked(stored)
+    """The ranges of a calibrated model, else None: what the user measured here, else what its card says."""
+    stored: Any
+    try:
+        stored = json.loads(_cached(checkpoint).read_text())
+    except (OSError, ValueError):
+        stored = checkpoint.card.get(CARD_KEY)
+    return None if stored is None else _checked(stored)
 
 
 def needed_ranges(checkpoint: Checkpoint) -> Ranges:

@@ -131,11 +131,19 @@ def untrained(config: ModelConfig, seed: int = 1) -> "Checkpoint":
     return Checkpoint(config, state, {"title": f"{config.name}, untrained", "trained": False})
 
 
-def install(name: str, model: "Checkpoint", dtype: "Dtype" = "fp16") -> Path:
-    """Put a checkpoint among the user's models."""
+def install(name: str, model: "Checkpoint", dtype: "Dtype" = "fp16", *, replacing: bool = True) -> Path:
+    """Put a checkpoint among the user's models; one of its name that is there is replaced only where that is meant."""
     from acoustic import checkpoint
 
-    return checkpoint.save(models_folder() / check_name(name), model.config, model.state, model.card, dtype)
+    folder = models_folder() / check_name(name)
+    if name == SHIPPED:
+        raise AcousticError(f"{name} is the model in the box, and stays that: give yours another name.")
+    if not replacing and (folder / FILE_NAME).exists():
+        raise AcousticError(
+            f"There is a model {name} already, in {folder}. Give this one another name with --name, or replace "
+            "that one with --force."
+        )
+    return checkpoint.save(folder, model.config, model.state, model.card, dtype)
 
 
 def entries() -> Iterator[Entry]:

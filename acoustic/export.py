@@ -191,6 +191,9 @@ class Graph:
 
     def _rounded_weights(self, x_site: str, kernel: Value, offset: Value | None) -> list[str]:
         scale = np.abs(kernel).reshape(kernel.shape[0], -1).max(axis=1) / LARGEST_WEIGHT
+        if offset is not None:
+            # Weights near nought beside a plain offset: in such fine steps 32 bits would not hold the offset.
+            scale = np.maximum(scale, np.abs(offset).reshape(-1) / (self._step(x_site)[0] * 2.0**30))
         scale = np.maximum(scale, 1e-12).astype(np.float32)
         whole = np.round(kernel / scale[:, None, None, None]).astype(np.int8)
         per_channel = (self.constant(scale), self.constant(np.zeros(len(scale), np.int8)))

@@ -4,6 +4,7 @@ A context h of the text mixes P(w|h) = (1 - a) P_base(w|h) + a count(hw) / count
 (count(h) + s) grows with what the text knows of h but stays below the share. Then all backoffs are computed anew.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def adapt(
         _mix_level(order, levels, probs, counts, scorer, words, known, settings)
     backoffs = [_backoffs(order, levels, probs) for order in range(1, ngram.order)]
     out.parent.mkdir(parents=True, exist_ok=True)
-    arpa = out.with_suffix(".adapting.arpa")
+    arpa = out.with_suffix(f".{os.getpid()}.adapting.arpa")
     try:
         progress("writing")
         _write_arpa(arpa, levels, probs, backoffs, words)

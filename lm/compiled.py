@@ -29,10 +29,13 @@ KERNEL_FILES = [
     "hotwords",
     "lexicon",
     "ngram_kernel",
+    "search_agreement",
     "search_endings",
     "search_kernel",
     "search_state",
+    "search_steps",
     "search_tree",
+    "trie_listing",
 ]
 KEPT_CACHES = 3
 

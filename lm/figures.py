@@ -196,6 +196,8 @@ _FRACTION = rf"(?:\b(?P<whole>{_NUMBER})(?:\s|\sand\s|-))?\b(?P<above>\d+)/(?P<b
 FIGURE_RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), rule)
     for pattern, rule in (
+        # Nobody's amount, and the rules below would try it from each of its digits on.
+        (r"\d[\d.,]{40,}", lambda match: f" {numbers.digits(re.sub('[^0-9]', '', match[0]))} "),
         (rf"(?P<sign>[$£€¥₹])\s?(?P<amount>{_AMOUNT})(?:-(?P<upto>{_AMOUNT}))?{_SCALE}", _money),
         (r"\b(?P<year>[12]\d{3})-(?P<month>\d\d)-(?P<day>\d\d)\b", _date),
         (r"\b(?P<month>\d\d?)/(?P<day>\d\d?)/(?P<year>[12]\d{3})\b", _date),

@@ -66,6 +66,7 @@ def read_clips(manifest: Path, folder: Path, every: int = 1) -> list[Clip]:
     except UnicodeDecodeError as error:
         raise LanguageError(f"{manifest} is not UTF-8 text (byte {error.start}): is it a manifest?") from None
     clips: list[Clip] = []
+    taken: dict[Path, str] = {}
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
@@ -75,6 +76,12 @@ def read_clips(manifest: Path, folder: Path, every: int = 1) -> list[Clip]:
             expected = "expected an object with audio and text"
             raise LanguageError(f"{manifest}, line {number}: {expected} ({error})") from None
         if text is not None and stored.is_file():
+            if stored in taken:
+                raise LanguageError(
+                    f"{manifest}, line {number}: {entry['audio']} and {taken[stored]} would share the "
+                    f"log-probabilities in {stored}; their names must differ"
+                )
+            taken[stored] = entry["audio"]
             heard = _stored(stored)
             clips.append(
                 Clip(normalise(text), str(entry["audio"]), heard, str(entry.get("speaker") or entry["audio"]))

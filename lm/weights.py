@@ -1,5 +1,6 @@
 """Weights on disk: one safetensors file of a known form, whole or not at all, with a card of words about it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ def write_weights(path: Path, form: Form, weights: "Mapping[str, Tensor]", card:
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".fresh")
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.part")
     contiguous = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
     try:
         fresh.touch()

@@ -4,12 +4,16 @@ A key is 32 random bytes, so one SHA-256 of it cannot be guessed back; slow pass
 handshake. The key itself is shown once, when it is made.
 """
 
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import secrets
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -17,6 +21,7 @@ from service.errors import ServiceError
 from service.usage import Usage
 
 PREFIX = "sk_silica_"
+log = logging.getLogger("silica.keys")
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ def default_keys_file() -> Path:
 
 def hashed(secret: str) -> str:
     """What the file keeps of a key."""
-    return hashlib.sha256(secret.encode()).hexdigest()
+    return hashlib.sha256(secret.encode(errors="backslashreplace")).hexdigest()
 
 
 def read_keys(file: Path) -> tuple[Key, ...]:
@@ -77,6 +82,19 @@ def write_keys(file: Path, keys: tuple[Key, ...]) -> None:
         raise ServiceError("keys", f"cannot write the keys file {file}: {error.strerror}.") from None
 
 
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Nobody else changes the file between reading and writing it: a key that was revoked would come back."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = file.with_name(f".{file.name}.lock").open("a")
+    except OSError as error:
+        raise ServiceError("keys", f"cannot write beside the keys file {file}: {error.strerror}.") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def add_key(
     file: Path,
     name: str,
@@ -86,13 +104,8 @@ def add_key(
     admin: bool = False,
 ) -> tuple[Key, str]:
     """A new key in the file, and its secret, which is kept nowhere."""
-    keys = read_keys(file)
     if not name or len(name) > 64 or not name.isprintable():
         raise ServiceError("keys", f"{name!r} is no name for a key: 1 to 64 printable characters, please.")
-    if any(key.name == name for key in keys):
-        raise ServiceError(
-            "keys", f"there is a key named {name!r} already.", "Revoke it or choose another name."
-        )
     if (max_streams is not None and max_streams < 1) or (
         minutes_per_day is not None and minutes_per_day <= 0
     ):
@@ -100,17 +113,24 @@ def add_key(
     secret = PREFIX + secrets.token_urlsafe(32)
     made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     key = Key(secrets.token_hex(4), name, hashed(secret), made, max_streams, minutes_per_day, admin)
-    write_keys(file, (*keys, key))
+    with _alone(file):
+        keys = read_keys(file)
+        if any(other.name == name for other in keys):
+            raise ServiceError(
+                "keys", f"there is a key named {name!r} already.", "Revoke it or choose another name."
+            )
+        write_keys(file, (*keys, key))
     return key, secret
 
 
 def revoke_key(file: Path, name_or_id: str) -> Key:
     """Take one key out of the file; a running server notices within seconds."""
-    keys = read_keys(file)
-    for key in keys:
-        if name_or_id in (key.id, key.name):
-            write_keys(file, tuple(other for other in keys if other.id != key.id))
-            return replace(key, hash="")
+    with _alone(file):
+        keys = read_keys(file)
+        for key in keys:
+            if name_or_id in (key.id, key.name):
+                write_keys(file, tuple(other for other in keys if other.id != key.id))
+                return replace(key, hash="")
     raise ServiceError("keys", f"there is no key {name_or_id!r} in {file}.", "`silica keys list` shows them.")
 
 
@@ -123,6 +143,7 @@ class KeyRing:
         self.usage = usage
         self.streams: dict[str, int] = {}
         self._stamp: tuple[int, int] | None = None
+        self._complaint = ""
         self._looked_s = float("-inf")
         self._keys: dict[str, Key] = {}
         self.look(0.0)
@@ -133,7 +154,9 @@ class KeyRing:
         return self.file is not None and self._stamp is not None
 
     def look(self, now_s: float) -> None:
-        """Read the file again if it changed; at most once in two seconds."""
+        """Read the file again if it changed; at most once in two seconds. While what was put there cannot be read, the
+        keys known before stay good: whoever edits the file by hand must not end everybody's streams.
+        """
         if self.file is None or now_s - self._looked_s < 2.0:
             return
         self._looked_s = now_s
@@ -144,9 +167,17 @@ class KeyRing:
             self._keys = {}
             return
         stamp = (found.st_mtime_ns, found.st_size)
-        if stamp != self._stamp:
+        if stamp == self._stamp:
+            return
+        try:
             self._keys = {key.hash: key for key in read_keys(self.file)}
-            self._stamp = stamp
+            self._stamp, self._complaint = stamp, ""
+        except ServiceError as error:
+            if self._stamp is None:
+                raise
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.error("the keys known before stay in force: %s", error)
 
     def find(self, secret: str | None, now_s: float) -> Key:
         """Whose key this is; ServiceError "key" when nobody's."""

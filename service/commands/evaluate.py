@@ -5,6 +5,8 @@ import io
 import json
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     lines = recordings(arguments.manifest, arguments.limit)
     listener = Listener.from_arguments(arguments)
     if arguments.keep_log_probs:
+        _refuse_like_names(lines)
         arguments.keep_log_probs.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     quiet = arguments.json or not sys.stderr.isatty()
@@ -76,6 +79,21 @@ def run(arguments: argparse.Namespace) -> int:
     answer["worst"] = [{key: one[key] for key in ("audio", "reference", "heard")} for one in worst]
     print(json.dumps(answer) if arguments.json else "\n".join(_readable(answer)))
     return 1 if unreadable else 0
+
+
+def _refuse_like_names(lines: Sequence[dict[str, Any]]) -> None:
+    """Log-probabilities are kept by the file's name alone: the second of two that are called alike would take the place
+    of the first."""
+    from service.errors import ServiceError
+
+    names = Counter(Path(line["audio"]).stem for line in lines)
+    name, count = names.most_common(1)[0] if names else ("", 0)
+    if count > 1:
+        raise ServiceError(
+            "manifest",
+            f"{count} recordings are called {name}, and --keep-log-probs keeps one file a name.",
+            "Rename them, or keep those of each folder by themselves.",
+        )
 
 
 def refuse_unused_windows(arguments: argparse.Namespace) -> None:

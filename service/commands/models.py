@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pull.add_argument("--sha256", help="refuse anything but the file with this checksum")
     bring = verbs.add_parser("import", help="bring in a .nemo, .pt, folded QuartzNet folder or checkpoint")
     bring.add_argument("path", type=Path, help="the file or folder")
+    bring.add_argument("--force", action="store_true", help="replace the model that has the name already")
     bring.add_argument("--name", help="what to call it here (default: from the file's name)")
     export = verbs.add_parser("export", help="write a model as one file to serve or give away")
     export.add_argument("model", help="a name, or the path of a checkpoint")
@@ -156,19 +157,25 @@ def _progress(done: int, total: int | None) -> None:
 
 def _import(arguments: argparse.Namespace) -> Answer:
     from acoustic import catalogue, importers
+    from acoustic.header import FILE_NAME
 
     model = importers.read(arguments.path)
-    name = catalogue.check_name(arguments.name or arguments.path.resolve().name.split(".")[0])
-    path = catalogue.install(name, model)
+    file = arguments.path.resolve()
+    own = file.parent.name if file.name == FILE_NAME else file.name.split(".")[0]
+    name = catalogue.check_name(arguments.name or own)
+    path = catalogue.install(name, model, replacing=arguments.force)
     answer = {"name": name, "path": str(path), "imported_from": model.card.get("imported_from", "checkpoint")}
     return answer, [f"{name} is in {path}", f"Use it with --model {name}."]
 
 
 def _export(arguments: argparse.Namespace) -> Answer:
     from acoustic import catalogue, checkpoint
+    from acoustic.calibration import known_ranges, with_ranges
     from acoustic.folding import fold
 
     model = catalogue.find(arguments.model)
+    if ranges := known_ranges(model):  # noted under these very weights, which may be rounded now
+        model = with_ranges(model, ranges)
     if not arguments.keep_norm:
         model = fold(model)
     if arguments.onnx:

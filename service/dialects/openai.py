@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from lm.hotwords import Hotword
 from service.core.events import Final, Word
+from service.dialects.query import MOST_PHRASE
 from service.errors import ServiceError
 from service.subtitles import to_srt, to_vtt
 
@@ -106,7 +107,11 @@ def hotwords_of(prompt: str, phrases: Sequence[str] = ()) -> tuple[Hotword, ...]
     """The prompt's phrases, divided by commas, semicolons or lines; longer prose is left."""
     parts = [*phrases, *re.split(r"[,;\n]", prompt)]
     found = dict.fromkeys(" ".join(part.lower().split()).strip(" .") for part in parts)
-    short = [phrase for phrase in found if phrase and len(phrase.split()) <= LONGEST_HOTWORD_WORDS]
+    short = [
+        phrase
+        for phrase in found
+        if phrase and len(phrase) <= MOST_PHRASE and len(phrase.split()) <= LONGEST_HOTWORD_WORDS
+    ]
     return tuple(Hotword(phrase, HOTWORD_WEIGHT) for phrase in short[:MOST_HOTWORDS])
 
 

@@ -14,11 +14,13 @@ import pytest
 import torch
 
 from acoustic import catalogue, checkpoint, publishers
+from acoustic.calibration import calibrate, known_ranges
 from acoustic.catalogue import untrained
 from acoustic.config import published
 from acoustic.errors import AcousticError
 from acoustic.runtime.cpu import open_session
 from service.commands import main
+from tests.acoustic.signals import sound
 from tests.full_disk import full_disk
 
 TINY = untrained(published["tiny"])
@@ -319,6 +321,25 @@ def test_import_then_export(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     silica(capsys, "models", "export", "mine", tmp_path / "train.safetensors", "--keep-norm")
     assert same(catalogue.find(str(tmp_path / "train.safetensors")), TINY)
     assert "There is no" in silica(capsys, "models", "import", tmp_path / "nothing", status=2)
+
+
+def test_import_replaces_nothing_unless_told_to(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for folder in ("first", "second"):
+        source = checkpoint.save(tmp_path / folder, TINY.config, TINY.state)
+        assert json.loads(silica(capsys, "models", "import", source, "--json"))["name"] == folder
+    answer = silica(capsys, "models", "import", source, status=2)
+    assert "There is a model second already" in answer
+    silica(capsys, "models", "import", source, "--force")
+    answer = silica(capsys, "models", "import", source, "--name", catalogue.SHIPPED, status=2)
+    assert "is the model in the box" in answer
+
+
+def test_export_takes_along_what_was_calibrated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    catalogue.install("mine", TINY)
+    ranges = calibrate(catalogue.find("mine"), [sound(12)])
+    for form in ("--fp16", "--int8"):
+        silica(capsys, "models", "export", "mine", tmp_path / "out.safetensors", form)
+        assert known_ranges(catalogue.find(str(tmp_path / "out.safetensors"))) == ranges
 
 
 def test_export_as_onnx(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -128,6 +128,25 @@ def test_calibration_is_remembered_in_the_cache() -> None:
     assert known_ranges(untrained(published["tiny"], seed=9)) is None
 
 
+def test_what_was_measured_here_counts_for_more_than_the_card() -> None:
+    checkpoint = untrained(published["tiny"])
+    carded = with_ranges(checkpoint, calibrate(checkpoint, [sound(12)], keep=False))
+    before = known_ranges(carded)
+    after = calibrate(carded, [sound(12) * 0.01])
+    assert known_ranges(carded) == after != before
+
+
+def test_int8_keeps_the_offset_of_a_channel_whose_weights_are_nearly_nothing() -> None:
+    checkpoint = untrained(published["tiny"])
+    name = "blocks.1.units.0.norm"
+    assert f"{name}.weight" in checkpoint.state
+    checkpoint.state[f"{name}.weight"] = torch.full_like(checkpoint.state[f"{name}.weight"], 1e-7)
+    checkpoint.state[f"{name}.bias"] = torch.ones_like(checkpoint.state[f"{name}.bias"])
+    ranges = calibrate(checkpoint, [sound(12)], keep=False)
+    int8 = CpuBackend(with_ranges(checkpoint, ranges), "int8").whole(sound(2))
+    np.testing.assert_allclose(np.exp(int8), np.exp(CpuBackend(checkpoint, "fp32").whole(sound(2))), atol=0.1)
+
+
 def test_too_little_speech_is_no_calibration() -> None:
     with pytest.raises(AcousticError, match="at least 10 s"):
         calibrate(untrained(published["tiny"]), [sound(5)])

@@ -211,6 +211,20 @@ def test_the_searchs_settings_are_checked_by_name(clips: Path, capsys: pytest.Ca
     assert "blank_penalty may not be negative" in capsys.readouterr().err
 
 
+def test_log_probabilities_of_like_names_are_refused_before_anything_is_heard(
+    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"audio": name, "duration": 1, "text": "one"} for name in ("clip0.wav", "other/clip0.wav")]
+    (clips / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kept = tmp_path / "kept"
+    assert main(["evaluate", str(clips), *TINY, "--keep-log-probs", str(kept)]) == 2
+    assert "2 recordings are called clip0" in capsys.readouterr().err
+    kept.mkdir()
+    np.save(kept / "clip0.npy", np.zeros((5, 29), np.float32))
+    assert main(["lm", "tune", str(clips), "--log-probs", str(kept), "--out", str(tmp_path / "tuned")]) == 2
+    assert "line 2: other/clip0.wav and clip0.wav would share" in capsys.readouterr().err
+
+
 def test_label_hears_every_clip_or_only_those_without_a_text(
     clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

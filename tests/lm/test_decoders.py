@@ -1,10 +1,12 @@
 """One door to three decoders: they agree where they should, and the door says what it does not know."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lm import compiled
 from lm.decoders import Decoder, SearchSettings, open_decoder
 from lm.errors import LanguageError
 from lm.hypothesis import Hypothesis
@@ -76,3 +78,10 @@ def test_a_language_model_needs_an_alphabet_it_can_spell(tiny: NGram) -> None:
         open_decoder("beam", " aäb", tiny)
     with pytest.raises(LanguageError, match="at most 64"):
         open_decoder("beam", "".join(map(chr, range(33, 120))), tiny)
+
+
+def test_every_file_of_kernels_counts_for_the_cache() -> None:
+    kernels = {
+        path.stem for path in Path(compiled.__file__).parent.glob("*.py") if "\n@compiled" in path.read_text()
+    }
+    assert kernels <= set(compiled.KERNEL_FILES)

@@ -47,6 +47,15 @@ def test_characters_count_the_space_between_words_once() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(_TEXTS, _TEXTS)
+def test_what_is_counted_is_what_is_aligned(reference: str, hypothesis: str) -> None:
+    kinds = [edit.kind for edit in align(reference.split(), hypothesis.split())]
+    counts = word_errors(reference, hypothesis)
+    assert counts.substitutions == kinds.count("substitution")
+    assert (counts.insertions, counts.deletions) == (kinds.count("insertion"), kinds.count("deletion"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(_TEXTS, _TEXTS)
 def test_as_few_edits_as_the_textbook_says(reference: str, hypothesis: str) -> None:
     left, right = reference.split(), hypothesis.split()
     counts = word_errors(reference, hypothesis)

@@ -105,3 +105,8 @@ def test_every_number_is_spoken(number: int) -> None:
 
 def test_lines_do_not_depend_on_white_space() -> None:
     assert normalise("  In\t1984,\n it was  ") == normalise("In 1984, it was")
+
+
+def test_endless_figures_are_said_one_by_one() -> None:
+    assert normalise("1" * 60_000) == " ".join(["one"] * 60_000)
+    assert normalise("9" * 4_400 + ".5").split() == ["nine"] * 4_400 + ["five"]

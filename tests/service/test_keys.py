@@ -3,7 +3,9 @@
 import io
 import json
 import logging
+import multiprocessing
 import subprocess
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -49,6 +51,35 @@ def test_changes_are_noticed_within_two_seconds_and_a_vanished_file_closes_the_d
     file.unlink()
     with pytest.raises(ServiceError):
         ring.find(second, 9.0)
+
+
+def test_a_file_spoilt_while_serving_changes_nothing_until_it_can_be_read_again(file, caplog):
+    key, secret = add_key(file, "first")
+    ring = KeyRing(file)
+    whole = file.read_text()
+    for now_s, spoilt in ((10.0, whole[:-9]), (20.0, "")):
+        file.write_text(spoilt)
+        assert ring.alive(key, now_s) and ring.find(secret, now_s + 5.0) == key
+    assert [record.message for record in caplog.records] == [
+        f"the keys known before stay in force: {file} is not a keys file. "
+        "Move it away and make keys with `silica keys add NAME`."
+    ]
+    file.write_text('{"keys": []}')
+    assert not ring.alive(key, 30.0)
+
+
+def test_processes_that_change_the_keys_at_once_lose_none(file):
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        made = list(pool.map(add_key, [file] * 12, [f"key {number}" for number in range(12)]))
+        assert {key.name for key in read_keys(file)} == {key.name for key, _ in made}
+        list(pool.map(revoke_key, [file] * 11, [key.id for key, _ in made[1:]]))
+    assert [key.name for key in read_keys(file)] == ["key 0"]
+
+
+def test_a_secret_that_is_no_text_is_nobodys(file):
+    add_key(file, "first")
+    with pytest.raises(ServiceError, match="not known"):
+        KeyRing(file).find("sk_\udcff\ud800", 5.0)
 
 
 def test_limits_are_counted_and_given_back(file):
