@@ -3,6 +3,7 @@
 import contextlib
 import ipaddress
 import os
+import resource
 import shutil
 import socket
 import ssl
@@ -21,6 +22,8 @@ from service.usage import process_name
 
 ELSEWHERE = frozenset({"SILICA_HOME", "SILICA_CONFIG", "SILICA_SERVER", "SILICA_KEY", "SILICA_KENLM_SOURCE"})
 """Variables of ours that are no setting of the server."""
+OTHER_FILES = 500
+"""Files that are open besides clients' sockets, at the most: uploads, workers, the log."""
 
 
 def check(settings: Settings) -> None:
@@ -66,6 +69,24 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> tuple[str,
                 + (f" Did you mean {near[0]}?" if near else "")
             )
     return tuple(told)
+
+
+def allow_files(settings: Settings) -> tuple[str, ...]:
+    """As many files open at once as the settings promise sockets; where the system forbids it, a sentence that says so.
+
+    Usually 1,024 are allowed at first and far more on request.
+    """
+    wanted = settings.max_sockets + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most >= wanted or soft == resource.RLIM_INFINITY:
+        return ()
+    return (
+        f"The system allows {most} open files, max_sockets is {settings.max_sockets}: raise the limit (`ulimit -n`, "
+        "LimitNOFILE for systemd) or lower max_sockets.",
+    )
 
 
 @contextlib.contextmanager

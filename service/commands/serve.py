@@ -40,10 +40,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     import os
 
-    from service.preflight import check, own_folder
+    from service.preflight import allow_files, check, own_folder
     from service.screen import starting
 
     check(settings)
+    for sentence in allow_files(settings):
+        print(f"silica: {sentence}", file=sys.stderr)
     with own_folder() as folder, starting(settings) as ready:
         if settings.workers > 1:
             # Before prometheus_client is imported, here and in every process that we start.

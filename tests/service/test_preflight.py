@@ -101,3 +101,18 @@ def test_checking_loads_no_model_and_no_server():
     program = "import sys; import service.preflight; print({'torch', 'aiohttp', 'numba'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+def test_as_many_files_may_be_open_as_there_are_to_be_sockets():
+    code = """
+import resource
+from service.preflight import OTHER_FILES, allow_files
+from service.settings import Settings
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 3000))
+assert allow_files(Settings(max_sockets=2000)) == ()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (2000 + OTHER_FILES, 3000)
+(told,) = allow_files(Settings(max_sockets=9000))
+assert "allows 3000 open files, max_sockets is 9000" in told
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (3000, 3000)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
