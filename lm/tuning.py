@@ -4,7 +4,7 @@ A clip of the manifest has its log-probabilities in FOLDER/STEM.npy, [frames, cl
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from lm.decoders import open_decoder
 from lm.errors import LanguageError
 from lm.ngram import NGram
 from lm.score import ErrorCounts, word_errors
-from lm.search_settings import SearchSettings
+from lm.search_settings import SearchSettings, read_suited, suited
 from lm.text import normalise
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
@@ -112,6 +112,16 @@ def measure(
         utterance.push(clip.log_probs)
         total += word_errors(clip.text, utterance.finish()[0].text)
     return total
+
+
+def search_around(texts: Iterable[str]) -> SearchSettings:
+    """What the search goes by besides what is tuned, from `NAME=VALUE`."""
+    given = read_suited(texts)
+    for name in {"lm_weight", "word_bonus"} & set(given):
+        raise LanguageError(
+            f"--search {name}: that is what is tuned. Say what to try with --weights and --bonuses."
+        )
+    return suited({"search": given})
 
 
 def tune(

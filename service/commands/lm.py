@@ -286,16 +286,9 @@ def _adapt(arguments: argparse.Namespace) -> int:
 
 
 def _tune(arguments: argparse.Namespace) -> int:
-    from lm.errors import LanguageError
-    from lm.search_settings import read_suited, suited
-    from lm.tuning import read_clips, tune, write
+    from lm.tuning import read_clips, search_around, tune, write
 
-    given = read_suited(arguments.search)
-    if tried := sorted({"lm_weight", "word_bonus"} & set(given)):
-        raise LanguageError(
-            f"--search {tried[0]}: that is what is tuned. Say what to try with --weights and --bonuses."
-        )
-    search = suited({"search": given})
+    search = search_around(arguments.search)
     models = [_model(path) for path in arguments.model or []] or (
         [] if arguments.prune else [_model(Path("shipped"))]
     )
