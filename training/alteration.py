@@ -5,6 +5,8 @@ without PyTorch. The work is done in `training.augment`.
 from dataclasses import dataclass, replace
 from typing import Any
 
+from training.bounds import ABOVE_NOUGHT, NOUGHT_OR_MORE, ONE_OR_MORE, SHARE, check
+
 PARTS = ("splice", "speed", "vocal_tract", "voice", "room", "noise", "band", "telephone", "quantise")
 """The parts of the chain that fall on more rows the stronger it is."""
 
@@ -34,6 +36,11 @@ class Alteration:
     level_db: tuple[float, float] = (-20.0, 10.0)
     nothing: float = 0.0
     nothing_db: tuple[float, float] = (-90.0, -15.0)
+
+    def __post_init__(self) -> None:
+        check("augment", self, SHARE, *PARTS, "level", "nothing", "given_room_share")
+        check("augment", self, ABOVE_NOUGHT, "speed_range", "vocal_tract_range")
+        check("augment", self, ONE_OR_MORE, "quantise_bits")
 
     def scaled(self, strength: float) -> "Alteration":
         """The same chain at a strength between 0 (nothing) and 1 (as written).
@@ -72,6 +79,11 @@ class FeatureMasks:
     rectangle_bins: int = 50
     stretch: tuple[float, float] = (1.0, 1.0)
     warp: tuple[float, float] = (1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        check("masks", self, NOUGHT_OR_MORE, "time_masks", "time_frames", "mel_masks", "mel_bins")
+        check("masks", self, NOUGHT_OR_MORE, "rectangles", "rectangle_frames", "rectangle_bins")
+        check("masks", self, ABOVE_NOUGHT, "stretch", "warp")
 
 
 NO_MASKS = FeatureMasks()

@@ -29,7 +29,7 @@ from training.distill import (
 from training.errors import TrainingError
 from training.evaluate import Evaluation
 from training.finetune import freeze, grown, start_from
-from training.labels import LabelFolder, labelled_as
+from training.labels import LabelFolder, labelled_as, refuse_namesakes
 from training.loop import Loop, LoopSettings
 from training.objectives import CtcObjective, Objective
 from training.optimisers import build_optimiser
@@ -172,7 +172,7 @@ def assemble(
         save_every_s=recipe.run.save_every_s,
         stop_after_s=stop_after_s,
     )
-    evaluate = Evaluation(material.dev, config, world) if material.dev else None
+    evaluate = Evaluation(material.dev, config, world) if material.dev and recipe.run.evaluate_every else None
     corpora = sorted({clip.corpus for clip in material.train if clip.corpus})
     card = {"title": recipe.title, "recipe": recipe.source, "corpora": corpora, "hours": round(feed.hours, 2)}
     return Loop(
@@ -197,6 +197,11 @@ def objective_for(
     """What the run minimises: CTC of transcripts, or a distillation where the recipe names a teacher or labels."""
     banks = read_banks(_paths((recipe.data.noise,), data)[0], device) if recipe.data.noise else None
     part = recipe.distil
+    if recipe.augment.splice and not part.teacher:
+        raise TrainingError(
+            "augment.splice joins pieces of two clips, and neither a transcript nor a stored label says what is heard "
+            "then: set augment.splice to 0, or let a teacher answer on the spot (distil.teacher)."
+        )
     if not part.teacher and not part.labels:
         return CtcObjective(config, device, alteration=recipe.augment, masks=recipe.masks, banks=banks)
     teacher: Teacher
@@ -229,7 +234,10 @@ def _read_labelled(recipe: Recipe, config: ModelConfig, data: Path | None) -> La
     clips: list[Clip] = []
     answers: dict[str, Stored] = {}
     labels = _paths((recipe.distil.labels,), data)[0] if recipe.distil.labels else None
-    for path in _paths(recipe.data.train, data):
+    manifests = _paths(recipe.data.train, data)
+    if labels:
+        refuse_namesakes(manifests)
+    for path in manifests:
         base, name = labelled_as(path)
         folder = LabelFolder(labels / name, config.classes) if labels else None
         labelled = labelled_clips(read_manifest(path), base, folder)

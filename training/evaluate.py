@@ -54,7 +54,7 @@ class Evaluation:
         example = None
         try:
             for batch in self._batches[self.world.rank :: self.world.size]:
-                for row, heard in zip(batch, self._hear(model, batch), strict=True):
+                for row, heard in self._hear(model, batch):
                     said = self.clips[row].text or ""
                     words += word_errors(said, heard)
                     characters += character_errors(said, heard)
@@ -64,15 +64,19 @@ class Evaluation:
             model.train(was_training)
         return Score(_sum(words, self.world), _sum(characters, self.world), example)
 
-    def _hear(self, model: nn.Module, rows: Sequence[int]) -> list[str]:
+    def _hear(self, model: nn.Module, rows: Sequence[int]) -> list[tuple[int, str]]:
+        """What is heard in each row; a clip that cannot be read, in whose place the feed puts another, has no part."""
         batch = self._feed.load(0, rows)[0].to(self.world.device)
         features, frames = batch_features(self.front_end, batch.sound, batch.lengths)
         log_probs, outputs = model(features, frames)
         texts = []
-        for row, length in zip(log_probs.float().cpu().numpy(), outputs.tolist(), strict=True):
+        answers = log_probs.float().cpu().numpy()
+        for row, name, answer, length in zip(rows, batch.names, answers, outputs.tolist(), strict=True):
+            if name != str(self.clips[row].audio):
+                continue
             utterance = self.decoder.start()
-            utterance.push(row[:length])
-            texts.append(utterance.finish()[0].text)
+            utterance.push(answer[:length])
+            texts.append((row, utterance.finish()[0].text))
         return texts
 
 

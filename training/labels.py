@@ -6,8 +6,8 @@ What is learned from the labels is `training.distill`.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lm.score import character_errors
+from training.alone import alone
 from training.errors import TrainingError
 
 STEPS_PER_NAT = 20.0
@@ -75,6 +76,19 @@ def labelled_as(manifest: Path) -> tuple[Path, str]:
     return manifest.parent, manifest.parent.name if manifest.name == "manifest.jsonl" else manifest.stem
 
 
+def refuse_namesakes(manifests: Sequence[Path]) -> None:
+    """Two manifests whose labels go by one name would take each other's words."""
+    known: dict[str, Path] = {}
+    for manifest in manifests:
+        base, name = labelled_as(manifest)
+        first = known.setdefault(name, base)
+        if first.resolve() != base.resolve():
+            raise TrainingError(
+                f"The labels of {manifest} and of a manifest in {first} both go by the name {name!r}, and their clips "
+                "would take each other's words: rename one of the two."
+            )
+
+
 def clip_key(audio: Path, base: Path) -> str:
     """What a clip is called in the labels of the manifest in the folder `base`."""
     return str(audio.relative_to(base)) if audio.is_relative_to(base) else str(audio)
@@ -92,9 +106,8 @@ class LabelFolder:
         self._whole_bytes = 0
         self._lines: IO[bytes] | None = None
         self._frames: IO[bytes] | None = None
-        for label, end in self._read():
-            self._add(label)
-            self._whole_bytes = end
+        self._lock = ExitStack()
+        self._take_in()
 
     def log_probs(self, clip: str) -> LogProbs:
         """The teacher's answer for a clip [outputs, classes]."""
@@ -107,10 +120,14 @@ class LabelFolder:
 
     def __enter__(self) -> "LabelFolder":
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lines = self._path("labels.jsonl").open("ab")
-        self._frames = self._path("log_probs.u8").open("ab")
-        self._lines.truncate(self._whole_bytes)
-        self._frames.truncate(self.outputs * self.classes)
+        with ExitStack() as lock:
+            lock.enter_context(alone(self.folder, "labelling"))
+            self._take_in()  # another labeller may have added to it since
+            self._lines = self._path("labels.jsonl").open("ab")
+            self._frames = self._path("log_probs.u8").open("ab")
+            self._lines.truncate(self._whole_bytes)
+            self._frames.truncate(self.outputs * self.classes)
+            self._lock = lock.pop_all()
         return self
 
     def __exit__(
@@ -121,6 +138,7 @@ class LabelFolder:
                 with suppress(OSError):  # whatever counts is written; on a full disk the rest cannot be
                     file.close()
         self._lines = self._frames = None
+        self._lock.close()
 
     def append(self, clip: str, words: str, log_probs: LogProbs) -> None:
         """Add one clip: its frames first, then the line that makes them count."""
@@ -141,6 +159,14 @@ class LabelFolder:
                 "Nothing before this clip is lost: free some room and run the same command again."
             ) from error
         self._add(label)
+
+    def _take_in(self) -> None:
+        """What the files hold now."""
+        self.labels.clear()
+        self.outputs = self._whole_bytes = 0
+        for label, end in self._read():
+            self._add(label)
+            self._whole_bytes = end
 
     def _add(self, label: Label) -> None:
         self.labels[label.clip] = label

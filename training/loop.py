@@ -80,7 +80,7 @@ class Progress:
 
 class Loop:
     """One run. `run()` trains until the schedule's end, a signal, or `stop_after_s`, and leaves a
-    checkpoint.
+    checkpoint. Who makes one is alone in its folder (`RunFolder.alone`): its records are cut as it is made.
     """
 
     def __init__(
@@ -138,15 +138,15 @@ class Loop:
         if self.world.leads and self.settings.reuse.uses > 1:
             self.watch.say(f"altering the sound of {self.settings.reuse.kept} steps before the first")
         try:
-            with self._signals(), self.folder.alone() if self.world.leads else contextlib.nullcontext():
+            with self._signals():
                 while self.progress.step < self.schedule.total_steps:
                     since_log.add(self._step(next(steps)))
                     step, now = self.progress.step, time.monotonic()
                     last = step == self.schedule.total_steps
-                    if step % self.settings.log_every == 0 or last:
+                    if self._comes(self.settings.log_every):
                         self._log(since_log, now - logged, now - began)
                         since_log, logged = Sums(), now
-                    if self.evaluate and (step % self.settings.evaluate_every == 0 or last):
+                    if self.evaluate and self._comes(self.settings.evaluate_every):
                         self.hear()
                         train_mode(self.model)
                         logged = time.monotonic()
@@ -274,12 +274,17 @@ class Loop:
             score = self.evaluate(self.model)
             rate = score.words.rate
             best = self.progress.best_rate is None or rate < self.progress.best_rate
+            best = best and self._keep_best(rate)
             if best:
                 self.progress.best_rate = rate
-                if self.world.leads:
-                    card = {**self.card, "step": self.progress.step, "dev_wer": rate}
-                    self.folder.save_best(self.config, self.model.state_dict(), card)
         self.watch.evaluated(self.progress.step, rate, score.characters.rate, best, score.example)
+
+    def _keep_best(self, rate: float) -> bool:
+        """Write these weights as the best ones; all processes learn whether they stand on the disk."""
+        card = {**self.card, "step": self.progress.step, "dev_wer": rate}
+        return self.world.any(
+            self.world.leads and self.folder.save_best(self.config, self.model.state_dict(), card)
+        )
 
     def save(self) -> bool:
         """Write the whole state of the run (the leading process does)."""
@@ -353,6 +358,11 @@ class Loop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _comes(self, every_steps: int) -> bool:
+        """True after every so many steps and after the last; 0 is never."""
+        step = self.progress.step
+        return every_steps > 0 and (step % every_steps == 0 or step == self.schedule.total_steps)
 
     def _stopping(self, seconds: float) -> bool:
         limit = self.settings.stop_after_s

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from training.alteration import NO_ALTERATION, Alteration, FeatureMasks
+from training.bounds import ABOVE_NOUGHT, BELOW_ONE, NOUGHT_OR_MORE, ONE_OR_MORE, SHARE, check
 from training.errors import TrainingError
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -48,6 +49,11 @@ class DataPart:
     uses: int = 1
     uses_apart: int = 64
 
+    def __post_init__(self) -> None:
+        check("data", self, ONE_OR_MORE, "most_rows", "threads", "uses")
+        check("data", self, NOUGHT_OR_MORE, "hours", "shortest_s", "uses_apart")
+        check("data", self, ABOVE_NOUGHT, "longest_s", "batch_seconds")
+
 
 @dataclass(frozen=True)
 class DistilPart:
@@ -63,6 +69,10 @@ class DistilPart:
     ramp_first: float = 0.2
     ramp_steps: int = 20_000
 
+    def __post_init__(self) -> None:
+        check("distil", self, NOUGHT_OR_MORE, "words", "frames", "characters", "ramp_steps")
+        check("distil", self, SHARE, "ramp_first")
+
 
 @dataclass(frozen=True)
 class OptimiserPart:
@@ -74,6 +84,15 @@ class OptimiserPart:
     decay: float = 0.001
     momentum: float = 0.9
     clip: float = 0.0
+
+    def __post_init__(self) -> None:
+        check("optimiser", self, ABOVE_NOUGHT, "rate")
+        check("optimiser", self, BELOW_ONE, "betas", "momentum")
+        check("optimiser", self, NOUGHT_OR_MORE, "decay", "clip")
+        if len(self.betas) not in (0, 2):
+            raise TrainingError(
+                f"optimiser.betas is {list(self.betas)}: expected two values, or none for the optimiser's own."
+            )
 
 
 @dataclass(frozen=True)
@@ -91,11 +110,17 @@ class SchedulePart:
     power: float = 2.0
     gamma: float = 0.981
 
+    def __post_init__(self) -> None:
+        lengths = ("epochs", "steps", "warmup_epochs", "warmup_steps", "hold_epochs", "hold_steps")
+        check("schedule", self, NOUGHT_OR_MORE, *lengths, "floor", "power")
+        check("schedule", self, SHARE, "gamma")
+
 
 @dataclass(frozen=True)
 class RunPart:
     """The rest. A global batch is `processes` x `accumulation` x a batch of the data part. Where that part is large,
-    `joint_norms = false` spares the processes from waiting for each other at every batch norm.
+    `joint_norms = false` spares the processes from waiting for each other at every batch norm. `evaluate_every` and
+    `log_every` count steps, and the last one counts too; 0 is never. An `average_decay` of 0 is no average.
     """
 
     processes: int = 1
@@ -107,6 +132,11 @@ class RunPart:
     log_every: int = 20
     save_every_s: float = 300.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check("run", self, ONE_OR_MORE, "processes", "accumulation")
+        check("run", self, NOUGHT_OR_MORE, "evaluate_every", "log_every", "save_every_s", "seed")
+        check("run", self, BELOW_ONE, "average_decay")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@
 """
 
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from torch import Tensor
 from acoustic import checkpoint
 from acoustic.errors import AcousticError
 from acoustic.shape import ModelConfig
+from training.alone import alone
 from training.errors import TrainingError
 
 log = logging.getLogger("silica.training")
@@ -40,19 +40,16 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise TrainingError(f"The run's folder {path} cannot be made: {error.strerror}.") from error
-        for stale in path.glob(".*.part"):
-            stale.unlink(missing_ok=True)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Held while a run trains: two in one folder would overwrite each other's checkpoints."""
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise TrainingError(
-                    f"Another process is training in {self.path}. Wait for it, or name another folder."
-                ) from None
+        """Held from before a run is read until its last checkpoint: two in one folder would overwrite each other's.
+
+        What a killed run left half-written goes, now that nobody can be writing it.
+        """
+        with alone(self.path, "training"):
+            for stale in self.path.glob(".*.part"):
+                stale.unlink(missing_ok=True)
             yield
 
     def save(self, state: Mapping[str, Any], config: ModelConfig) -> bool:
@@ -112,12 +109,14 @@ class RunFolder:
             )
         return None
 
-    def save_best(self, config: ModelConfig, weights: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
-        """The best model so far as a served checkpoint (not yet folded)."""
+    def save_best(self, config: ModelConfig, weights: Mapping[str, Tensor], card: Mapping[str, Any]) -> bool:
+        """The best model so far as a served checkpoint (not yet folded). False when it could not be written."""
         try:
             checkpoint.save(self.best, config, weights, card)
         except (OSError, AcousticError) as error:
             log.error("the best model could not be written (%s): training goes on", error)
+            return False
+        return True
 
     def _flush_folder(self) -> None:
         """The rename itself to the disk."""

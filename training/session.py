@@ -1,5 +1,6 @@
 """One sitting of a run: join the processes, put the recipe together, train, say how it ended."""
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -10,6 +11,7 @@ import torch
 from training.assemble import assemble
 from training.parallel import joined_world
 from training.recipe import Recipe
+from training.runs import RunFolder
 
 
 def train_recipe(
@@ -30,7 +32,10 @@ def train_recipe(
     # Numbers too small to matter take a CPU a hundred times as long.
     torch.set_flush_denormal(True)
     keep_memory()
-    with joined_world(device) as world:
+    with (
+        joined_world(device) as world,
+        RunFolder(folder).alone() if world.leads else contextlib.nullcontext(),
+    ):
         loop = assemble(recipe, folder, data=data, world=world, stop_after_s=stop_after_s)
         if world.leads:
             loop.watch.say(f"{recipe.title}: {loop.config.name} in {folder}, {loop.precision.name}")

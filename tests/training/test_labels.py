@@ -7,7 +7,15 @@ import pytest
 
 from tests.full_disk import full_disk
 from training.errors import TrainingError
-from training.labels import LOWEST, LabelFolder, choose_target, labelled_as, quantise, restore
+from training.labels import (
+    LOWEST,
+    LabelFolder,
+    choose_target,
+    labelled_as,
+    quantise,
+    refuse_namesakes,
+    restore,
+)
 
 CLASSES = 29
 
@@ -64,6 +72,21 @@ def test_a_full_disk_costs_no_label_before_it(tmp_path: Path) -> None:
     assert np.allclose(LabelFolder(tmp_path, CLASSES).log_probs("1.opus"), answer(500, 1), atol=0.03)
 
 
+def test_two_labellers_in_one_folder_are_refused_and_the_next_goes_on_after_both(tmp_path: Path) -> None:
+    late = LabelFolder(tmp_path, CLASSES)
+    with LabelFolder(tmp_path, CLASSES) as first:
+        first.append("a.opus", "a", answer(10, 1))
+        with pytest.raises(TrainingError, match=f"Another process is labelling in {tmp_path}. Wait"), late:
+            pass
+        first.append("b.opus", "b", answer(20, 2))
+    with late:
+        assert list(late.labels) == ["a.opus", "b.opus"]
+        late.append("c.opus", "c", answer(30, 3))
+    again = LabelFolder(tmp_path, CLASSES)
+    for clip, outputs, seed in (("a.opus", 10, 1), ("b.opus", 20, 2), ("c.opus", 30, 3)):
+        assert np.allclose(again.log_probs(clip), answer(outputs, seed), atol=0.03)
+
+
 def test_whom_to_believe() -> None:
     agreed = choose_target("call the office", "call the ofice")
     assert agreed is not None and agreed.text == "call the office" and agreed.frames_agree
@@ -85,3 +108,14 @@ def test_labels_go_by_the_folder_of_a_manifest_or_by_its_own_name(tmp_path: Path
     assert labelled_as(folder) == (folder, "train-clean")
     assert labelled_as(folder / "manifest.jsonl") == (folder, "train-clean")
     assert labelled_as(folder / "half.jsonl") == (folder, "half")
+
+
+def test_two_manifests_whose_labels_go_by_one_name_are_refused(tmp_path: Path) -> None:
+    first, second = (tmp_path / place / "train" for place in "ab")
+    for folder in (first, second):
+        folder.mkdir(parents=True)
+    refuse_namesakes([first, first / "manifest.jsonl", second / "half.jsonl"])
+    with pytest.raises(
+        TrainingError, match=r"b/train and of a manifest in .*a/train both go by the name 'train'"
+    ):
+        refuse_namesakes([first, second])

@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from torch import nn
 from acoustic import checkpoint
 from acoustic.network import build
 from acoustic.shape import ModelConfig
+from lm.score import ErrorCounts
 from tests.full_disk import full_disk
 from tests.training.worker import make
 from training.data.feed import Batch, Feed
 from training.data.manifests import read_manifest
 from training.errors import TrainingError
-from training.evaluate import Evaluation
+from training.evaluate import Evaluation, Score
 from training.loop import Loop, LoopSettings
 from training.objectives import CtcObjective, Heard, Loss
 from training.optimisers import build_optimiser
@@ -250,7 +252,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_goes_on(
     good = (tmp_path / "last.pt").read_bytes()
     with full_disk():
         assert not loop.save()
-        loop.folder.save_best(loop.config, loop.model.state_dict(), {})
+        assert not loop.folder.save_best(loop.config, loop.model.state_dict(), {})
     assert "the best model could not be written" in caplog.text
     assert "File too large" in caplog.text
     assert not loop.folder.best.exists()
@@ -307,11 +309,53 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(spoken: Path, tmp_path
         make(spoken, tmp_path, World(), steps=1, norm="layer")
 
 
-def test_two_runs_in_one_folder_are_refused(spoken: Path, tmp_path: Path) -> None:
+def scored(wrong: int) -> Callable[[nn.Module], Score]:
+    """An evaluation that finds so many of a hundred words wrong."""
+    counts = ErrorCounts(words=100, substitutions=wrong)
+    return lambda model: Score(counts, counts, None)
+
+
+def test_a_best_model_that_could_not_be_written_is_not_the_best_so_far(spoken: Path, tmp_path: Path) -> None:
     loop = make(spoken, tmp_path, World(), steps=1)
-    with RunFolder(tmp_path).alone(), pytest.raises(TrainingError, match="Another process is training in"):
-        loop.run()
-    assert make(spoken, tmp_path, World(), steps=1).run().finished
+    loop.evaluate = scored(20)
+    with full_disk():
+        loop.hear()
+    assert loop.progress.best_rate is None
+    loop.evaluate = scored(30)
+    loop.hear()
+    assert loop.progress.best_rate == checkpoint.load(loop.folder.best).card["dev_wer"] == 0.3
+
+
+@dataclass(frozen=True)
+class Following(World):
+    """A process that hears from the leading one whether the best model is on the disk."""
+
+    rank: int = 1
+    told: bool = True
+
+    def any(self, happened: bool) -> bool:
+        assert not happened
+        return self.told
+
+
+@pytest.mark.parametrize(("told", "best"), [(True, 0.2), (False, None)])
+def test_all_processes_agree_on_the_best_model(
+    spoken: Path, tmp_path: Path, told: bool, best: float | None
+) -> None:
+    loop = make(spoken, tmp_path, Following(told=told), steps=1)
+    loop.evaluate = scored(20)
+    loop.hear()
+    assert loop.progress.best_rate == best
+    assert not loop.folder.best.exists()
+
+
+def test_every_nought_steps_is_never(spoken: Path, tmp_path: Path) -> None:
+    loop = make(spoken, tmp_path, World(), steps=2)
+    loop.settings = replace(loop.settings, log_every=0, evaluate_every=0)
+    loop.evaluate = scored(20)
+    progress = loop.run()
+    assert progress.finished
+    assert progress.losses == [] and progress.best_rate is None
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]])

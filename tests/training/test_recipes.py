@@ -14,11 +14,13 @@ from acoustic.checkpoint import Checkpoint
 from acoustic.config import ALPHABET, published
 from acoustic.shape import ModelConfig
 from service.commands import main
-from training.assemble import read_material, schedule_for, shape_of, starting_model
+from training.assemble import assemble, read_material, schedule_for, shape_of, starting_model
 from training.errors import TrainingError
 from training.finetune import freeze, grown, start_from, train_mode
 from training.forecast import forecast, multiply_adds_per_second
 from training.recipe import from_values, load_recipe, shipped, with_settings
+from training.release import trained_model
+from training.runs import RunFolder
 
 SMALL = """
 title = "small"
@@ -99,6 +101,42 @@ def test_settings_on_the_line_replace_values() -> None:
     for wrong in ("rate=1", "nothing.rate=1", "optimiser.speed=1", "optimiser.rate=fast"):
         with pytest.raises(TrainingError):
             with_settings(recipe, [wrong])
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("run.accumulation=0", "run.accumulation is 0: expected 1 or more"),
+        ("run.log_every=-1", "run.log_every is -1: expected 0 or more"),
+        ("run.average_decay=1.5", "run.average_decay is 1.5: expected 0 or more and below 1"),
+        ("run.seed=-1", "run.seed is -1: expected 0 or more"),
+        ("optimiser.rate=0.0", "optimiser.rate is 0.0: expected above 0"),
+        ("optimiser.rate=nan", "optimiser.rate is nan: expected above 0"),
+        ("optimiser.betas=[1.5, 0.9]", r"optimiser.betas is \[1.5, 0.9\]: expected 0 or more and below 1"),
+        ("optimiser.betas=[0.9]", r"optimiser.betas is \[0.9\]: expected two values, or none"),
+        ("data.threads=0", "data.threads is 0: expected 1 or more"),
+        ("schedule.epochs=-1", "schedule.epochs is -1.0: expected 0 or more"),
+        ("distil.ramp_first=2", "distil.ramp_first is 2.0: expected between 0 and 1"),
+        ("masks.time_frames=-5", "masks.time_frames is -5: expected 0 or more"),
+        ("masks.stretch=[0.0, 1.0]", r"masks.stretch is \[0.0, 1.0\]: expected above 0"),
+        ("augment.noise=1.5", "augment.noise is 1.5: expected between 0 and 1"),
+    ],
+)
+def test_a_value_out_of_its_bounds_is_named(setting: str, words: str) -> None:
+    with pytest.raises(TrainingError, match=words):
+        with_settings(load_recipe("finetune"), [setting])
+
+
+def test_what_is_never_evaluated_needs_no_evaluation_and_no_splice_is_learnt_by_transcript(
+    spoken: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    recipe = with_settings(load_recipe(str(tmp_path / "small.toml")), ["run.evaluate_every=0"])
+    assert assemble(recipe, tmp_path / "run", data=spoken, live=False).evaluate is None
+    for labels in ("", "labels"):
+        settings = ["augment.splice=0.5", f"distil.labels={labels!r}"]
+        with pytest.raises(TrainingError, match=r"augment\.splice joins pieces of two clips"):
+            assemble(with_settings(recipe, settings), tmp_path / "run", data=spoken, live=False)
 
 
 def test_unknown_networks_and_recipes_are_named() -> None:
@@ -216,6 +254,40 @@ def test_from_a_recipe_to_a_served_model_by_commands_alone(
     assert json.loads(capsys.readouterr().out)["finished"]
 
 
+def test_a_second_process_changes_nothing_in_a_run(
+    spoken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    run = tmp_path / "run"
+    line = [
+        "train",
+        str(tmp_path / "small.toml"),
+        "--data",
+        str(spoken),
+        "--device",
+        "cpu",
+        "--out",
+        str(run),
+    ]
+    assert main([*line, "--set", "run.log_every=1", "--stop-after-s", "0"]) == 3
+    with (run / "progress.csv").open("a") as file:
+        file.write("2,0,1.0,0.005,1.0,0.1,1,1,1,0,,\n")  # after the last checkpoint
+    (run / ".last.1.part").write_bytes(b"half")
+
+    def held() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    before = held()
+    with RunFolder(run).alone():
+        (run / ".last.1.part").write_bytes(b"half")
+        assert main(line) == 2
+        trained_model(run)
+        assert held() == before
+    assert f"Another process is training in {run}. Wait for it" in capsys.readouterr().err
+    assert main(line) == 0
+    assert not list(run.glob(".*.part"))
+
+
 def test_the_list_of_recipes_as_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--list", "--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)["recipes"]) == shipped()
@@ -232,6 +304,13 @@ def test_a_users_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureF
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 4
     assert all(line.startswith("silica: ") for line in errors)
+
+
+def test_a_release_wants_one_clip_at_least(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for most in ("0", "-3", "few"):
+        with pytest.raises(SystemExit):
+            main(["release", str(tmp_path), "--out", "o", "--clips", "c", "--most", most])
+        assert f"--most: expected a whole number of 1 or more, not '{most}'" in capsys.readouterr().err
 
 
 def test_the_small_network_of_these_tests_is_what_it_says(small_network: ModelConfig) -> None:

@@ -41,8 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
     from lm.decoders import open_decoder
     from training.data.manifests import read_manifest
     from training.data.sound import ClipError, read_clip
-    from training.labels import LabelFolder, clip_key, labelled_as
+    from training.labels import LabelFolder, clip_key, labelled_as, refuse_namesakes
 
+    refuse_namesakes(arguments.manifest)
     torch.set_num_threads(1)
     backend = open_backend(arguments.teacher, "cpu", arguments.precision)
     greedy = open_decoder("greedy", backend.config.alphabet)

@@ -8,6 +8,13 @@ from pathlib import Path
 HELP = "turn a training run into a model to serve"
 
 
+def _one_or_more(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, not {text!r}")
+    return int(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `silica release`."""
     parser.add_argument("source", type=Path, help="the run's folder, or a checkpoint file")
@@ -17,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clips", type=Path, required=True, help="manifest of speech for INT8's ranges and to compare"
     )
-    parser.add_argument("--most", type=int, default=60, help="take at most so many clips (default: 60)")
+    parser.add_argument(
+        "--most", type=_one_or_more, default=60, help="take at most so many clips (default: 60)"
+    )
     parser.add_argument(
         "--keep-norms",
         action="store_true",
