@@ -20,7 +20,7 @@ from service.audio.containers import SNIFF_BYTES, Nursery, recognised
 from service.audio.decoder import SoundDecoder
 from service.audio.faststart import index_first
 from service.audio.resample import RATE, Samples
-from service.core.events import Closed, Event, Failed
+from service.core.events import Closed, Event, Failed, Final, Progress
 from service.errors import ServiceError
 from service.streams import Recogniser, Stream, StreamSettings
 
@@ -123,9 +123,12 @@ async def _decoded(
 async def heard(
     recogniser: Recogniser, settings: StreamSettings, sound: AsyncIterator[Samples]
 ) -> AsyncGenerator[Event, None]:
-    """Every event of this recording. Leaving early cancels the stream; sound that fails raises its ServiceError."""
+    """Every event of this recording. Leaving early cancels the stream; sound that fails raises what was wrong with it.
+
+    ServiceError "draining" when the recogniser was stopped before the recording was over: it has to be heard again.
+    """
     stream = opened(recogniser, settings)
-    failure: list[BaseException] = []
+    failure: list[Exception] = []
 
     async def push() -> None:
         step = round(PUSH_S * RATE)
@@ -134,8 +137,10 @@ async def heard(
                 for start in range(0, samples.shape[1], step):
                     await stream.push(samples[:, start : start + step])
             await stream.finish()
-        except ServiceError as error:
-            failure.append(error)
+        except Exception as error:  # whatever it is, who reads the events must not wait for ever
+            if isinstance(error, ServiceError) and error.code == "closed":
+                return  # the stream ended before its sound did: its last events say why
+            failure.append(_as_storage(error) if isinstance(error, OSError) else error)
             stream.cancel("failed")
 
     pushing = asyncio.create_task(push())
@@ -144,18 +149,33 @@ async def heard(
         async for event in stream.events():
             if isinstance(event, Failed):
                 failure.append(ServiceError(event.code, event.message, event.advice))
-            closed = isinstance(event, Closed)
+            if isinstance(event, Closed):
+                closed = True
+                if event.reason != "finished" and not failure:
+                    failure.append(_broken_off())
             if not failure:
                 yield event
     finally:
         pushing.cancel()
-        with contextlib.suppress(asyncio.CancelledError, ServiceError):
+        with contextlib.suppress(asyncio.CancelledError):
             await pushing
         if not closed:
             stream.cancel("cancelled")
         await _close(sound)
     if failure:
         raise failure[0]
+
+
+def reached_s(event: Event) -> float:
+    """How much of the recording has been heard when this is told; 0 for what does not say."""
+    match event:
+        case Final():
+            return event.end_s
+        case Progress():
+            return event.processed_s
+        case Closed():
+            return event.audio_s
+    return 0.0
 
 
 def opened(recogniser: Recogniser, settings: StreamSettings) -> Stream:
@@ -183,6 +203,21 @@ async def _pieces(path: Path) -> AsyncIterator[bytes]:
             yield piece
     finally:
         file.close()
+
+
+def _as_storage(error: OSError) -> ServiceError:
+    return ServiceError(
+        "storage",
+        f"The recording cannot be read: {error.strerror or error}.",
+        "Try later.",
+        retry_after_s=5.0,
+    )
+
+
+def _broken_off() -> ServiceError:
+    return ServiceError(
+        "draining", "The server is being stopped: not all was heard.", "Try again soon.", retry_after_s=5.0
+    )
 
 
 def _as_audio(error: ServiceError) -> ServiceError:

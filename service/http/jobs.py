@@ -24,7 +24,7 @@ from service.jobs.job import OPEN, Job
 from service.jobs.runner import JobRunner, RunnerSettings
 from service.jobs.store import JobStore, new_id
 from service.jobs.webhook import WebhookCaller, check_webhook
-from service.keys import default_keys_file
+from service.keys import ANONYMOUS, default_keys_file
 from service.recordings import form_of
 
 STATUSES = ("queued", "running", "done", "failed", "cancelled")
@@ -63,6 +63,7 @@ async def at_work(app: web.Application) -> AsyncIterator[None]:
         state.models.pick,
         state.listening.nursery,
         base_settings(state),
+        lambda owner, seconds: state.keys.heard(replace(ANONYMOUS, id=owner), seconds),
         RunnerSettings(
             at_once=settings.jobs_at_once,
             lease_s=settings.jobs_lease_s,
@@ -95,7 +96,7 @@ async def create(request: web.Request) -> web.Response:
             "request", "Idempotency-Key must be 1 to 200 printable ASCII characters without spaces."
         )
     state.keys.check_minutes(key)
-    async with scratch(desk.store.folder) as folder:
+    async with scratch(desk.store.uploads) as folder:
         form = await receive_form(request, folder, most_bytes(state))
         if form.file is None:
             raise ServiceError("request", "The form has no field `file`.", "Send the sound there.")
@@ -114,7 +115,8 @@ async def create(request: web.Request) -> web.Response:
             owner=key.id,
             status="queued",
             created=time.time(),
-            name=Path(form.file.name).name[:200],
+            # Bytes that are no UTF-8 come as lone surrogates, which no database takes.
+            name=Path(form.file.name).name[:200].encode(errors="replace").decode(),
             bytes=form.file.bytes,
             sha256=form.file.sha256,
             options=options,

@@ -23,7 +23,7 @@ from service.http.uploads import receive_body, receive_form, scratch
 from service.keys import Key
 from service.metrics import build_version
 from service.readable import readable
-from service.recordings import Sound, channels_of, decoded, heard
+from service.recordings import Sound, channels_of, decoded, heard, reached_s
 from service.streams import StreamSettings
 
 PROGRESS_S = 5.0
@@ -64,12 +64,15 @@ async def listen(request: web.Request) -> web.Response:
             if endpointing != -1:
                 settings = replace(settings, endpointing_ms=endpointing)
             finals, duration_s = [], 0.0
-            async for event in heard(recogniser, settings, decoded(upload.path, sound, channels, nursery)):
-                _stop_if_gone(request)
-                if isinstance(event, Final):
-                    finals.append(event)
-                elif isinstance(event, Closed):
-                    duration_s = account.audio_s = event.audio_s
+            samples = decoded(upload.path, sound, channels, nursery)
+            async with contextlib.aclosing(heard(recogniser, settings, samples)) as events:
+                async for event in events:
+                    account.reached(event)
+                    _stop_if_gone(request)
+                    if isinstance(event, Final):
+                        finals.append(event)
+                    elif isinstance(event, Closed):
+                        duration_s = event.audio_s
     facts = deepgram_file.FileFacts(
         request[REQUEST_ID], upload.sha256, created, duration_s, recogniser.model_name, build_version()
     )
@@ -100,16 +103,18 @@ async def _transcriptions(request: web.Request) -> web.StreamResponse:
             recogniser = state.models.pick(wanted.model)
             nursery = state.listening.nursery
             settings = replace(base_settings(state), hotwords=wanted.hotwords)
-            events = heard(recogniser, settings, decoded(form.file.path, Sound(), 1, nursery))
-            if wanted.stream:
-                return await _streamed(request, events, account)
+            samples = decoded(form.file.path, Sound(), 1, nursery)
             finals, duration_s = [], 0.0
-            async for event in events:
-                _stop_if_gone(request)
-                if isinstance(event, Final):
-                    finals.append(event)
-                elif isinstance(event, Closed):
-                    duration_s = account.audio_s = event.audio_s
+            async with contextlib.aclosing(heard(recogniser, settings, samples)) as events:
+                if wanted.stream:
+                    return await _streamed(request, events, account)
+                async for event in events:
+                    account.reached(event)
+                    _stop_if_gone(request)
+                    if isinstance(event, Final):
+                        finals.append(event)
+                    elif isinstance(event, Closed):
+                        duration_s = event.audio_s
     content_type, body = openai.transcription(finals, duration_s, wanted)
     return web.Response(text=body, content_type=content_type, charset="utf-8")
 
@@ -122,26 +127,34 @@ async def _streamed(
     answer = web.StreamResponse(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
     answer.content_type = "text/event-stream"
     answer.charset = "utf-8"
-    finals: list[Final] = []
     try:
-        async for event in events:
-            _stop_if_gone(request)
-            if isinstance(event, Final) and event.text:
-                if not answer.prepared:
-                    await answer.prepare(request)
-                await answer.write(openai.delta_event((" " if finals else "") + event.text))
-                finals.append(event)
-            elif isinstance(event, Closed):
-                account.audio_s = event.audio_s
-        if not answer.prepared:
-            await answer.prepare(request)
-        await answer.write(openai.done_event(finals))
-    except ServiceError as error:
-        if not answer.prepared:
-            raise
-        await answer.write(openai.error_event(error))
-    await answer.write_eof()
+        try:
+            await _write_finals(request, answer, events, account)
+        except ServiceError as error:
+            if not answer.prepared or error.code == "gone":
+                raise
+            await answer.write(openai.error_event(error))
+        await answer.write_eof()
+    except ConnectionError:
+        raise _gone() from None
     return answer
+
+
+async def _write_finals(
+    request: web.Request, answer: web.StreamResponse, events: AsyncIterator[Event], account: Account
+) -> None:
+    finals: list[Final] = []
+    async for event in events:
+        account.reached(event)
+        _stop_if_gone(request)
+        if isinstance(event, Final) and event.text:
+            if not answer.prepared:
+                await answer.prepare(request)
+            await answer.write(openai.delta_event((" " if finals else "") + event.text))
+            finals.append(event)
+    if not answer.prepared:
+        await answer.prepare(request)
+    await answer.write(openai.done_event(finals))
 
 
 def base_settings(state: State) -> StreamSettings:
@@ -175,26 +188,37 @@ async def model(request: web.Request) -> web.Response:
 
 
 class Account:
-    """How much sound one request has used."""
+    """How much sound one request has used; each piece is counted when it has been heard."""
 
-    audio_s = 0.0
+    def __init__(self, state: State, key: Key) -> None:
+        self._state, self._key = state, key
+        self._heard_s = 0.0
+
+    def reached(self, event: Event) -> None:
+        """What this event says more than those before it is charged."""
+        more_s = reached_s(event) - self._heard_s
+        if more_s > 0:
+            self._heard_s += more_s
+            self._state.keys.heard(self._key, more_s)
 
 
 @contextlib.contextmanager
 def charged(state: State, key: Key) -> Iterator[Account]:
-    """One of the key's streams while the block lasts; its sound is counted at the end."""
+    """One of the key's streams while the block lasts."""
     if state.draining:
         raise ServiceError("draining", "The server is being stopped.", "Try again soon.", retry_after_s=5.0)
     state.keys.take(key)
-    account = Account()
     try:
-        yield account
+        yield Account(state, key)
     finally:
-        state.keys.heard(key, account.audio_s)
         state.keys.release(key)
 
 
 def _stop_if_gone(request: web.Request) -> None:
     """Nobody waits any more: stop hearing. Raised through `heard`, it cancels the stream."""
     if request.transport is None or request.transport.is_closing():
-        raise ServiceError("gone", "The client went away.")
+        raise _gone()
+
+
+def _gone() -> ServiceError:
+    return ServiceError("gone", "The client went away.")

@@ -10,18 +10,19 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from lm.hotwords import Hotword
 from service.audio.containers import Nursery
 from service.audio.resample import RATE, Samples
-from service.core.events import Closed, Final, Progress
+from service.core.events import Closed, Event, Final, Progress
 from service.errors import ServiceError
 from service.jobs.job import Job
-from service.jobs.store import AGAIN_S, JobStore
+from service.jobs.store import AGAIN_S, UPLOAD_S, JobStore
 from service.logs import say
-from service.recordings import ReadSoFar, Sound, decoded, heard
+from service.recordings import ReadSoFar, Sound, decoded, heard, reached_s
 from service.streams import Recogniser, StreamSettings
 
 MOST_ATTEMPTS = 5
@@ -48,13 +49,16 @@ class JobRunner:
         pick: Callable[[str | None], Recogniser],
         nursery: Nursery,
         base: StreamSettings,
+        charge: Callable[[str, float], None],
         settings: RunnerSettings = RunnerSettings(),
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`charge` is told whose sound was heard and how many seconds more."""
         self.store = store
         self.pick = pick
         self.nursery = nursery
         self.base = base
+        self.charge = charge
         self.settings = settings
         self.clock = clock
         self.name = secrets.token_hex(8)
@@ -115,55 +119,69 @@ class JobRunner:
                 "failed",
                 {"code": "internal", "message": "Something went wrong here.", "advice": ""},
             )
-        await asyncio.to_thread(self.store.end, job.id, self.name, status, self.clock(), length_s, error)
-        say(logging.INFO, "job ended", job=job.id, status=status)
+        ending = (job.id, self.name, status, self.clock(), length_s, error)
+        if await asyncio.to_thread(self.store.end, *ending):
+            say(logging.INFO, "job ended", job=job.id, status=status)
 
     async def _later(self, job: Job, reason: ServiceError) -> None:
         """No room now: the job waits, and so does this worker."""
-        say(logging.INFO, "job waits", job=job.id, reason=reason.code)
-        await asyncio.to_thread(self.store.release, self.name)
-        await asyncio.sleep(reason.retry_after_s or 5.0)
+        if await asyncio.to_thread(self.store.release, self.name, job.id):
+            say(logging.INFO, "job waits", job=job.id, reason=reason.code)
+            await asyncio.sleep(reason.retry_after_s or 5.0)
 
     async def _hear(self, job: Job) -> float | None:
         """Hear the rest of a job; its whole length, or None when it is no longer ours."""
         from_s, number = await asyncio.to_thread(self.store.settled, job.id)
         path = self.store.file(job.id)
-        if not path.exists():
-            raise ServiceError("job", "The recording is gone from the disk.", "Send it again.")
-        hearing = _Hearing(job.id, path.stat().st_size, from_s)
+        hearing = _Hearing(job, await asyncio.to_thread(size_of, path), job.heard_s)
         samples = after(decoded(path, sound_of(job), 1, self.nursery, hearing.read), round(from_s * RATE))
         events = heard(self.pick(job.options.get("model")), self._stream_settings(job), samples)
-        length_s = from_s
+        listening = asyncio.create_task(self._listen(hearing, events, from_s, number))
         renewing = asyncio.create_task(self._renew(hearing))
         try:
-            async with contextlib.aclosing(events) as told:
-                async for event in told:
-                    segment = None
-                    if isinstance(event, Final):
-                        final = shifted(event, from_s)
-                        hearing.heard_s = final.end_s
-                        segment, number = (number, final), number + 1
-                    elif isinstance(event, Progress):
-                        hearing.heard_s = max(hearing.heard_s, from_s + event.processed_s)
-                    elif isinstance(event, Closed):
-                        length_s = from_s + event.audio_s
-                    else:
-                        continue
-                    if not await self._advance(hearing, segment):
-                        return None
+            # A job that is cancelled is let go of even while nothing is told of it.
+            await asyncio.wait({listening, renewing}, return_when=asyncio.FIRST_COMPLETED)
+            return listening.result() if listening.done() else None
         finally:
+            listening.cancel()
             renewing.cancel()
+            await asyncio.gather(listening, renewing, return_exceptions=True)
+
+    async def _listen(
+        self, hearing: _Hearing, events: AsyncGenerator[Event, None], from_s: float, number: int
+    ) -> float | None:
+        """Keep and charge what is heard from `from_s` on, its first segment with this number; as `_hear`."""
+        length_s = from_s
+        async with contextlib.aclosing(events) as told:
+            async for event in told:
+                if not isinstance(event, Final | Progress | Closed):
+                    continue
+                segment = None
+                if isinstance(event, Final):
+                    segment, number = (number, shifted(event, from_s)), number + 1
+                elif isinstance(event, Closed):
+                    length_s = from_s + event.audio_s
+                self._reached(hearing, from_s + reached_s(event))
+                if not await self._advance(hearing, segment):
+                    return None
         return length_s
+
+    def _reached(self, hearing: _Hearing, heard_s: float) -> None:
+        """Charges what is new: not what an earlier attempt had heard already."""
+        more_s = heard_s - hearing.heard_s
+        if more_s > 0:
+            hearing.heard_s = heard_s
+            self.charge(hearing.job.owner, more_s)
 
     async def _advance(self, hearing: _Hearing, segment: tuple[int, Final] | None) -> bool:
         lease_until = self.clock() + self.settings.lease_s
-        told = (hearing.job, self.name, lease_until, hearing.heard_s, hearing.share, segment)
+        told = (hearing.job.id, self.name, lease_until, hearing.heard_s, hearing.share, segment)
         if not await asyncio.to_thread(self.store.advance, *told):
             hearing.ours = False
         return hearing.ours
 
     async def _renew(self, hearing: _Hearing) -> None:
-        """Live streams may keep a job waiting for long: its lease must not end meanwhile."""
+        """Live streams may keep a job waiting for long: its lease must not end meanwhile. Ends when it is not ours."""
         while hearing.ours:
             await asyncio.sleep(self.settings.lease_s / 3)
             # A disk that fails: the hearing itself is told at its next segment.
@@ -185,6 +203,7 @@ class JobRunner:
         gone = await asyncio.to_thread(self.store.sweep, self.clock() - self.settings.keep_s)
         if gone:
             say(logging.INFO, "old jobs forgotten", jobs=gone)
+        await asyncio.to_thread(self.store.sweep_uploads, self.clock() - UPLOAD_S)
         await asyncio.sleep(self.settings.sweep_s)
 
 
@@ -192,9 +211,10 @@ class JobRunner:
 class _Hearing:
     """How far one job is."""
 
-    job: str
+    job: Job
     bytes: int
     heard_s: float
+    """The farthest that any attempt has come."""
     read: ReadSoFar = field(default_factory=ReadSoFar)
     ours: bool = True
 
@@ -214,6 +234,14 @@ async def unceasing(turn: Callable[[], Awaitable[None]]) -> None:
         except Exception:
             logging.getLogger("silica").exception("the jobs' work was interrupted and goes on")
             await asyncio.sleep(AGAIN_S)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a job's recording; ServiceError "job" when there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        raise ServiceError("job", "The recording is gone from the disk.", "Send it again.") from None
 
 
 def sound_of(job: Job) -> Sound:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ CREATE TABLE IF NOT EXISTS segments (
     end_s REAL NOT NULL, speech_final INTEGER NOT NULL, words TEXT NOT NULL, PRIMARY KEY (job, number)
 ) WITHOUT ROWID;
 """
+UPLOAD_S = 86400.0
+"""An upload into which nothing has come for so long was left behind by a process that was killed."""
 AGAIN_S = 10.0
 """After so long it is tried again where the disk let us down."""
 COLUMNS = (
@@ -48,7 +51,10 @@ class JobStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (folder / "files").mkdir(exist_ok=True, mode=0o700)
+        self.uploads = folder / "uploads"
+        """Where recordings arrive: on the disk where they will stay."""
+        for inner in (folder / "files", self.uploads):
+            inner.mkdir(exist_ok=True, mode=0o700)
         self._lock = threading.Lock()
         self._database = sqlite3.connect(
             folder / "jobs.sqlite", timeout=30, isolation_level=None, check_same_thread=False
@@ -206,14 +212,14 @@ class JobStore:
             self.file(id).unlink(missing_ok=True)
         return bool(changed.rowcount)
 
-    def release(self, runner: str) -> None:
-        """This runner lets go of its jobs in order: they wait, and that was no attempt."""
+    def release(self, runner: str, id: str | None = None) -> int:
+        """This runner lets go of one job, or of all it has: they wait, and that was no attempt. How many they were."""
         with self._transaction() as database:
-            database.execute(
+            return database.execute(
                 "UPDATE jobs SET status = 'queued', lease_by = NULL, attempts = attempts - 1 "
-                "WHERE lease_by = ? AND status = 'running'",
-                (runner,),
-            )
+                "WHERE lease_by = ? AND status = 'running' AND (? IS NULL OR id = ?)",
+                (runner, id, id),
+            ).rowcount
 
     # --- forgotten ---
 
@@ -234,9 +240,18 @@ class JobStore:
                 for row in database.execute("SELECT id FROM jobs WHERE status IN ('queued', 'running')")
             }
         for path in (self.folder / "files").iterdir():
-            if path.name not in kept and path.stat().st_mtime < finished_before:
-                path.unlink(missing_ok=True)
+            # Other processes sweep here too.
+            with suppress(FileNotFoundError):
+                if path.name not in kept and path.stat().st_mtime < finished_before:
+                    path.unlink()
         return gone
+
+    def sweep_uploads(self, untouched_since: float) -> None:
+        """Forget what killed processes left of uploads."""
+        for upload in self.uploads.iterdir():
+            with suppress(FileNotFoundError):
+                if max(path.stat().st_mtime for path in (upload, *upload.iterdir())) < untouched_since:
+                    shutil.rmtree(upload, ignore_errors=True)
 
     # --- webhooks ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
@@ -38,6 +39,40 @@ def test_a_full_disk_is_told_and_changes_nothing(tmp_path: Path) -> None:
     full(store, 10_000)
     assert store.advance("job_1", "me", 60.0, 1.0, 0.5, segment)
     assert len(store.finals("job_1")) == 1
+    store.close()
+
+
+def test_a_runner_lets_go_of_one_job_and_keeps_the_others(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    for number in (1, 2, 3):
+        store.add(job(number), None, 10**9)
+        assert store.claim("me", 0.0, 30.0) is not None
+    assert store.release("me", "job_2") == 1
+    found = [store.find(f"job_{number}", "nobody").status for number in (1, 2, 3)]
+    assert found == ["running", "queued", "running"]
+    assert store.release("me", "job_2") == 0 and store.release("me") == 2
+    store.close()
+
+
+def test_what_belongs_to_nobody_is_swept_and_what_another_process_swept_is_passed_over(
+    tmp_path: Path,
+) -> None:
+    store = JobStore(tmp_path)
+    store.add(job(1), None, 10**9)
+    for name in ("job_1", "job_2", "job_3"):
+        store.file(name).write_bytes(b"sound")
+        os.utime(store.file(name), (1000.0, 1000.0))
+    gone = store.file("job_4")
+    gone.symlink_to(tmp_path / "nowhere")  # listed, and then not there
+    assert store.sweep(2000.0) == 0
+    assert [path.name for path in store.file("job_1").parent.iterdir() if path != gone] == ["job_1"]
+    for name in ("left", "arriving"):
+        (store.uploads / name).mkdir()
+        (store.uploads / name / "file").write_bytes(b"half of it")
+        os.utime(store.uploads / name, (1000.0, 1000.0))
+    os.utime(store.uploads / "left" / "file", (1000.0, 1000.0))
+    store.sweep_uploads(2000.0)
+    assert [path.name for path in store.uploads.iterdir()] == ["arriving"]
     store.close()
 
 
