@@ -62,7 +62,7 @@ class PcmDecoder:
         return self._resampler.push(np.ascontiguousarray(samples))
 
     def finish(self) -> Samples:
-        """What the resampler still holds. A half-sent sample is left out; `odd_bytes` tells of it."""
+        """What the resampler still holds. A half-sent sample waits for its rest; `odd_bytes` tells of it."""
         return self._resampler.finish()
 
     def _floats(self, data: bytes, size: int) -> Samples:

@@ -25,5 +25,8 @@ class Resampler:
         return np.ascontiguousarray(told.reshape(-1, self.channels).T)
 
     def finish(self) -> Samples:
-        """The filter's tail."""
-        return self.push(np.zeros((self.channels, 0), np.float32), last=True)
+        """The filter's tail. Sound that still comes begins anew."""
+        tail = self.push(np.zeros((self.channels, 0), np.float32), last=True)
+        if self._soxr is not None:
+            self._soxr.clear()
+        return tail

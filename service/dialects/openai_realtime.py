@@ -8,8 +8,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from lm.hotwords import Hotword
 from service.core.events import Event, Failed, Final, Partial, SpeechStarted, Word
@@ -19,6 +20,8 @@ from service.dialects.openai import LANGUAGES, hotwords_of
 FORMATS = {"audio/pcm": ("linear16", 24000), "audio/pcmu": ("mulaw", 8000), "audio/pcma": ("alaw", 8000)}
 SILENCE_MS = 500
 LONGEST_SILENCE_MS = 10000
+LEAST_BYTES = 2
+"""Fewer may be half a sample, which is no sound yet."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class RealtimeDialect:
         self._said: list[str] = []
         """Finals of the open item."""
         self._uncommitted = 0
-        self._discarding = 0
-        self._commits = 0
+        self._asked: deque[Literal["tell", "drop"]] = deque()
+        """Commits and clears that no final has answered yet, and what each wants done with its sound."""
 
     # ---- from the client
 
@@ -91,20 +94,19 @@ class RealtimeDialect:
         if kind == "input_audio_buffer.append":
             return [Audio(self._sound(event.get("audio")))]
         if kind == "input_audio_buffer.commit":
-            if not self._uncommitted:
+            if self._uncommitted < LEAST_BYTES:
                 raise Refused("input_audio_buffer_commit_empty", "There is no sound since the last commit.")
-            self._uncommitted = 0
-            self._commits += 1
-            return [Finalize()]
+            return [self._finalize("tell")]
         if kind == "input_audio_buffer.clear":
             cleared = Say(self._event("input_audio_buffer.cleared"))
-            if not self._uncommitted:
-                return [cleared]
-            self._uncommitted = 0
-            self._commits += 1
-            self._discarding = self._commits
-            return [Finalize(), cleared]
+            return [self._finalize("drop"), cleared] if self._uncommitted >= LEAST_BYTES else [cleared]
         raise Refused("unknown_event", f"{kind[:60]!r} is no event of a transcription session.", "type")
+
+    def _finalize(self, then: Literal["tell", "drop"]) -> Finalize:
+        """Have what was sent so far decided. There is sound in it, so it gets an answer of its own."""
+        self._uncommitted = 0
+        self._asked.append(then)
+        return Finalize()
 
     def _sound(self, audio: Any) -> bytes:
         if not isinstance(audio, str):
@@ -124,7 +126,10 @@ class RealtimeDialect:
             raise Refused(
                 "invalid_session", "Only sessions of type `transcription` are served.", "session.type"
             )
-        given = session if old else (session.get("audio") or {}).get("input", {})
+        audio = session.get("audio") or {}
+        if not isinstance(audio, dict):
+            raise Refused("invalid_session", "`session.audio` is an object.", "session.audio")
+        given = session if old else audio.get("input", {})
         if not isinstance(given, dict):
             raise Refused("invalid_session", "`session.audio.input` is an object.", "session.audio.input")
         wanted = self.settings
@@ -149,6 +154,17 @@ class RealtimeDialect:
 
     def write(self, event: Event) -> list[str]:
         """What an event of the stream is on this wire."""
+        if isinstance(event, Failed):
+            return [
+                self.error(event.code, f"{event.message} {event.advice}".strip(), None, None, "server_error")
+            ]
+        then = self._asked[0] if self._asked else "tell"
+        if isinstance(event, Final) and event.from_finalize:
+            self._asked.popleft()
+            if then == "drop":
+                self._open_item, self._told, self._said = False, "", []
+        if then == "drop":
+            return []
         if isinstance(event, SpeechStarted):
             if self.settings.silence_ms is None:
                 return []
@@ -160,22 +176,13 @@ class RealtimeDialect:
                 )
             ]
         if isinstance(event, Partial):
-            return self._delta(event.words[: event.stable_words]) if not self._discarding else []
+            return self._delta(event.words[: event.stable_words])
         if isinstance(event, Final):
             return self._final(event)
-        if isinstance(event, Failed):
-            return [
-                self.error(event.code, f"{event.message} {event.advice}".strip(), None, None, "server_error")
-            ]
         return []
 
     def _final(self, event: Final) -> list[str]:
         words = event.alternatives[0].words
-        if self._discarding:
-            if event.from_finalize:
-                self._discarding = 0
-                self._open_item, self._told, self._said = False, "", []
-            return []
         told = self._delta(words)
         if words:
             self._said.append(event.text)
@@ -266,7 +273,7 @@ def _format(given: Any) -> str:
     name = (
         given.get("type") if isinstance(given, dict) else names.get(given if isinstance(given, str) else "")
     )
-    if name not in FORMATS:
+    if not isinstance(name, str) or name not in FORMATS:
         raise Refused(
             "invalid_format",
             f"The format is one of {', '.join(FORMATS)}.",
@@ -276,7 +283,7 @@ def _format(given: Any) -> str:
         raise Refused(
             "invalid_format", f"{name} is {FORMATS[name][1]} Hz here.", "session.audio.input.format.rate"
         )
-    return str(name)
+    return name
 
 
 def _transcription(settings: RealtimeSettings, given: Any) -> RealtimeSettings:

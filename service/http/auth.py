@@ -3,7 +3,7 @@
 Keys themselves lie in service/keys.py.
 """
 
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -37,9 +37,19 @@ def secret_of(request: web.BaseRequest) -> str | None:
     return None
 
 
+def split(address: str, told: str) -> SplitResult:
+    """An address a client sent, in parts; ServiceError "origin" for what is none."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        raise ServiceError(
+            "origin", f"{told} is no address.", "Send it as HTTP has it: host[:port]."
+        ) from None
+
+
 def check_origin(request: web.BaseRequest, settings: Settings) -> None:
     """Refuse web pages of other origins, and names that merely resolve to this machine (DNS rebinding)."""
-    host = (urlsplit(f"//{request.host}").hostname or "").lower()
+    host = (split(f"//{request.host}", f"Host {request.host!r}").hostname or "").lower()
     listed = {(urlsplit(origin).hostname or origin).lower() for origin in settings.origins}
     if is_loopback(settings.host) and not is_loopback(host) and host not in listed and "*" not in listed:
         raise ServiceError(
@@ -50,7 +60,8 @@ def check_origin(request: web.BaseRequest, settings: Settings) -> None:
     origin = request.headers.get("Origin")
     if origin is None or "*" in settings.origins or origin in settings.origins:
         return
-    if urlsplit(origin).netloc.lower() != request.host.lower() or not urlsplit(origin).netloc:
+    page = split(origin, f"Origin {origin!r}").netloc.lower()
+    if page != request.host.lower() or not page:
         raise ServiceError(
             "origin",
             f"Pages of {origin!r} may not connect here.",

@@ -30,6 +30,7 @@ from service.errors import ServiceError
 from service.http.sessions import Session
 from service.http.state import State
 from service.logs import say
+from service.metrics import Metrics
 
 # What a stream's failure is on the wire: our code -> close code, the code that clients know, advice.
 WIRE_CODES = {
@@ -59,6 +60,19 @@ def cut_off(socket: web.WebSocketResponse) -> None:
     transport = socket._req.transport if socket._req is not None else None
     if transport is not None:
         transport.abort()
+
+
+def count_closed(metrics: Metrics, dialect: str, code: int) -> None:
+    """A websocket ended with this code. A client may close with any: those that mean nothing here count as one."""
+    known = 1000 <= code <= 1015 or code == HANDED_OVER
+    metrics.sockets_closed.labels(dialect, str(code) if known else "other").inc()
+
+
+def outcome(task: "asyncio.Task[str]") -> str:
+    """What a reader or a writer ended with; nothing ("gone") from one that is still at work."""
+    if not task.done() or task.cancelled():
+        return "gone"
+    return task.result() if task.exception() is None else "failed"
 
 
 class Conversation:
@@ -95,8 +109,10 @@ class Conversation:
         reader = asyncio.create_task(self._read(first))
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
-            if reader.done() and not writer.done() and reader.result() == "refused":
-                await asyncio.wait({writer})
+            if outcome(reader) == "refused":
+                await asyncio.wait({writer})  # it says why
+            elif writer.done() and outcome(writer) == "gone":
+                await asyncio.wait({reader})  # it sees the same, and says what becomes of the session
         finally:
             await self._settle(reader, writer)
 
@@ -115,15 +131,12 @@ class Conversation:
                 "busy", "The session's old connection is still at work.", "Try again.", retry_after_s=1.0
             ) from None
 
-    async def _settle(self, reader: "asyncio.Task[str]", writer: "asyncio.Task[None]") -> None:
+    async def _settle(self, reader: "asyncio.Task[str]", writer: "asyncio.Task[str]") -> None:
         """Whatever happened: the stream is over or parked, and everybody knows."""
         session = self.session
         try:
-            how = "gone"
-            if writer.done() and not writer.cancelled():
-                how = "told" if writer.exception() is None else "failed"
-            elif reader.done() and not reader.cancelled():
-                how = reader.result()
+            how = outcome(writer)
+            how = outcome(reader) if how == "gone" else how
             how = "slow" if self._cut_off else how
             # What still runs is at work for nobody: the socket is over, or the server is.
             reader.cancel()
@@ -140,8 +153,8 @@ class Conversation:
                 self.state.listening.forget(session)
             if not self.socket.closed and how != "left":
                 await self._close(*(self._failure or (1011, "INTERNAL", "the connection failed here")))
-            code = str(self._code or self.socket.close_code or 1006)
-            self.state.metrics.sockets_closed.labels(session.dialect.name, code).inc()
+            code = self._code or self.socket.close_code or 1006
+            count_closed(self.state.metrics, session.dialect.name, code)
             say(logging.INFO, "connection ended", session=session.id, how=how, code=code)
         finally:
             self._over.set()
@@ -285,8 +298,8 @@ class Conversation:
 
     # ---- to the client
 
-    async def _write(self, after: int) -> None:
-        """Tell every event to the end; the last one closes the socket."""
+    async def _write(self, after: int) -> str:
+        """Tell every event to the end ("told"): the last one closes the socket. Or the client vanishes ("gone")."""
         session = self.session
         try:
             if self.resumed:
@@ -298,10 +311,10 @@ class Conversation:
                 if isinstance(event, Closed):
                     await self._end(number, event)
         except TimeoutError:
-            return
+            return "slow"
         except ConnectionError:
-            # The reader sees the same and says what becomes of the session.
-            await asyncio.Event().wait()
+            return "gone"
+        return "told"
 
     def _on_the_wire(self, event: Event) -> Event:
         """Failures get the codes and the advice that this wire's clients know."""

@@ -25,7 +25,7 @@ from service.dialects.written import uuid_of
 from service.errors import ServiceError
 from service.http.answers import REQUEST_ID, SERVER
 from service.http.auth import SUBPROTOCOLS, key_of
-from service.http.conversation import CLOSE_S, Conversation
+from service.http.conversation import CLOSE_S, Conversation, count_closed
 from service.http.sessions import Session
 from service.http.sisters import pass_on
 from service.http.state import STATE, State
@@ -110,7 +110,7 @@ def turned_away(
     state: State, socket: web.WebSocketResponse, code: int | None = None
 ) -> web.WebSocketResponse:
     """A socket of vosk's that ended before it had a stream, by us with this code or by the client: counted."""
-    state.metrics.sockets_closed.labels("vosk", str(code or socket.close_code or 1006)).inc()
+    count_closed(state.metrics, "vosk", code or socket.close_code or 1006)
     return socket
 
 
@@ -257,7 +257,7 @@ def socket_for(state: State) -> web.WebSocketResponse:
 async def converse(
     request: web.Request, state: State, session: Session, *, resumed: bool, after: int
 ) -> web.StreamResponse:
-    """Upgrade and talk; a client that is gone before the upgrade leaves nothing behind."""
+    """Upgrade and talk; a client that is gone before the upgrade leaves nothing behind but what it came back for."""
     socket = socket_for(state)
     request[REQUEST_ID] = session.id
     for header in ("X-Request-Id", "dg-request-id", "Silica-Session"):
@@ -266,8 +266,11 @@ async def converse(
     try:
         await upgrade(request, socket)
     except BaseException:
-        session.stream.cancel("never_connected")
-        state.listening.forget(session)
+        if resumed and not state.draining:
+            state.listening.park(session)
+        else:
+            session.stream.cancel("never_connected")
+            state.listening.forget(session)
         raise
     await Conversation(state, session, socket, resumed).run(after)
     return socket

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import uuid
 
 from aiohttp import WSMsgType, web
 
 from service.audio.pcm import PcmDecoder
+from service.audio.resample import RATE, Samples
 from service.core.events import Closed
 from service.dialects.commands import Audio, Finalize, Say
 from service.dialects.openai_realtime import RealtimeDialect
 from service.errors import ServiceError
 from service.http.auth import key_of
-from service.http.conversation import cut_off
-from service.http.listen import check_accepting, check_upgrade
+from service.http.conversation import count_closed, cut_off
+from service.http.listen import check_accepting, check_upgrade, upgrade
 from service.http.state import STATE, State
 from service.keys import Key
 from service.recordings import opened
@@ -51,7 +53,7 @@ async def realtime(request: web.Request) -> web.StreamResponse:
             socket = web.WebSocketResponse(
                 max_msg_size=MOST_MESSAGE_BYTES, compress=False, protocols=("realtime",), timeout=2.0
             )
-            await socket.prepare(request)
+            await upgrade(request, socket)
             model = request.query.get("model") or state.models.names[0]
             await _Conversation(state, key, socket, RealtimeDialect(uuid.uuid4().hex, model)).run()
             return socket
@@ -76,28 +78,30 @@ class _Conversation:
         self._writer: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Until one side ends it."""
+        """Until one side ends it; whatever happens, the stream ends with it."""
         reader = asyncio.create_task(self._read())
         try:
             await self._send([self.dialect.created()])
             await reader
         except ServiceError as error:
-            await self._send([self.dialect.error(error.code, str(error), None, None, "server_error")])
-            await self._close(1013 if error.retry_after_s else 1008, error.code)
+            await self._refuse(error, 1013 if error.retry_after_s else 1008)
         except (TimeoutError, ConnectionError):
             await self._close(1011, "idle")
+        except Exception as error:
+            self._log(error)
+            await self._refuse(
+                ServiceError("internal", "Something went wrong here; it is logged.", "Open a new session."),
+                1011,
+            )
         finally:
             reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ServiceError, TimeoutError, ConnectionError):
-                await reader
+            await asyncio.gather(reader, return_exceptions=True)
             if self.stream is not None:
                 self.stream.cancel("client left")
             if self._writer is not None:
-                with contextlib.suppress(asyncio.CancelledError, ConnectionError, TimeoutError):
-                    await self._writer
+                await asyncio.gather(self._writer, return_exceptions=True)
             await self._close(1000, "")
-            code = str(self.socket.close_code or 1006)
-            self.state.metrics.sockets_closed.labels("openai", code).inc()
+            count_closed(self.state.metrics, "openai", self.socket.close_code or 1006)
 
     async def _read(self) -> None:
         while True:
@@ -109,7 +113,7 @@ class _Conversation:
                     if isinstance(command, Audio):
                         await self._hear(command.data)
                     elif isinstance(command, Finalize):
-                        await self._open().finalize()
+                        await self._finalize()
                     elif isinstance(command, Say):
                         await self._send([command.text])
             elif message.type is WSMsgType.BINARY:
@@ -119,14 +123,25 @@ class _Conversation:
                 return
 
     async def _hear(self, data: bytes) -> None:
-        stream = self._open()
+        self._open()
         assert self.decoder is not None
         self.state.metrics.audio_received_bytes.inc(len(data))
         for start in range(0, len(data), PIECE_BYTES):
-            samples = self.decoder.push(data[start : start + PIECE_BYTES])
-            await stream.push(samples)
-            self.state.keys.heard(self.key, samples.shape[1] / 16000)
+            await self._push(self.decoder.push(data[start : start + PIECE_BYTES]))
+        if not self.state.keys.alive(self.key, self.state.clock()):
+            raise ServiceError("key", "The API key was revoked.", "Ask for a new one.")
         self.state.keys.check_minutes(self.key)
+
+    async def _finalize(self) -> None:
+        """What the resampler still holds belongs to the sound before, and is heard with it."""
+        stream = self._open()
+        assert self.decoder is not None
+        await self._push(self.decoder.finish())
+        await stream.finalize()
+
+    async def _push(self, samples: Samples) -> None:
+        await self._open().push(samples)
+        self.state.keys.heard(self.key, samples.shape[1] / RATE)
 
     def _open(self) -> Stream:
         if self.stream is None:
@@ -154,6 +169,20 @@ class _Conversation:
         except (TimeoutError, ConnectionError):
             stream.cancel("slow reader")
             await self._close(1008, "slow reader")
+        except Exception as error:
+            self._log(error)
+            stream.cancel("failed")
+            await self._close(1011, "internal")
+
+    async def _refuse(self, error: ServiceError, code: int) -> None:
+        """Say why, if the client still listens, and close."""
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            await self._send([self.dialect.error(error.code, str(error), None, None, "server_error")])
+        await self._close(code, error.code)
+
+    def _log(self, error: Exception) -> None:
+        facts = {"session": self.dialect.session_id}
+        logging.getLogger("silica").error("connection failed", exc_info=error, extra={"facts": facts})
 
     async def _send(self, texts: list[str]) -> None:
         for text in texts:

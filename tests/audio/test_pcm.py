@@ -85,6 +85,16 @@ def test_mixing_is_the_mean_of_the_channels():
     )
 
 
+@pytest.mark.parametrize("rate", [8000, 16000, 24000])
+def test_after_its_end_the_sound_begins_anew_and_the_least_of_it_is_heard(rate):
+    data = np.random.default_rng(3).integers(-9000, 9000, rate // 5).astype("<i2").tobytes()
+    decoder = PcmDecoder("linear16", rate)
+    first, second = whole(decoder, data + b"\0"), whole(decoder, data[1:])
+    np.testing.assert_array_equal(first, whole(PcmDecoder("linear16", rate), data))
+    np.testing.assert_array_equal(second, whole(PcmDecoder("linear16", rate), b"\0" + data[1:]))
+    assert whole(decoder, b"\0\0").shape[1] >= 1
+
+
 def test_half_a_sample_waits_and_is_told():
     decoder = PcmDecoder("linear16", 16000, 2)
     assert decoder.push(b"\x01\x02\x03").shape == (2, 0)

@@ -145,6 +145,13 @@ async def test_pages_of_other_origins_are_refused(server, talk):
         assert status == 403 and body["err_code"] == "ORIGIN"
 
 
+async def test_what_is_no_address_is_refused_and_nothing_worse(server, caplog):
+    for name, value in (("Origin", "http://["), ("Host", "[::1")):
+        status, _, body = await get(f"{server.address}/v1/models", headers={name: value})
+        assert status == 403 and value in json.loads(body)["err_msg"]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_names_that_merely_resolve_here_are_refused(server):
     status, _, body = await get(f"{server.address}/v1/models", headers={"Host": "rebound.example"})
     assert status == 403 and "loopback" in body
@@ -225,6 +232,20 @@ async def test_metrics_are_whole_and_count_sockets_once(front, talk, speech):
         assert 'silica_sockets_open{dialect="deepgram"} 0.0' in text
         assert 'silica_sockets_closed_total{code="1000",dialect="deepgram"} 1.0' in text
         assert f"silica_audio_received_bytes_total {float(len(speech))}" in text
+
+
+async def test_codes_that_clients_make_up_are_one_series(front, talk):
+    async with front() as server:
+        for code in (3001, 4321, 4999, 1001):
+            async with talk(server) as client:
+                await client.socket.close(code)
+        await server.app[STATE].listening._idle.wait()
+        _, _, text = await get(f"{server.address}/metrics")
+        closed = [line for line in text.splitlines() if line.startswith("silica_sockets_closed_total{")]
+        assert sorted(closed) == [
+            'silica_sockets_closed_total{code="1001",dialect="deepgram"} 1.0',
+            'silica_sockets_closed_total{code="other",dialect="deepgram"} 3.0',
+        ]
 
 
 async def test_metrics_may_be_locked(front, keys_file):

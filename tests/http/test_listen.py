@@ -313,6 +313,19 @@ async def test_a_client_that_asks_and_never_reads_is_cut_off(front, talk, caplog
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+async def test_who_is_refused_and_has_left_is_not_waited_for(front, talk):
+    async with front() as server:
+        for _ in range(3):
+            async with talk(server, f"{RAW}&extensions=true") as client:
+                await client.until("Started")
+                await client.socket.send("this is not JSON")
+                client.socket.transport.close()
+        listening = server.app[STATE].listening
+        async with asyncio.timeout(20):
+            await listening._idle.wait()
+        assert listening.count == 0
+
+
 async def test_who_is_gone_while_being_answered_may_come_back(server, talk):
     async with talk(server, f"{RAW}&extensions=true") as client:
         session = (await client.until("Started"))["request_id"]

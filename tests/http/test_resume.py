@@ -118,6 +118,28 @@ async def test_a_connection_that_hangs_is_taken_over(server, talk, speech):
     assert session not in listening._sessions
 
 
+async def test_an_attempt_that_breaks_off_costs_nothing(front, talk):
+    async with front() as server:
+        listening = server.app[STATE].listening
+        async with talk(server, f"{RAW}&extensions=true") as first:
+            session = (await first.until("Started"))["request_id"]
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            headers = "Host: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            headers += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+            query = f"extensions=true&resume={session}&after=0"
+            writer.write(f"GET /v1/listen?{query} HTTP/1.1\r\n{headers}\r\n".encode())
+            writer.close()
+            assert (await first.to_the_end())[0] == 4000
+        await listening._idle.wait()
+        assert server.metrics.http_requests.labels("/v1/listen", "499")._value.get() == 1
+        async with talk(server, query) as second:
+            assert (await second.until("Started"))["resumed"] is True
+            await second.send({"type": "CloseStream"})
+            assert await second.to_the_end() == (1000, "")
+        await listening._idle.wait()
+        assert listening.count == 0
+
+
 async def test_what_is_gone_is_410_and_a_session_without_extensions_is_gone(server, talk, speech):
     async with talk(server) as first:
         await first.send(speech)
