@@ -50,6 +50,9 @@ WIRE_CODES = {
 }
 LEAVING = (WSCloseCode.OK, WSCloseCode.GOING_AWAY)
 HANDED_OVER = 4000
+CATCH_UP = 1.25
+"""Live sound is read so many times as fast as it is spoken, at the most: a client that sends again what a lost session
+had not answered is back in time a little later."""
 CLOSE_S = 2.0
 SETTLE_S = 1.0
 """A dialect that answers each message waits no longer than this for what can be heard of it."""
@@ -283,10 +286,10 @@ class Conversation:
                 )
         while True:
             spent_s = self.state.clock() - session.began_s
-            ahead_s = session.stream.received_samples / RATE - spent_s - settings.audio_ahead_s
+            ahead_s = session.stream.received_samples / RATE - CATCH_UP * spent_s - settings.audio_ahead_s
             if ahead_s <= 0 or self._handed_over:
                 return
-            wait_s = min(ahead_s, 1.0)
+            wait_s = min(ahead_s / CATCH_UP, 1.0)
             self.state.metrics.throttled_s.inc(wait_s)
             session.stream.keep_alive()
             await asyncio.sleep(wait_s)
