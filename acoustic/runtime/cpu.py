@@ -24,9 +24,9 @@ from acoustic.features import FrontEnd
 from acoustic.framing import Samples
 from acoustic.onnx_cache import onnx_content
 from acoustic.runtime.backend import (
+    CARRIED_PIECE_S,
     NOT_FINITE,
     NOT_HEARD,
-    PIECE_S,
     Precision,
     carried_state,
     failed,
@@ -96,7 +96,7 @@ class CpuBackend:
     def pieces(self, sound: Iterable[Samples]) -> Iterator[LogProbs]:
         """The same of sound block by block, handed out as it is heard."""
         if self._empty is not None:  # as a stream with wide hops: nothing is heard twice
-            return stream_pieces(self, sound, with_hop(self.config, self.plan, PIECE_S))
+            return stream_pieces(self, sound, with_hop(self.config, self.plan, CARRIED_PIECE_S))
         features = whole_features_of(self.front_end, self.trained_config.features, sound)
         return in_pieces(self.config, features, self.run)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from acoustic.calibration import calibrate, with_ranges
 from acoustic.carried import State
-from acoustic.catalogue import untrained
+from acoustic.catalogue import SHIPPED, find, untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import published
 from acoustic.errors import AcousticError
@@ -156,6 +156,18 @@ def test_the_model_in_the_box_streams_so() -> None:
     assert backend.plan == WindowPlan(0, 64, 47, carried=True)
     samples = sound(4.321)
     assert_same("fp32", hear_stream(backend, samples), backend.whole(samples))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_shipped_model_hears_long_sound_to_the_last_bit_as_its_stream(seed: int) -> None:
+    """In INT8 the last digit of a sum may change a letter: nothing is summed in another order."""
+    backend = CpuBackend(find(SHIPPED), "int8")
+    time = np.arange(16_000 * 40) / 16_000
+    voice = np.sin(2 * np.pi * (200 + 150 * np.sin(2 * np.pi * 0.7 * time)) * time)
+    swelling = 0.1 * voice * (1 + np.sin(2 * np.pi * 3 * time))
+    noise = np.random.default_rng(seed).normal(0, 0.02, len(time))
+    samples = (swelling + noise).astype(np.float32)
+    np.testing.assert_array_equal(hear_stream(backend, samples), backend.whole(samples))
 
 
 @pytest.mark.parametrize("kind", KINDS)
