@@ -81,7 +81,7 @@ def allow_files(settings: Settings) -> tuple[str, ...]:
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most >= wanted or soft == resource.RLIM_INFINITY:
+    if most >= settings.max_sockets or soft == resource.RLIM_INFINITY:
         return ()
     return (
         f"The system allows {most} open files, max_sockets is {settings.max_sockets}: raise the limit (`ulimit -n`, "

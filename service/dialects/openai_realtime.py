@@ -159,7 +159,7 @@ class RealtimeDialect:
                 self.error(event.code, f"{event.message} {event.advice}".strip(), None, None, "server_error")
             ]
         then = self._asked[0] if self._asked else "tell"
-        if isinstance(event, Final) and event.from_finalize:
+        if isinstance(event, Final) and event.from_finalize and self._asked:
             self._asked.popleft()
             if then == "drop":
                 self._open_item, self._told, self._said = False, "", []
