@@ -63,16 +63,9 @@ async def listen(request: web.Request) -> web.Response:
             )
             if endpointing != -1:
                 settings = replace(settings, endpointing_ms=endpointing)
-            finals, duration_s = [], 0.0
             samples = decoded(upload.path, sound, channels, nursery)
             async with contextlib.aclosing(heard(recogniser, settings, samples)) as events:
-                async for event in events:
-                    account.reached(event)
-                    _stop_if_gone(request)
-                    if isinstance(event, Final):
-                        finals.append(event)
-                    elif isinstance(event, Closed):
-                        duration_s = event.audio_s
+                finals, duration_s = await _all_of(request, events, account)
     facts = deepgram_file.FileFacts(
         request[REQUEST_ID], upload.sha256, created, duration_s, recogniser.model_name, build_version()
     )
@@ -104,19 +97,27 @@ async def _transcriptions(request: web.Request) -> web.StreamResponse:
             nursery = state.listening.nursery
             settings = replace(base_settings(state), hotwords=wanted.hotwords)
             samples = decoded(form.file.path, Sound(), 1, nursery)
-            finals, duration_s = [], 0.0
             async with contextlib.aclosing(heard(recogniser, settings, samples)) as events:
                 if wanted.stream:
                     return await _streamed(request, events, account)
-                async for event in events:
-                    account.reached(event)
-                    _stop_if_gone(request)
-                    if isinstance(event, Final):
-                        finals.append(event)
-                    elif isinstance(event, Closed):
-                        duration_s = event.audio_s
+                finals, duration_s = await _all_of(request, events, account)
     content_type, body = openai.transcription(finals, duration_s, wanted)
     return web.Response(text=body, content_type=content_type, charset="utf-8")
+
+
+async def _all_of(
+    request: web.Request, events: AsyncIterator[Event], account: Account
+) -> tuple[list[Final], float]:
+    """Every final, and how long the recording was."""
+    finals, duration_s = [], 0.0
+    async for event in events:
+        account.reached(event)
+        _stop_if_gone(request)
+        if isinstance(event, Final):
+            finals.append(event)
+        elif isinstance(event, Closed):
+            duration_s = event.audio_s
+    return finals, duration_s
 
 
 async def _streamed(
