@@ -60,15 +60,23 @@ def export_onnx(
 
 
 def onnx_bytes(
-    checkpoint: Checkpoint, ranges: Ranges | None = None, *, carried: bool = False, half: bool = False
+    checkpoint: Checkpoint,
+    ranges: Ranges | None = None,
+    *,
+    carried: bool = False,
+    half: bool = False,
+    hidden: int | None = None,
 ) -> bytes:
-    """The ONNX file's content. carried: the graph of a stream with carried state (`acoustic.export_carried`)."""
+    """The ONNX file's content. carried: the graph of a stream with carried state (`acoustic.export_carried`).
+
+    hidden: what the block of this number makes is a second output, [batch, channels, 1, steps].
+    """
     kind = Graph
     if carried:
         from acoustic.export_carried import CarriedGraph
 
         kind = CarriedGraph
-    graph = build_graph(checkpoint, ranges, kind, half=half)
+    graph = build_graph(checkpoint, ranges, kind, half=half, hidden=hidden)
     return cast(bytes, graph.model.SerializeToString())
 
 
@@ -85,6 +93,8 @@ class Graph:
     nodes: list[Any] = field(default_factory=list)
     constants: list[Any] = field(default_factory=list)
     sites: dict[str, str] = field(default_factory=dict)
+    hidden: tuple[str, int] | None = None
+    """A tensor that is a second output, and its channels."""
 
     def node(self, operation: str, *inputs: str, **attributes: Any) -> str:
         """Add a node; the name of its (one) output."""
@@ -153,10 +163,16 @@ class Graph:
     def ports(self) -> tuple[list[Any], list[Any]]:
         """Inputs and outputs of the whole graph."""
         mels, classes = self.config.features.mels, self.config.classes
-        return (
-            [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", mels, "frames"])],
-            [helper.make_tensor_value_info("log_probs", TensorProto.FLOAT, ["batch", "outputs", classes])],
-        )
+        outputs = [
+            helper.make_tensor_value_info("log_probs", TensorProto.FLOAT, ["batch", "outputs", classes])
+        ]
+        if self.hidden:
+            name, channels = self.hidden
+            outputs.append(
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", channels, 1, "steps"])
+            )
+        features = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", mels, "frames"])
+        return [features], outputs
 
     def convolution(self, x: str, x_site: str, weight: Tensor, bias: Tensor | None, **attributes: Any) -> str:
         """A convolution over time, in [batch, channels, 1, time]: the fast kernels are the 2-D ones."""
@@ -233,7 +249,12 @@ class Graph:
 
 @torch.no_grad()
 def build_graph(
-    checkpoint: Checkpoint, ranges: Ranges | None = None, kind: type[Graph] = Graph, *, half: bool = False
+    checkpoint: Checkpoint,
+    ranges: Ranges | None = None,
+    kind: type[Graph] = Graph,
+    *,
+    half: bool = False,
+    hidden: int | None = None,
 ) -> Graph:
     """The whole network as a graph."""
     network = fold(checkpoint).network()
@@ -250,8 +271,14 @@ def build_graph(
         else:
             assert isinstance(block, Block)
             out = _block(graph, block, name, panes, last=last)
+        if index == hidden:
+            graph.hidden = (out, network.config.blocks[index].channels)
         panes = [*panes, (out, name)] if network.keeps_panes and index else [(out, name)]
     _output(graph, network, panes[-1][0])
+    if hidden is not None and graph.hidden is None:
+        raise AcousticError(
+            f"{network.config.name} has no block {hidden}: they are numbered 0 to {len(network.blocks) - 1}."
+        )
     return graph
 
 

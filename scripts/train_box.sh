@@ -19,14 +19,22 @@ if ! "$silica" models list --json | grep -q "\"$teacher\""; then
     "$silica" models import "$data/shared/models/$teacher" --name "$teacher"
     "$silica" calibrate "$teacher" "$data/shared/speech/train-librispeech"
 fi
-# The recipe learns words: a transcript needs no label. What is labelled already is passed over, and what collect.py has
-# not ended.
-for folder in "$data"/shared/speech/train-* "$data/shared/speech/an4-train" "$data"/collected/*; do
-    if [ -f "$folder/manifest.jsonl" ]; then
-        printf '%s\n' "$folder"
-    fi
-done | nice xargs -d '\n' -P "${PROCESSES:-1}" -I {} \
-    "$silica" label {} --teacher "$teacher" --out "$data/labels" --without-text
+# The recipe learns words and a hidden layer of the teacher: every clip is labelled. What is labelled already is passed
+# over, and what collect.py has not ended.
+folders() {
+    for folder in "$data"/shared/speech/train-* "$data/shared/speech/an4-train" "$data"/collected/*; do
+        if [ -f "$folder/manifest.jsonl" ]; then
+            printf '%s\n' "$folder"
+        fi
+    done
+}
+label() { # how xargs hands over the folders, and more options
+    nice xargs -d '\n' "$@" --teacher "$teacher" --out "$data/labels" --hidden 15
+}
+if [ ! -f "$data/labels/hidden.npz" ]; then # what is kept of the layer: found in clips of all folders
+    folders | label "$silica" label --limit 1
+fi
+folders | label -P "${PROCESSES:-1}" -I {} "$silica" label {}
 # Batches differ in length: with glibc's allocator a fifth of the time goes into finding room for them.
 allocator=/usr/lib/$(uname -m)-linux-gnu/libtcmalloc_minimal.so.4 # Debian's libtcmalloc-minimal4
 if [ -f "$allocator" ]; then

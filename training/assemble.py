@@ -29,6 +29,7 @@ from training.distill import (
 from training.errors import TrainingError
 from training.evaluate import Evaluation
 from training.finetune import freeze, grown, start_from
+from training.hidden import BASIS_FILE, WIDTH, attach_head
 from training.labels import LabelFolder, labelled_as, refuse_namesakes
 from training.loop import Loop, LoopSettings
 from training.objectives import CtcObjective, Objective
@@ -138,6 +139,8 @@ def assemble(
     """A loop that is ready to run; what the folder holds of an earlier start is continued."""
     torch.manual_seed(recipe.run.seed)
     model, config = starting_model(recipe)
+    if recipe.distil.hidden:
+        attach_head(model, recipe.distil.hidden_layer)
     seconds = config.frames_per_output / config.frames_per_second
     material = read_material(recipe, config, data, seconds)
     share = Share(world.rank, world.size, recipe.run.accumulation)
@@ -215,17 +218,20 @@ def objective_for(
 
         teacher = LiveTeacher(find(part.teacher), device)
     else:
-        compared = part.frames or part.characters  # for words alone the texts do
-        teacher = StoredTeacher(material.answers if compared else {}, config.classes)
+        frames, hidden = bool(part.frames or part.characters), bool(part.hidden)
+        # For words alone the texts do.
+        answers = material.answers if frames or hidden else {}
+        teacher = StoredTeacher(answers, config.classes, frames=frames, hidden=hidden)
     return DistilObjective(
         config,
         device,
         teacher,
-        weights=Weights(part.words, part.frames, part.characters),
+        weights=Weights(part.words, part.frames, part.characters, part.hidden),
         alteration=recipe.augment,
         ramp=Ramp(part.ramp_first, part.ramp_steps),
         banks=banks,
         masks=recipe.masks,
+        hidden_late=part.hidden_late,
     )
 
 
@@ -237,9 +243,15 @@ def _read_labelled(recipe: Recipe, config: ModelConfig, data: Path | None) -> La
     manifests = _paths(recipe.data.train, data)
     if labels:
         refuse_namesakes(manifests)
+    hidden = WIDTH if recipe.distil.hidden else 0
+    if hidden and not (labels and (labels / BASIS_FILE).exists()):
+        raise TrainingError(
+            "distil.hidden learns a hidden layer that `silica label --hidden BLOCK` kept, and "
+            f"{labels or 'distil.labels (which names no folder)'} holds none: label with it, or set distil.hidden to 0."
+        )
     for path in manifests:
         base, name = labelled_as(path)
-        folder = LabelFolder(labels / name, config.classes) if labels else None
+        folder = LabelFolder(labels / name, config.classes, hidden) if labels else None
         labelled = labelled_clips(read_manifest(path), base, folder)
         clips += labelled.clips if not recipe.distil.teacher else read_manifest(path)
         answers |= labelled.answers

@@ -24,6 +24,7 @@ from training.ctc import ctc
 from training.data.feed import Batch
 from training.data.manifests import Clip
 from training.features import DITHER, batch_features
+from training.hidden import WIDTH, deviations, head_of, hidden_loss
 from training.labels import LabelFolder, choose_target, clip_key
 from training.objectives import Heard, Loss, hear, vary
 
@@ -38,6 +39,7 @@ class Weights:
     words: float = 1.0
     frames: float = 0.3
     characters: float = 0.3
+    hidden: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,12 @@ class Ramp:
 @dataclass(frozen=True)
 class Answer:
     """What the teacher says of a batch: log-probabilities [rows, outputs, classes], how many outputs count in each row
-    (0: this row has no answer to compare with), and words for rows that have no transcript."""
+    (0: this row has no answer to compare with), words for rows that have no transcript, and a hidden layer."""
 
     log_probs: Tensor
     outputs: Tensor
     words: tuple[Tensor | None, ...]
+    hidden: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -95,26 +98,36 @@ class Teacher(Protocol):
 class StoredTeacher:
     """Answers that `silica label` kept, stretched where the sound was played faster or slower."""
 
-    def __init__(self, answers: Mapping[str, "Stored"], classes: int) -> None:
+    def __init__(
+        self, answers: Mapping[str, "Stored"], classes: int, *, frames: bool = True, hidden: bool = False
+    ) -> None:
         self.answers = answers
         self.classes = classes
+        self.frames = frames
+        """Whether log-probabilities are asked for (nought where not), `hidden` likewise."""
+        self.hidden = hidden
 
     def answer(self, batch: Batch, altered: Altered, outputs: int) -> Answer:
         """Rows without a stored answer count no outputs."""
         device = altered.sound.device
         stretched = torch.zeros(len(batch), outputs, self.classes)
+        hidden = torch.zeros(len(batch), outputs, WIDTH) if self.hidden else None
         counted = torch.zeros(len(batch), dtype=torch.long)
         before, after = batch.lengths.tolist(), altered.lengths.tolist()
         for row, name in enumerate(batch.names):
             if name not in self.answers:
                 continue
             stored = self.answers[name]
-            heard = stored.folder.log_probs(stored.key)
-            wanted = min(outputs, round(len(heard) * after[row] / max(1, before[row])))
-            taken = (np.arange(wanted) + 0.5) * len(heard) / max(1, wanted)
-            stretched[row, :wanted] = torch.from_numpy(heard[taken.astype(np.int64)])
+            heard = stored.folder.labels[stored.key].outputs
+            wanted = min(outputs, round(heard * after[row] / max(1, before[row])))
+            taken = ((np.arange(wanted) + 0.5) * heard / max(1, wanted)).astype(np.int64)
+            if self.frames:
+                stretched[row, :wanted] = torch.from_numpy(stored.folder.log_probs(stored.key)[taken])
+            if hidden is not None:
+                hidden[row, :wanted] = torch.from_numpy(deviations(stored.folder.hidden(stored.key)[taken]))
             counted[row] = wanted
-        return Answer(stretched.to(device), counted.to(device), (None,) * len(batch))
+        known = hidden if hidden is None else hidden.to(device)
+        return Answer(stretched.to(device), counted.to(device), (None,) * len(batch), known)
 
 
 class LiveTeacher:
@@ -150,8 +163,10 @@ class DistilObjective:
         banks: Banks | None = None,
         masks: FeatureMasks = NO_MASKS,
         dither: float = DITHER,
+        hidden_late: int = 0,
     ) -> None:
         self.config = config
+        self.hidden_late = hidden_late * config.outputs_per_step
         self.teacher = teacher
         self.weights = weights
         self.alteration = alteration
@@ -185,7 +200,15 @@ class DistilObjective:
         if self.weights.characters:
             characters = character_loss(log_probs, answer, self.config.blank)
             rows, figures["characters"] = rows + self.weights.characters * characters, characters.sum()
+        if answer.hidden is not None:
+            apart = self._hidden_apart(model, answer)
+            rows, figures["hidden"] = rows + self.weights.hidden * apart, apart.sum()
         return Loss(rows.sum(), len(batch), figures)
+
+    def _hidden_apart(self, model: nn.Module, answer: Answer) -> Tensor:
+        said = head_of(model).said
+        assert said is not None and answer.hidden is not None
+        return hidden_loss(said, answer.hidden, answer.outputs, self.hidden_late)
 
     def _targets(self, batch: Batch, altered: Altered, answer: Answer) -> tuple[Tensor, Tensor]:
         """The transcript's labels where the clip has one and was not spliced with another, else the teacher's."""

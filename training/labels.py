@@ -1,6 +1,7 @@
 """What a teacher hears in each clip: its words, and its log-probabilities frame by frame, kept on disk.
 
-Two files that only grow: `labels.jsonl` (a line a clip, written last) and `log_probs.u8` (20 steps to a nat).
+Files that only grow: `labels.jsonl` (a line a clip, written last), `log_probs.u8` (20 steps to a nat) and, where asked
+for, `hidden.i8` (a hidden layer's outputs, `training.hidden`).
 A labeller may be killed at any moment: on opening, whatever is half written is cut away and labelled again.
 What is learned from the labels is `training.distill`.
 """
@@ -97,26 +98,33 @@ def clip_key(audio: Path, base: Path) -> str:
 class LabelFolder:
     """The labels of one manifest. Read anywhere; written by one labeller at a time."""
 
-    def __init__(self, folder: Path, classes: int) -> None:
+    def __init__(self, folder: Path, classes: int, hidden: int = 0) -> None:
         self.folder = folder
-        self.classes = classes
+        self.widths = {"log_probs.u8": classes} | ({"hidden.i8": hidden} if hidden else {})
+        """Bytes of an output, by file."""
         self.labels: dict[str, Label] = {}
         self.outputs = 0
         """How many output frames are stored."""
         self._whole_bytes = 0
         self._lines: IO[bytes] | None = None
-        self._frames: IO[bytes] | None = None
+        self._frames: dict[str, IO[bytes]] = {}
         self._lock = ExitStack()
         self._take_in()
 
     def log_probs(self, clip: str) -> LogProbs:
         """The teacher's answer for a clip [outputs, classes]."""
-        label = self.labels[clip]
-        shape = (label.outputs, self.classes)
+        return restore(self._stored(clip, "log_probs.u8"))
+
+    def hidden(self, clip: str) -> npt.NDArray[np.int8]:
+        """What a hidden layer of it made [outputs, width]."""
+        return self._stored(clip, "hidden.i8").view(np.int8)
+
+    def _stored(self, clip: str, file: str) -> npt.NDArray[np.uint8]:
+        label, width = self.labels[clip], self.widths[file]
+        shape = (label.outputs, width)
         if not label.outputs:
-            return np.zeros(shape, np.float32)
-        offset = label.first_output * self.classes
-        return restore(np.memmap(self._path("log_probs.u8"), np.uint8, "r", offset, shape))
+            return np.zeros(shape, np.uint8)
+        return np.memmap(self._path(file), np.uint8, "r", label.first_output * width, shape)
 
     def __enter__(self) -> "LabelFolder":
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -124,33 +132,39 @@ class LabelFolder:
             lock.enter_context(alone(self.folder, "labelling"))
             self._take_in()  # another labeller may have added to it since
             self._lines = self._path("labels.jsonl").open("ab")
-            self._frames = self._path("log_probs.u8").open("ab")
             self._lines.truncate(self._whole_bytes)
-            self._frames.truncate(self.outputs * self.classes)
+            for file, width in self.widths.items():
+                self._frames[file] = self._path(file).open("ab")
+                self._frames[file].truncate(self.outputs * width)
             self._lock = lock.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for file in (self._frames, self._lines):
+        for file in (*self._frames.values(), self._lines):
             if file is not None:
                 with suppress(OSError):  # whatever counts is written; on a full disk the rest cannot be
                     file.close()
-        self._lines = self._frames = None
+        self._lines = None
+        self._frames.clear()
         self._lock.close()
 
-    def append(self, clip: str, words: str, log_probs: LogProbs) -> None:
+    def append(
+        self, clip: str, words: str, log_probs: LogProbs, hidden: npt.NDArray[np.int8] | None = None
+    ) -> None:
         """Add one clip: its frames first, then the line that makes them count."""
-        if self._lines is None or self._frames is None:
+        if self._lines is None:
             raise TrainingError(f"{self.folder} is not open for writing: use it in a `with` statement.")
         label = Label(clip, words, self.outputs, len(log_probs))
         line = json.dumps(
             {"clip": clip, "words": words, "first": label.first_output, "outputs": label.outputs}
         )
+        rows = (quantise(log_probs),) if hidden is None else (quantise(log_probs), hidden)
         try:
-            self._frames.write(quantise(log_probs).tobytes())
-            self._frames.flush()
+            for file, stored in zip(self._frames.values(), rows, strict=True):
+                file.write(stored.tobytes())
+                file.flush()
             self._lines.write(line.encode() + b"\n")
             self._lines.flush()
         except OSError as error:
@@ -176,7 +190,9 @@ class LabelFolder:
         """Every whole label whose frames are all there, and where its line ends."""
         try:
             written = self._path("labels.jsonl").read_bytes()
-            stored_outputs = self._path("log_probs.u8").stat().st_size // self.classes
+            stored_outputs = min(
+                self._path(file).stat().st_size // width for file, width in self.widths.items()
+            )
         except FileNotFoundError:
             return
         end = 0

@@ -24,6 +24,7 @@ from training.data.feed import Batch
 from training.errors import TrainingError
 from training.evaluate import Score
 from training.finetune import train_mode
+from training.hidden import without_head
 from training.objectives import Heard, Objective
 from training.optimisers import clip_gradients
 from training.parallel import World, wrap
@@ -283,7 +284,8 @@ class Loop:
         """Write these weights as the best ones; all processes learn whether they stand on the disk."""
         card = {**self.card, "step": self.progress.step, "dev_wer": rate}
         return self.world.any(
-            self.world.leads and self.folder.save_best(self.config, self.model.state_dict(), card)
+            self.world.leads
+            and self.folder.save_best(self.config, without_head(self.model.state_dict()), card)
         )
 
     def save(self) -> bool:

@@ -59,6 +59,9 @@ class DataPart:
 class DistilPart:
     """Learning from a teacher (training/distill.py): `labels` is a folder that `silica label` filled, one
     below it a manifest; with `teacher` it answers on the spot. Neither: no distillation.
+
+    `hidden` is the weight of a hidden layer of the teacher that the labels hold (training/hidden.py), read off what
+    goes into the layer `hidden_layer` of the student's attending block, `hidden_late` steps later.
     """
 
     teacher: str = ""
@@ -66,11 +69,15 @@ class DistilPart:
     words: float = 1.0
     frames: float = 0.3
     characters: float = 0.3
+    hidden: float = 0.0
+    hidden_layer: int = 0
+    hidden_late: int = 0
     ramp_first: float = 0.2
     ramp_steps: int = 20_000
 
     def __post_init__(self) -> None:
-        check("distil", self, NOUGHT_OR_MORE, "words", "frames", "characters", "ramp_steps")
+        check("distil", self, NOUGHT_OR_MORE, "words", "frames", "characters", "hidden", "ramp_steps")
+        check("distil", self, NOUGHT_OR_MORE, "hidden_layer", "hidden_late")
         check("distil", self, SHARE, "ramp_first")
 
 

@@ -23,6 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only clips that have no transcript: enough to learn words from",
     )
+    parser.add_argument(
+        "--hidden",
+        type=int,
+        metavar="BLOCK",
+        help="also keep what the teacher's block of this number makes, in 64 bytes an output (distil.hidden)",
+    )
     parser.add_argument("--limit", type=int, help="only the first so many clips of each manifest")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
@@ -37,16 +43,36 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
+    from acoustic.catalogue import find
     from acoustic.runtime.backend import open_backend
     from lm.decoders import open_decoder
     from training.data.manifests import read_manifest
     from training.data.sound import ClipError, read_clip
+    from training.ear import Ear, found_basis, known_basis
+    from training.errors import TrainingError
+    from training.hidden import WIDTH
     from training.labels import LabelFolder, clip_key, labelled_as, refuse_namesakes
 
     refuse_namesakes(arguments.manifest)
+    if arguments.hidden is not None and arguments.without_text:
+        raise TrainingError("A hidden layer is learnt from every clip: leave out --without-text or --hidden.")
     torch.set_num_threads(1)
-    backend = open_backend(arguments.teacher, "cpu", arguments.precision)
-    greedy = open_decoder("greedy", backend.config.alphabet)
+    ear = (
+        None
+        if arguments.hidden is None
+        else Ear(find(arguments.teacher), arguments.hidden, arguments.precision)
+    )
+    if ear:
+        config, width = ear.config, WIDTH
+        basis = known_basis(arguments.out, arguments.hidden)
+        if basis is None:
+            print("finding the directions in which that block's outputs differ most", file=sys.stderr)
+            every = [clip for path in arguments.manifest for clip in read_manifest(path)]
+            basis = found_basis(ear, every).keep(arguments.out)
+    else:
+        backend = open_backend(arguments.teacher, "cpu", arguments.precision)
+        config, width = backend.config, 0
+    greedy = open_decoder("greedy", config.alphabet)
     summary: list[dict[str, object]] = []
     show = Progress(
         *Progress.get_default_columns()[:2],
@@ -59,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             base, name = labelled_as(path)
             clips = [clip for clip in read_manifest(path) if not (arguments.without_text and clip.text)]
             clips = clips[: arguments.limit]
-            with LabelFolder(arguments.out / name, backend.config.classes) as labels:
+            with LabelFolder(arguments.out / name, config.classes, width) as labels:
                 task = show.add_task(name, total=len(clips), completed=0)
                 began, sound_s, broken = time.monotonic(), 0.0, 0
                 for clip in clips:
@@ -73,10 +99,14 @@ def run(arguments: argparse.Namespace) -> int:
                         broken += 1
                         print(f"left out: {error}", file=sys.stderr)
                         continue
-                    log_probs = backend.whole(sound)
+                    if ear and basis:
+                        log_probs, channels = ear.hear(sound)
+                        hidden = basis.bytes_of(channels)
+                    else:
+                        log_probs, hidden = backend.whole(sound), None
                     utterance = greedy.start()
                     utterance.push(log_probs)
-                    labels.append(key, utterance.finish()[0].text, log_probs)
+                    labels.append(key, utterance.finish()[0].text, log_probs, hidden)
                     sound_s += clip.duration_s
                 speed = sound_s / max(time.monotonic() - began, 1e-9)
                 wordless = sum(not label.words for label in labels.labels.values())

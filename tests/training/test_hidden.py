@@ -1,0 +1,179 @@
+"""A teacher's hidden layer: heard, kept in few directions, and read off the student."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from acoustic import checkpoint
+from acoustic.checkpoint import Checkpoint
+from acoustic.config import attentive
+from acoustic.features import FrontEnd
+from acoustic.network import build
+from acoustic.runtime.backend import open_backend
+from acoustic.shape import ModelConfig
+from service.commands import main
+from training.assemble import assemble
+from training.data.manifests import read_manifest
+from training.data.sound import read_clip
+from training.ear import Basis, Ear, found_basis, known_basis
+from training.errors import TrainingError
+from training.features import batch_features
+from training.hidden import HEAD, WIDTH, attach_head, deviations, head_of, hidden_loss, without_head
+from training.optimisers import build_optimiser
+from training.recipe import from_values
+from training.release import trained_model
+
+
+@pytest.fixture(scope="module")
+def teacher(small_network: ModelConfig) -> Checkpoint:
+    torch.manual_seed(5)
+    network = build(small_network).eval()
+    return Checkpoint(small_network, network.state_dict())
+
+
+@pytest.fixture(scope="module")
+def student() -> ModelConfig:
+    return attentive("mini", 64, 2)
+
+
+def test_the_ear_hears_what_the_network_makes_of_a_clip(teacher: Checkpoint, spoken: Path) -> None:
+    sound = read_clip(spoken / "2.wav")
+    log_probs, hidden = Ear(teacher, 1).hear(sound)
+    assert np.allclose(log_probs, open_backend(teacher).whole(sound), atol=1e-5)
+    network = teacher.network()
+    made: list[torch.Tensor] = []
+    network.blocks[1].register_forward_hook(lambda module, inputs, output: made.append(output))
+    with torch.no_grad():
+        samples = torch.from_numpy(sound)[None]
+        network(*batch_features(FrontEnd(teacher.config.features), samples, torch.tensor([len(sound)])))
+    assert hidden.shape == (len(log_probs), 96) and np.allclose(hidden, made[0][0].T, atol=1e-4)
+
+
+def test_a_block_that_is_not_there_or_makes_other_steps_is_named(
+    teacher: Checkpoint, student: ModelConfig
+) -> None:
+    with pytest.raises(Exception, match="small has no block 9: they are numbered 0 to 3"):
+        Ear(teacher, 9)
+    with pytest.raises(TrainingError, match="mini carries state"):
+        Ear(Checkpoint(student, build(student).state_dict()), 1)
+    wide = replace(teacher.config.blocks[0], stride=1)
+    late = replace(teacher.config, blocks=(wide, replace(wide, stride=2), *teacher.config.blocks[1:]))
+    with pytest.raises(TrainingError, match="makes 100 steps where the network has 50 outputs"):
+        Ear(Checkpoint(late, build(late).state_dict()), 0).hear(np.zeros(16000, np.float32))
+
+
+def test_what_is_kept_tells_nearly_all_where_few_directions_matter(tmp_path: Path) -> None:
+    draw = np.random.default_rng(4)
+    mixing = draw.normal(size=(WIDTH, 200)) * np.linspace(3.0, 0.5, WIDTH)[:, None]
+    rows = (draw.normal(size=(4000, WIDTH)) @ mixing + 7).astype(np.float32)
+    basis = Basis.of(3, [rows[:2000], rows[2000:]])
+    kept = basis.bytes_of(rows)
+    assert kept.dtype == np.int8 and kept.shape == (4000, WIDTH)
+    assert np.square(deviations(kept)).mean() == pytest.approx(1.0, rel=0.05)
+    spread = deviations(kept).std(0)
+    assert spread[0] > 1.2 * spread[-1], "wider directions count for more"
+    back = np.linalg.lstsq(np.c_[deviations(kept), np.ones(4000)], rows, rcond=None)[0]
+    amiss = rows - np.c_[deviations(kept), np.ones(4000)] @ back
+    assert amiss.std() < 0.05 * rows.std()
+
+    assert known_basis(tmp_path, 3) is None
+    first = basis.keep(tmp_path)
+    later = Basis.of(3, [rows[::2] * 2]).keep(tmp_path)
+    assert np.array_equal(first.directions, later.directions), "the first labeller's stands"
+    with pytest.raises(TrainingError, match="hold block 3 of their teacher, not block 4"):
+        known_basis(tmp_path, 4)
+    (tmp_path / "hidden.npz").write_bytes(b"half")
+    with pytest.raises(TrainingError, match=r"hidden.npz cannot be read"):
+        known_basis(tmp_path, 3)
+
+
+def test_too_little_speech_for_so_many_directions_is_said(teacher: Checkpoint, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="are too little to find 64 directions"):
+        found_basis(Ear(teacher, 1), [])
+
+
+def test_the_loss_asks_for_the_teachers_row_some_outputs_later() -> None:
+    wanted = torch.randn(2, 20, WIDTH, generator=torch.Generator().manual_seed(2))
+    said = torch.cat([torch.full((2, 8, WIDTH), 9.0), wanted[:, :12]], 1)
+    assert hidden_loss(said, wanted, torch.tensor([20, 20]), 8).tolist() == [0.0, 0.0]
+    said[0, 15:] = 9.0
+    assert hidden_loss(said, wanted, torch.tensor([15, 0]), 8).tolist() == [0.0, 0.0], (
+        "beyond its end nothing counts"
+    )
+    nothing = hidden_loss(torch.zeros(2, 20, WIDTH), wanted, torch.tensor([20, 5]), 8)
+    assert float(nothing[0]) == pytest.approx(1.0, abs=0.2) and float(nothing[1]) == 0.0
+
+
+def test_a_head_hears_in_training_alone_and_is_nobodys_weights_afterwards(student: ModelConfig) -> None:
+    network = build(student)
+    own = set(network.state_dict())
+    for layer in (0, 2):
+        with pytest.raises(TrainingError, match=rf"hidden_layer is {layer}: .* \(1 to 1\)"):
+            attach_head(network, layer)
+    with pytest.raises(TrainingError, match="attending layers"):
+        attach_head(build(replace(student, blocks=student.blocks[:-1])), 1)
+    attach_head(network, 1)
+    assert set(without_head(network.state_dict())) == own < set(network.state_dict())
+    features = torch.randn(2, 64, 160)
+    network.eval()(features)
+    assert head_of(network).said is None
+    network.train()(features)
+    said = head_of(network).said
+    assert said is not None and said.shape == (2, 80, WIDTH)
+    muon = build_optimiser("muon", network, rate=0.01)
+    matrices, others = ({id(weight) for weight in group["params"]} for group in muon.param_groups)
+    head = dict(network.named_parameters())[f"{HEAD}.read.weight"]
+    assert id(head) in others and id(network.output.weight) in others
+    assert id(network.blocks[-1].layers[0][2].wider.weight) in matrices
+
+
+def test_labelled_with_a_hidden_layer_a_student_learns_it(
+    teacher: Checkpoint,
+    student: ModelConfig,
+    spoken: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    checkpoint.save(tmp_path / "teacher.safetensors", teacher.config, teacher.state, {})
+    torch.manual_seed(1)
+    checkpoint.save(tmp_path / "start.safetensors", student, build(student).state_dict(), {})
+    label = ["label", str(spoken), "--teacher", str(tmp_path / "teacher.safetensors"), "--hidden", "1"]
+    values = {
+        "title": "test",
+        "model": {"start": str(tmp_path / "start.safetensors")},
+        "data": {"train": [str(spoken)], "batch_seconds": 20.0},
+        "distil": {"labels": "labels", "words": 0.1, "frames": 0.0, "characters": 0.0,
+                   "hidden": 3.0, "hidden_layer": 1, "hidden_late": 1},
+        "augment": {"speed": 1.0},
+        "optimiser": {"name": "muon", "rate": 0.01},
+        "schedule": {"steps": 30},
+        "run": {"log_every": 10},
+    }  # fmt: skip
+    recipe = from_values(values, "test")
+    with pytest.raises(TrainingError, match=r"`silica label --hidden BLOCK` kept, and .*labels holds none"):
+        assemble(recipe, tmp_path / "run", data=tmp_path, live=False)
+    assert main([*label, "--out", str(tmp_path / "labels"), "--without-text"]) == 2
+    assert "leave out --without-text or --hidden" in capsys.readouterr().err
+    assert main([*label, "--out", str(tmp_path / "labels")]) == 0
+    assert main([*label, "--out", str(tmp_path / "labels")]) == 0, "again: nothing left to do"
+    outputs = sum(json.loads(line)["outputs"] for line in
+                  (tmp_path / "labels" / spoken.name / "labels.jsonl").read_text().splitlines())  # fmt: skip
+    assert (tmp_path / "labels" / spoken.name / "hidden.i8").stat().st_size == outputs * WIDTH
+    # An untrained teacher's words are far from the transcripts: to learn from it at all, its words are what is said.
+    lines = (tmp_path / "labels" / spoken.name / "labels.jsonl").read_text().splitlines()
+    said = {clip.audio.name: clip.text for clip in read_manifest(spoken)}
+    agreeing = [json.dumps(row | {"words": said[row["clip"]]}) for row in map(json.loads, lines)]
+    (tmp_path / "labels" / spoken.name / "labels.jsonl").write_text("".join(line + "\n" for line in agreeing))
+    capsys.readouterr()
+    assert assemble(recipe, tmp_path / "run", data=tmp_path, live=False).run().finished
+    rows = [
+        float(part.split()[1]) for part in capsys.readouterr().err.split(" · ") if part.startswith("hidden ")
+    ]
+    assert rows[-1] < 0.8 * rows[0]
+    again = assemble(recipe, tmp_path / "run", data=tmp_path, live=False)
+    assert again.progress.step == 30, "a run with a head is continued"
+    assert not [name for name in trained_model(tmp_path / "run").state if name.startswith(HEAD)]
