@@ -29,7 +29,7 @@ from training.distill import (
 from training.errors import TrainingError
 from training.evaluate import Evaluation
 from training.finetune import freeze, grown, start_from
-from training.hidden import BASIS_FILE, WIDTH, attach_head
+from training.hidden import attach_head, known_basis
 from training.labels import LabelFolder, labelled_as, refuse_namesakes
 from training.loop import Loop, LoopSettings
 from training.objectives import CtcObjective, Objective
@@ -221,6 +221,11 @@ def objective_for(
         frames, hidden = bool(part.frames or part.characters), bool(part.hidden)
         # For words alone the texts do.
         answers = material.answers if frames or hidden else {}
+        if hidden and not answers:
+            raise TrainingError(
+                "distil.hidden has nothing to learn from: no clip of this recipe is labelled. Run `silica label "
+                "--hidden` on its manifests, or set distil.hidden to 0."
+            )
         teacher = StoredTeacher(answers, config.classes, frames=frames, hidden=hidden)
     return DistilObjective(
         config,
@@ -243,15 +248,15 @@ def _read_labelled(recipe: Recipe, config: ModelConfig, data: Path | None) -> La
     manifests = _paths(recipe.data.train, data)
     if labels:
         refuse_namesakes(manifests)
-    hidden = WIDTH if recipe.distil.hidden else 0
-    if hidden and not (labels and (labels / BASIS_FILE).exists()):
+    basis = known_basis(labels) if labels and recipe.distil.hidden else None
+    if recipe.distil.hidden and not basis:
         raise TrainingError(
             "distil.hidden learns a hidden layer that `silica label --hidden BLOCK` kept, and "
             f"{labels or 'distil.labels (which names no folder)'} holds none: label with it, or set distil.hidden to 0."
         )
     for path in manifests:
         base, name = labelled_as(path)
-        folder = LabelFolder(labels / name, config.classes, hidden) if labels else None
+        folder = LabelFolder(labels / name, config.classes, basis.name if basis else "") if labels else None
         labelled = labelled_clips(read_manifest(path), base, folder)
         clips += labelled.clips if not recipe.distil.teacher else read_manifest(path)
         answers |= labelled.answers

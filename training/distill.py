@@ -24,8 +24,8 @@ from training.ctc import ctc
 from training.data.feed import Batch
 from training.data.manifests import Clip
 from training.features import DITHER, batch_features
-from training.hidden import WIDTH, deviations, head_of, hidden_loss
-from training.labels import LabelFolder, choose_target, clip_key
+from training.hidden import deviations, head_of, hidden_loss
+from training.labels import HIDDEN_WIDTH, LabelFolder, choose_target, clip_key
 from training.objectives import Heard, Loss, hear, vary
 
 CHARACTER_REACH_OUTPUTS = 8
@@ -57,25 +57,28 @@ class Ramp:
 @dataclass(frozen=True)
 class Answer:
     """What the teacher says of a batch: log-probabilities [rows, outputs, classes], how many outputs count in each row
-    (0: this row has no answer to compare with), words for rows that have no transcript, and a hidden layer."""
+    (0: this row has no answer to compare with), words for rows that have no transcript, and a hidden layer, with the
+    outputs that count of that."""
 
     log_probs: Tensor
     outputs: Tensor
     words: tuple[Tensor | None, ...]
     hidden: Tensor | None = None
+    hidden_outputs: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a clip's answer lies."""
+    """Where a clip's answer lies, and whether its frames agree with the text (a hidden layer always does)."""
 
     folder: LabelFolder
     key: str
+    agrees: bool = True
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Clips to train on, and the stored answers that agree with their text, by the clip's path."""
+    """Clips to train on, and their stored answers by the clip's path."""
 
     clips: list[Clip]
     answers: dict[str, Stored]
@@ -83,9 +86,18 @@ class Labelled:
 
 def without(answer: Answer, rows: Sequence[int]) -> Answer:
     """The answer with no outputs to compare with in some rows."""
-    outputs = answer.outputs.clone()
-    outputs[list(rows)] = 0
-    return replace(answer, outputs=outputs)
+
+    def silenced(outputs: Tensor) -> Tensor:
+        outputs = outputs.clone()
+        outputs[list(rows)] = 0
+        return outputs
+
+    hidden = answer.hidden_outputs
+    return replace(
+        answer,
+        outputs=silenced(answer.outputs),
+        hidden_outputs=None if hidden is None else silenced(hidden),
+    )
 
 
 class Teacher(Protocol):
@@ -104,15 +116,16 @@ class StoredTeacher:
         self.answers = answers
         self.classes = classes
         self.frames = frames
-        """Whether log-probabilities are asked for (nought where not), `hidden` likewise."""
+        """Whether log-probabilities are asked for; where not they are nought."""
         self.hidden = hidden
+        """Whether a hidden layer is."""
 
     def answer(self, batch: Batch, altered: Altered, outputs: int) -> Answer:
         """Rows without a stored answer count no outputs."""
         device = altered.sound.device
         stretched = torch.zeros(len(batch), outputs, self.classes)
-        hidden = torch.zeros(len(batch), outputs, WIDTH) if self.hidden else None
-        counted = torch.zeros(len(batch), dtype=torch.long)
+        hidden = torch.zeros(len(batch), outputs, HIDDEN_WIDTH) if self.hidden else None
+        counted, hidden_counted = torch.zeros(2, len(batch), dtype=torch.long)
         before, after = batch.lengths.tolist(), altered.lengths.tolist()
         for row, name in enumerate(batch.names):
             if name not in self.answers:
@@ -121,13 +134,16 @@ class StoredTeacher:
             heard = stored.folder.labels[stored.key].outputs
             wanted = min(outputs, round(heard * after[row] / max(1, before[row])))
             taken = ((np.arange(wanted) + 0.5) * heard / max(1, wanted)).astype(np.int64)
-            if self.frames:
+            if self.frames and stored.agrees:
                 stretched[row, :wanted] = torch.from_numpy(stored.folder.log_probs(stored.key)[taken])
             if hidden is not None:
                 hidden[row, :wanted] = torch.from_numpy(deviations(stored.folder.hidden(stored.key)[taken]))
-            counted[row] = wanted
-        known = hidden if hidden is None else hidden.to(device)
-        return Answer(stretched.to(device), counted.to(device), (None,) * len(batch), known)
+                hidden_counted[row] = wanted
+            counted[row] = wanted * stored.agrees
+        answer = Answer(stretched.to(device), counted.to(device), (None,) * len(batch))
+        if hidden is None:
+            return answer
+        return replace(answer, hidden=hidden.to(device), hidden_outputs=hidden_counted.to(device))
 
 
 class LiveTeacher:
@@ -200,15 +216,14 @@ class DistilObjective:
         if self.weights.characters:
             characters = character_loss(log_probs, answer, self.config.blank)
             rows, figures["characters"] = rows + self.weights.characters * characters, characters.sum()
-        if answer.hidden is not None:
-            apart = self._hidden_apart(model, answer)
-            rows, figures["hidden"] = rows + self.weights.hidden * apart, apart.sum()
+        if answer.hidden is not None and answer.hidden_outputs is not None:
+            said = head_of(model).said
+            assert said is not None
+            apart = hidden_loss(said, answer.hidden, answer.hidden_outputs, self.hidden_late)
+            counting = (answer.hidden_outputs > self.hidden_late).sum().clamp(min=1)
+            # Logged as the mean of the rows that have one.
+            rows, figures["hidden"] = rows + self.weights.hidden * apart, apart.sum() * len(batch) / counting
         return Loss(rows.sum(), len(batch), figures)
-
-    def _hidden_apart(self, model: nn.Module, answer: Answer) -> Tensor:
-        said = head_of(model).said
-        assert said is not None and answer.hidden is not None
-        return hidden_loss(said, answer.hidden, answer.outputs, self.hidden_late)
 
     def _targets(self, batch: Batch, altered: Altered, answer: Answer) -> tuple[Tensor, Tensor]:
         """The transcript's labels where the clip has one and was not spliced with another, else the teacher's."""
@@ -300,8 +315,7 @@ def labelled_clips(clips: Sequence[Clip], base: Path, folder: LabelFolder | None
             continue
         if target and folder:
             clip = replace(clip, text=target.text)
-            if target.frames_agree:
-                answers[str(clip.audio)] = Stored(folder, key)
+            answers[str(clip.audio)] = Stored(folder, key, target.frames_agree)
         if clip.text:
             chosen.append(clip)
     return Labelled(chosen, answers)

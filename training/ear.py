@@ -1,11 +1,7 @@
-"""The teacher's side of `training.hidden`: what one of its blocks makes of a clip, and the directions that are kept."""
+"""The teacher's side of `training.hidden`: what one of its blocks makes of a clip."""
 
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -16,16 +12,18 @@ from acoustic.calibration import known_ranges, needed_ranges
 from acoustic.checkpoint import Checkpoint
 from acoustic.export import onnx_bytes
 from acoustic.features import FrontEnd
+from acoustic.onnx_cache import fingerprint
 from acoustic.runtime.backend import in_pieces, whole_features_of
 from acoustic.runtime.cpu import open_session
 from acoustic.windows import LogProbs, carries
 from training.data.manifests import Clip
-from training.data.sound import ClipError, Samples, read_clip
+from training.data.sound import SAMPLE_RATE, ClipError, Samples, read_clip
 from training.errors import TrainingError
-from training.hidden import BASIS_FILE, STEPS_PER_DEVIATION, WIDTH, Rows
+from training.hidden import Basis, Rows
 
 BASIS_CLIPS = 200
-"""How many clips the directions are found in."""
+"""The most clips that the directions are found in, and how much is heard of each: memory stays bounded."""
+BASIS_SAMPLES = 30 * SAMPLE_RATE
 
 
 class Ear:
@@ -43,7 +41,8 @@ class Ear:
             ranges = needed_ranges(checkpoint)
         self._front_end = FrontEnd(self.config.features)
         self._session = open_session(onnx_bytes(checkpoint, ranges, hidden=block))
-        self.block = block
+        self.hears = f"block {block} of {self.config.name} ({fingerprint(checkpoint, ranges)})"
+        """What its rows are, for whoever keeps them."""
         self._channels = self.config.blocks[block].channels
 
     @torch.no_grad()
@@ -64,72 +63,13 @@ class Ear:
         return np.concatenate([log_probs[0], hidden[0, :, 0].T], axis=1)
 
 
-@dataclass(frozen=True)
-class Basis:
-    """The directions in which a block's outputs differ most. The wider one is, the more it counts, but only by the root
-    of its deviation."""
-
-    block: int
-    mean: Rows
-    directions: Rows
-
-    @staticmethod
-    def of(block: int, heard: Sequence[Rows]) -> "Basis":
-        """Found in what a teacher heard of some clips."""
-        rows = np.concatenate(heard or [np.zeros((0, 0), np.float32)]).astype(np.float64)
-        if len(rows) < 10 * WIDTH or rows.shape[1] < WIDTH:
-            raise TrainingError(
-                f"{len(rows)} outputs of {rows.shape[1]} channels are too little to find {WIDTH} directions in: name "
-                "manifests with a minute of speech at least, and a block that is wide enough."
-            )
-        mean = rows.mean(0)
-        variances, directions = np.linalg.eigh(np.cov((rows - mean).T))
-        variances, directions = variances[: -WIDTH - 1 : -1].clip(1e-9), directions[:, : -WIDTH - 1 : -1]
-        scaled = directions * variances**-0.25 / np.sqrt(np.mean(np.sqrt(variances)))
-        return Basis(block, mean.astype(np.float32), scaled.astype(np.float32))
-
-    def bytes_of(self, hidden: Rows) -> NDArray[np.int8]:
-        """[outputs, channels] to [outputs, WIDTH]; on average a direction deviates by one."""
-        along = (hidden - self.mean) @ self.directions
-        steps: NDArray[np.int8] = np.clip(np.round(along * STEPS_PER_DEVIATION), -127, 127).astype(np.int8)
-        return steps
-
-    def keep(self, labels: Path) -> "Basis":
-        """The basis of a folder of labels: this one, unless another labeller was quicker."""
-        labels.mkdir(parents=True, exist_ok=True)
-        partial = labels / f".{BASIS_FILE}.{os.getpid()}.part"
-        try:
-            with partial.open("wb") as file:
-                np.savez(file, block=self.block, mean=self.mean, directions=self.directions)
-            os.link(partial, labels / BASIS_FILE)
-        except FileExistsError:
-            pass
-        finally:
-            partial.unlink(missing_ok=True)
-        return cast(Basis, known_basis(labels, self.block))
-
-
 def found_basis(ear: Ear, clips: Sequence[Clip]) -> Basis:
-    """The basis of some clips, drawn evenly from all; those that cannot be read are passed over."""
-    heard = []
-    for clip in clips[:: max(1, len(clips) // BASIS_CLIPS)]:
-        with suppress(ClipError):
-            heard.append(ear.hear(read_clip(clip.audio))[1])
-    return Basis.of(ear.block, heard)
+    """The directions in which the block's outputs differ most: in the beginnings of some clips, drawn evenly from all;
+    those that cannot be read are passed over."""
 
+    def heard() -> Iterator[Rows]:
+        for clip in clips[:: -(-len(clips) // BASIS_CLIPS) or 1]:
+            with suppress(ClipError):
+                yield ear.hear(read_clip(clip.audio)[:BASIS_SAMPLES])[1]
 
-def known_basis(labels: Path, block: int) -> Basis | None:
-    """What a folder of labels was begun with; None in a new one."""
-    path = labels / BASIS_FILE
-    if not path.exists():
-        return None
-    try:
-        with np.load(path) as stored:
-            basis = Basis(int(stored["block"]), stored["mean"], stored["directions"])
-    except (OSError, ValueError, KeyError) as error:
-        raise TrainingError(f"{path} cannot be read ({error}): remove it and label again.") from error
-    if basis.block != block:
-        raise TrainingError(
-            f"The labels in {labels} hold block {basis.block} of their teacher, not block {block}: name another folder."
-        )
-    return basis
+    return Basis.of(ear.hears, heard())

@@ -5,8 +5,14 @@ Words say which letters come in which order, and their gradient is nearly all no
 moment how a sound is heard, and batches agree on it (training/LOG.md, run M).
 """
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -17,16 +23,89 @@ from torch import Tensor, nn
 from acoustic.network import Network
 from acoustic.network.layers import Layers
 from training.errors import TrainingError
+from training.labels import HIDDEN_WIDTH
 
-WIDTH = 64
-"""Directions that are kept of a hidden layer."""
-STEPS_PER_DEVIATION = 24
-"""Five deviations fit into a signed byte."""
+STEPS_PER_DEVIATION = 12
+"""Ten deviations of an average direction fit into a signed byte, five of the widest."""
 BASIS_FILE = "hidden.npz"
 HEAD = "teacher_hidden"
 """What the head is called among a student's parts."""
 
 Rows = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The directions in which a teacher's hidden layer differs most. The wider one is, the more it counts, but only by
+    the root of its deviation."""
+
+    hears: str
+    """Which block of which teacher."""
+    mean: Rows
+    directions: Rows
+
+    @staticmethod
+    def of(hears: str, heard: Iterable[Rows]) -> "Basis":
+        """Found in what a teacher heard, clip by clip."""
+        count, total, squares = 0, np.zeros(1), np.zeros((1, 1))
+        for rows in heard:
+            exact = rows.astype(np.float64)
+            count, total, squares = count + len(rows), total + exact.sum(0), squares + exact.T @ exact
+        if count < 10 * HIDDEN_WIDTH or len(total) < HIDDEN_WIDTH:
+            raise TrainingError(
+                f"{hears}: {count} outputs of {len(total)} channels are too little to find {HIDDEN_WIDTH} directions "
+                "in. Name manifests with a minute of speech at least, and a block that is wide enough."
+            )
+        mean = total / count
+        variances, directions = np.linalg.eigh(squares / count - np.outer(mean, mean))
+        variances, directions = (
+            variances[: -HIDDEN_WIDTH - 1 : -1].clip(1e-9),
+            directions[:, : -HIDDEN_WIDTH - 1 : -1],
+        )
+        scaled = directions * variances**-0.25 / np.sqrt(np.mean(np.sqrt(variances)))
+        return Basis(hears, mean.astype(np.float32), scaled.astype(np.float32))
+
+    @property
+    def name(self) -> str:
+        """Another one has another."""
+        digest = hashlib.sha256(self.hears.encode() + self.mean.tobytes() + self.directions.tobytes())
+        return digest.hexdigest()[:8]
+
+    def bytes_of(self, hidden: Rows) -> NDArray[np.int8]:
+        """[outputs, channels] to [outputs, HIDDEN_WIDTH]; on average a direction deviates by one."""
+        along = (hidden - self.mean) @ self.directions
+        steps: NDArray[np.int8] = np.clip(np.round(along * STEPS_PER_DEVIATION), -127, 127).astype(np.int8)
+        return steps
+
+    def keep(self, labels: Path) -> "Basis":
+        """The basis of a folder of labels: this one, unless another labeller was quicker."""
+        partial = labels / f".{BASIS_FILE}.{os.getpid()}.part"
+        try:
+            labels.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                np.savez(file, hears=self.hears, mean=self.mean, directions=self.directions)
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileExistsError):
+                os.link(partial, labels / BASIS_FILE)
+            partial.unlink()
+        except OSError as error:
+            raise TrainingError(f"{labels / BASIS_FILE} cannot be written ({error.strerror}).") from error
+        return known_basis(labels) or self
+
+
+def known_basis(labels: Path) -> Basis | None:
+    """What a folder of labels was begun with; None in a new one."""
+    path = labels / BASIS_FILE
+    if not path.exists():
+        return None
+    try:
+        with path.open("rb") as file, np.load(file) as stored:
+            return Basis(str(stored["hears"]), stored["mean"], stored["directions"])
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise TrainingError(
+            f"{path} cannot be read ({error}): what it is the key to is lost, label into another folder."
+        ) from error
 
 
 def deviations(stored: NDArray[np.int8]) -> Rows:
@@ -41,17 +120,17 @@ class Head(nn.Module):
         super().__init__()
         self.outputs = outputs
         """How many the student makes in a step."""
-        self.read = nn.Linear(channels, outputs * WIDTH)
+        self.read = nn.Linear(channels, outputs * HIDDEN_WIDTH)
         nn.init.zeros_(self.read.weight)
         nn.init.zeros_(self.read.bias)
         self.said: Tensor | None = None
-        """[batch, outputs, WIDTH] of the last batch."""
+        """[batch, outputs, HIDDEN_WIDTH] of the last batch."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, steps] to [batch, outputs, WIDTH]."""
+        """[batch, channels, steps] to [batch, outputs, HIDDEN_WIDTH]."""
         x = x.mT
         said = self.read(F.layer_norm(x, x.shape[-1:]))
-        return cast(Tensor, said).reshape(len(x), -1, WIDTH)
+        return cast(Tensor, said).reshape(len(x), -1, HIDDEN_WIDTH)
 
     def hear(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """A hook of the layer."""

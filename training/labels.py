@@ -1,7 +1,7 @@
 """What a teacher hears in each clip: its words, and its log-probabilities frame by frame, kept on disk.
 
 Files that only grow: `labels.jsonl` (a line a clip, written last), `log_probs.u8` (20 steps to a nat) and, where asked
-for, `hidden.i8` (a hidden layer's outputs, `training.hidden`).
+for, `hidden-*.i8` (a hidden layer's outputs, `training.ear`; the name says in which directions).
 A labeller may be killed at any moment: on opening, whatever is half written is cut away and labelled again.
 What is learned from the labels is `training.distill`.
 """
@@ -21,6 +21,8 @@ from lm.score import character_errors
 from training.alone import alone
 from training.errors import TrainingError
 
+HIDDEN_WIDTH = 64
+"""Bytes that are kept of a hidden layer's output."""
 STEPS_PER_NAT = 20.0
 LOWEST = 255 / STEPS_PER_NAT
 
@@ -96,11 +98,15 @@ def clip_key(audio: Path, base: Path) -> str:
 
 
 class LabelFolder:
-    """The labels of one manifest. Read anywhere; written by one labeller at a time."""
+    """The labels of one manifest. Read anywhere; written by one labeller at a time.
 
-    def __init__(self, folder: Path, classes: int, hidden: int = 0) -> None:
+    hidden: the directions of a hidden layer that is kept too, by name; all labels have it or none.
+    """
+
+    def __init__(self, folder: Path, classes: int, hidden: str = "") -> None:
         self.folder = folder
-        self.widths = {"log_probs.u8": classes} | ({"hidden.i8": hidden} if hidden else {})
+        self._hidden = f"hidden-{hidden}.i8" if hidden else ""
+        self.widths = {"log_probs.u8": classes} | ({self._hidden: HIDDEN_WIDTH} if hidden else {})
         """Bytes of an output, by file."""
         self.labels: dict[str, Label] = {}
         self.outputs = 0
@@ -116,8 +122,8 @@ class LabelFolder:
         return restore(self._stored(clip, "log_probs.u8"))
 
     def hidden(self, clip: str) -> npt.NDArray[np.int8]:
-        """What a hidden layer of it made [outputs, width]."""
-        return self._stored(clip, "hidden.i8").view(np.int8)
+        """What a hidden layer of it made [outputs, HIDDEN_WIDTH]."""
+        return self._stored(clip, self._hidden).view(np.int8)
 
     def _stored(self, clip: str, file: str) -> npt.NDArray[np.uint8]:
         label, width = self.labels[clip], self.widths[file]
@@ -131,6 +137,12 @@ class LabelFolder:
         with ExitStack() as lock:
             lock.enter_context(alone(self.folder, "labelling"))
             self._take_in()  # another labeller may have added to it since
+            others = [file.name for file in self.folder.glob("hidden-*.i8") if file.name != self._hidden]
+            if self.labels and others:
+                raise TrainingError(
+                    f"The labels in {self.folder} hold a hidden layer ({others[0]}) that new ones would not: label "
+                    "with the same teacher and --hidden, or into another folder."
+                )
             self._lines = self._path("labels.jsonl").open("ab")
             self._lines.truncate(self._whole_bytes)
             for file, width in self.widths.items():
@@ -178,6 +190,17 @@ class LabelFolder:
         """What the files hold now."""
         self.labels.clear()
         self.outputs = self._whole_bytes = 0
+        written = self._path("labels.jsonl")
+        if (
+            self._hidden
+            and written.exists()
+            and written.stat().st_size
+            and not self._path(self._hidden).exists()
+        ):
+            raise TrainingError(
+                f"The labels in {self.folder} were made without this hidden layer: label into another folder with "
+                "--hidden, or remove them."
+            )
         for label, end in self._read():
             self._add(label)
             self._whole_bytes = end

@@ -315,8 +315,8 @@ class Loop:
             self.optimiser.load_state_dict(state["optimiser"])
         except (ValueError, RuntimeError, KeyError) as error:
             raise TrainingError(
-                f"The checkpoint in {self.folder.path} does not fit this recipe ({error}): the optimiser or "
-                "the frozen parts differ. Continue it with its own recipe, or name a new folder."
+                f"The checkpoint in {self.folder.path} does not fit this recipe ({error}): the optimiser, "
+                "the frozen parts or distil.hidden differ. Continue it with its own recipe, or name a new folder."
             ) from error
         if self.average and state["average"] is not None:
             self.average.load_state_dict(state["average"])

@@ -78,6 +78,11 @@ class DistilPart:
     def __post_init__(self) -> None:
         check("distil", self, NOUGHT_OR_MORE, "words", "frames", "characters", "hidden", "ramp_steps")
         check("distil", self, NOUGHT_OR_MORE, "hidden_layer", "hidden_late")
+        if self.hidden and self.teacher:
+            raise TrainingError(
+                "distil.hidden learns what `silica label --hidden` kept; a teacher that answers on the spot "
+                "(distil.teacher) is not asked for its hidden layers: name only one of the two."
+            )
         check("distil", self, SHARE, "ramp_first")
 
 

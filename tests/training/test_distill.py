@@ -31,7 +31,8 @@ from training.distill import (
     without,
     words_loss,
 )
-from training.labels import LabelFolder
+from training.hidden import STEPS_PER_DEVIATION
+from training.labels import HIDDEN_WIDTH, LabelFolder
 
 BLANK = 28
 CLASSES = 29
@@ -100,6 +101,26 @@ def test_a_stored_answer_follows_the_speed(tmp_path: Path) -> None:
     assert answer.log_probs[0, :40].argmax(-1).tolist() == [3] * 20 + [5] * 20
 
 
+def test_a_hidden_layer_counts_where_the_words_do_not_agree_and_not_where_nothing_is_said(
+    tmp_path: Path,
+) -> None:
+    rows = np.repeat(np.arange(80, dtype=np.int8)[:, None], HIDDEN_WIDTH, 1)
+    with LabelFolder(tmp_path, CLASSES, "abc") as labels:
+        for name in ("a", "b", "c"):
+            labels.append(name, "c e", path_of([3] * 40 + [5] * 40)[0].numpy(), rows)
+    answers = {"/a": Stored(labels, "a"), "/b": Stored(labels, "b", agrees=False), "/c": Stored(labels, "c")}
+    lengths = torch.tensor([25600] * 4)
+    targets = (torch.tensor([3]), torch.tensor([1, 0, 0, 0]))
+    batch = Batch(torch.zeros(4, 32000), lengths, *targets, ("/a", "/b", "/c", "/d"), 0)
+    fast = Altered(torch.zeros(4, 12800), lengths // 2, lengths // 2)
+    answer = without(StoredTeacher(answers, CLASSES, hidden=True).answer(batch, fast, 50), (2,))
+    assert answer.hidden is not None and answer.hidden_outputs is not None
+    assert answer.outputs.tolist() == [40, 0, 0, 0] and answer.hidden_outputs.tolist() == [40, 40, 0, 0]
+    assert answer.hidden[1, :40].mul(STEPS_PER_DEVIATION).round().tolist() == [
+        [place] * HIDDEN_WIDTH for place in range(1, 80, 2)
+    ]
+
+
 def test_where_nothing_is_said_nothing_is_to_be_written(tmp_path: Path) -> None:
     quiet, talking = path_of([BLANK] * 20), path_of([3] * 20)
     outputs = torch.tensor([20, 20])
@@ -149,7 +170,10 @@ def test_clips_get_the_text_they_are_to_teach(tmp_path: Path) -> None:
     ]
     labelled = labelled_clips(clips, tmp_path, labels)
     assert [clip.audio.stem for clip in labelled.clips] == ["right", "wrong", "unlabelled"]
-    assert [Path(name).stem for name in labelled.answers] == ["right"]
+    assert {Path(name).stem: stored.agrees for name, stored in labelled.answers.items()} == {
+        "right": True,
+        "wrong": False,
+    }
 
 
 def test_a_student_learns_what_its_live_teacher_writes() -> None:

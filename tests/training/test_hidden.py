@@ -1,8 +1,10 @@
 """A teacher's hidden layer: heard, kept in few directions, and read off the student."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,18 +13,28 @@ import torch
 from acoustic import checkpoint
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import attentive
+from acoustic.errors import AcousticError
 from acoustic.features import FrontEnd
 from acoustic.network import build
 from acoustic.runtime.backend import open_backend
 from acoustic.shape import ModelConfig
 from service.commands import main
 from training.assemble import assemble
-from training.data.manifests import read_manifest
 from training.data.sound import read_clip
-from training.ear import Basis, Ear, found_basis, known_basis
+from training.ear import Ear, found_basis
 from training.errors import TrainingError
 from training.features import batch_features
-from training.hidden import HEAD, WIDTH, attach_head, deviations, head_of, hidden_loss, without_head
+from training.hidden import (
+    HEAD,
+    Basis,
+    attach_head,
+    deviations,
+    head_of,
+    hidden_loss,
+    known_basis,
+    without_head,
+)
+from training.labels import HIDDEN_WIDTH
 from training.optimisers import build_optimiser
 from training.recipe import from_values
 from training.release import trained_model
@@ -56,7 +68,7 @@ def test_the_ear_hears_what_the_network_makes_of_a_clip(teacher: Checkpoint, spo
 def test_a_block_that_is_not_there_or_makes_other_steps_is_named(
     teacher: Checkpoint, student: ModelConfig
 ) -> None:
-    with pytest.raises(Exception, match="small has no block 9: they are numbered 0 to 3"):
+    with pytest.raises(AcousticError, match="small has no block 9: they are numbered 0 to 3"):
         Ear(teacher, 9)
     with pytest.raises(TrainingError, match="mini carries state"):
         Ear(Checkpoint(student, build(student).state_dict()), 1)
@@ -68,11 +80,11 @@ def test_a_block_that_is_not_there_or_makes_other_steps_is_named(
 
 def test_what_is_kept_tells_nearly_all_where_few_directions_matter(tmp_path: Path) -> None:
     draw = np.random.default_rng(4)
-    mixing = draw.normal(size=(WIDTH, 200)) * np.linspace(3.0, 0.5, WIDTH)[:, None]
-    rows = (draw.normal(size=(4000, WIDTH)) @ mixing + 7).astype(np.float32)
-    basis = Basis.of(3, [rows[:2000], rows[2000:]])
+    mixing = draw.normal(size=(HIDDEN_WIDTH, 200)) * np.linspace(3.0, 0.5, HIDDEN_WIDTH)[:, None]
+    rows = (draw.normal(size=(4000, HIDDEN_WIDTH)) @ mixing + 7).astype(np.float32)
+    basis = Basis.of("block 3", [rows[:2000], rows[2000:]])
     kept = basis.bytes_of(rows)
-    assert kept.dtype == np.int8 and kept.shape == (4000, WIDTH)
+    assert kept.dtype == np.int8 and kept.shape == (4000, HIDDEN_WIDTH)
     assert np.square(deviations(kept)).mean() == pytest.approx(1.0, rel=0.05)
     spread = deviations(kept).std(0)
     assert spread[0] > 1.2 * spread[-1], "wider directions count for more"
@@ -80,15 +92,28 @@ def test_what_is_kept_tells_nearly_all_where_few_directions_matter(tmp_path: Pat
     amiss = rows - np.c_[deviations(kept), np.ones(4000)] @ back
     assert amiss.std() < 0.05 * rows.std()
 
-    assert known_basis(tmp_path, 3) is None
+    assert known_basis(tmp_path) is None
     first = basis.keep(tmp_path)
-    later = Basis.of(3, [rows[::2] * 2]).keep(tmp_path)
+    later = Basis.of("block 3", [rows[::2] * 2]).keep(tmp_path)
     assert np.array_equal(first.directions, later.directions), "the first labeller's stands"
-    with pytest.raises(TrainingError, match="hold block 3 of their teacher, not block 4"):
-        known_basis(tmp_path, 4)
-    (tmp_path / "hidden.npz").write_bytes(b"half")
-    with pytest.raises(TrainingError, match=r"hidden.npz cannot be read"):
-        known_basis(tmp_path, 3)
+    assert later.name == first.name != Basis.of("block 3", [rows[::2] * 2]).name
+    assert not list(tmp_path.glob(".*")), "nothing half-written is left"
+
+
+@pytest.mark.parametrize("damage", [lambda whole: b"", lambda whole: b"half", lambda whole: whole[:-30]])
+def test_a_basis_that_cannot_be_read_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    draw = np.random.default_rng(4)
+    Basis.of("block 3", [draw.normal(size=(700, HIDDEN_WIDTH)).astype(np.float32)]).keep(tmp_path)
+    path = tmp_path / "hidden.npz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(TrainingError, match=r"hidden.npz cannot be read .* label into another folder"):
+        known_basis(tmp_path)
+    path.unlink()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(TrainingError, match=r"hidden.npz cannot be written \(File exists\)"):
+        Basis.of("block 3", [draw.normal(size=(700, HIDDEN_WIDTH)).astype(np.float32)]).keep(
+            tmp_path / "file"
+        )
 
 
 def test_too_little_speech_for_so_many_directions_is_said(teacher: Checkpoint, tmp_path: Path) -> None:
@@ -97,14 +122,14 @@ def test_too_little_speech_for_so_many_directions_is_said(teacher: Checkpoint, t
 
 
 def test_the_loss_asks_for_the_teachers_row_some_outputs_later() -> None:
-    wanted = torch.randn(2, 20, WIDTH, generator=torch.Generator().manual_seed(2))
-    said = torch.cat([torch.full((2, 8, WIDTH), 9.0), wanted[:, :12]], 1)
+    wanted = torch.randn(2, 20, HIDDEN_WIDTH, generator=torch.Generator().manual_seed(2))
+    said = torch.cat([torch.full((2, 8, HIDDEN_WIDTH), 9.0), wanted[:, :12]], 1)
     assert hidden_loss(said, wanted, torch.tensor([20, 20]), 8).tolist() == [0.0, 0.0]
     said[0, 15:] = 9.0
     assert hidden_loss(said, wanted, torch.tensor([15, 0]), 8).tolist() == [0.0, 0.0], (
         "beyond its end nothing counts"
     )
-    nothing = hidden_loss(torch.zeros(2, 20, WIDTH), wanted, torch.tensor([20, 5]), 8)
+    nothing = hidden_loss(torch.zeros(2, 20, HIDDEN_WIDTH), wanted, torch.tensor([20, 5]), 8)
     assert float(nothing[0]) == pytest.approx(1.0, abs=0.2) and float(nothing[1]) == 0.0
 
 
@@ -123,7 +148,7 @@ def test_a_head_hears_in_training_alone_and_is_nobodys_weights_afterwards(studen
     assert head_of(network).said is None
     network.train()(features)
     said = head_of(network).said
-    assert said is not None and said.shape == (2, 80, WIDTH)
+    assert said is not None and said.shape == (2, 80, HIDDEN_WIDTH)
     muon = build_optimiser("muon", network, rate=0.01)
     matrices, others = ({id(weight) for weight in group["params"]} for group in muon.param_groups)
     head = dict(network.named_parameters())[f"{HEAD}.read.weight"]
@@ -142,7 +167,7 @@ def test_labelled_with_a_hidden_layer_a_student_learns_it(
     torch.manual_seed(1)
     checkpoint.save(tmp_path / "start.safetensors", student, build(student).state_dict(), {})
     label = ["label", str(spoken), "--teacher", str(tmp_path / "teacher.safetensors"), "--hidden", "1"]
-    values = {
+    values: dict[str, Any] = {
         "title": "test",
         "model": {"start": str(tmp_path / "start.safetensors")},
         "data": {"train": [str(spoken)], "batch_seconds": 20.0},
@@ -159,21 +184,36 @@ def test_labelled_with_a_hidden_layer_a_student_learns_it(
     assert main([*label, "--out", str(tmp_path / "labels"), "--without-text"]) == 2
     assert "leave out --without-text or --hidden" in capsys.readouterr().err
     assert main([*label, "--out", str(tmp_path / "labels")]) == 0
-    assert main([*label, "--out", str(tmp_path / "labels")]) == 0, "again: nothing left to do"
-    outputs = sum(json.loads(line)["outputs"] for line in
-                  (tmp_path / "labels" / spoken.name / "labels.jsonl").read_text().splitlines())  # fmt: skip
-    assert (tmp_path / "labels" / spoken.name / "hidden.i8").stat().st_size == outputs * WIDTH
-    # An untrained teacher's words are far from the transcripts: to learn from it at all, its words are what is said.
-    lines = (tmp_path / "labels" / spoken.name / "labels.jsonl").read_text().splitlines()
-    said = {clip.audio.name: clip.text for clip in read_manifest(spoken)}
-    agreeing = [json.dumps(row | {"words": said[row["clip"]]}) for row in map(json.loads, lines)]
-    (tmp_path / "labels" / spoken.name / "labels.jsonl").write_text("".join(line + "\n" for line in agreeing))
+    folder = tmp_path / "labels" / spoken.name
+    (stored,) = folder.glob("hidden-*.i8")
+    kept = {file.name: file.read_bytes() for file in (stored, folder / "labels.jsonl")}
+    assert main([*label, "--out", str(tmp_path / "labels")]) == 0
+    assert kept == {name: (folder / name).read_bytes() for name in kept}, (
+        "there already: nothing is done again"
+    )
+    outputs = sum(json.loads(line)["outputs"] for line in kept["labels.jsonl"].splitlines())
+    assert len(kept[stored.name]) == outputs * HIDDEN_WIDTH
+    label[-1] = "2"
+    assert main([*label, "--out", str(tmp_path / "labels")]) == 2
+    assert "was begun with block 1 of small" in capsys.readouterr().err
     capsys.readouterr()
     assert assemble(recipe, tmp_path / "run", data=tmp_path, live=False).run().finished
     rows = [
         float(part.split()[1]) for part in capsys.readouterr().err.split(" · ") if part.startswith("hidden ")
     ]
     assert rows[-1] < 0.8 * rows[0]
+    assert not [name for name in trained_model(tmp_path / "run").state if name.startswith(HEAD)]
     again = assemble(recipe, tmp_path / "run", data=tmp_path, live=False)
     assert again.progress.step == 30, "a run with a head is continued"
-    assert not [name for name in trained_model(tmp_path / "run").state if name.startswith(HEAD)]
+    with pytest.raises(TrainingError, match=r"or distil\.hidden differ"):
+        assemble(
+            from_values(values | {"distil": {"labels": "labels"}}, "test"), tmp_path / "run", data=tmp_path
+        )
+    values["data"]["train"] = [str(tmp_path / "others")]
+    (tmp_path / "others").mkdir()
+    row = {"audio": str(spoken / "1.wav"), "duration": 1.2, "text": "open the door"}
+    (tmp_path / "others" / "manifest.jsonl").write_text(json.dumps(row))
+    with pytest.raises(TrainingError, match="no clip of this recipe is labelled"):
+        assemble(from_values(values, "test"), tmp_path / "new", data=tmp_path)
+    with pytest.raises(TrainingError, match="name only one of the two"):
+        from_values(values | {"distil": {"hidden": 1.0, "teacher": "tiny"}}, "test")

@@ -8,6 +8,7 @@ import pytest
 from tests.full_disk import full_disk
 from training.errors import TrainingError
 from training.labels import (
+    HIDDEN_WIDTH,
     LOWEST,
     LabelFolder,
     choose_target,
@@ -45,33 +46,41 @@ def test_labels_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 7, 40])
-@pytest.mark.parametrize("file", ["labels.jsonl", "log_probs.u8", "hidden.i8"])
+@pytest.mark.parametrize("file", ["labels.jsonl", "log_probs.u8", "hidden-abc.i8"])
 def test_a_killed_labeller_loses_only_the_last_clip(tmp_path: Path, file: str, lost: int) -> None:
     def hidden(outputs: int) -> np.ndarray:
-        return np.full((outputs, 8), outputs, np.int8)
+        return np.full((outputs, HIDDEN_WIDTH), outputs, np.int8)
 
-    with LabelFolder(tmp_path, CLASSES, 8) as labels:
+    with LabelFolder(tmp_path, CLASSES, "abc") as labels:
         for number in range(4):
             outputs = 10 + number
             labels.append(f"{number}.opus", f"clip {number}", answer(outputs, number), hidden(outputs))
     path = tmp_path / file
     path.write_bytes(path.read_bytes()[:-lost])
-    assert list(LabelFolder(tmp_path, CLASSES, 8).labels) == ["0.opus", "1.opus", "2.opus"]
-    with LabelFolder(tmp_path, CLASSES, 8) as labels:
+    assert list(LabelFolder(tmp_path, CLASSES, "abc").labels) == ["0.opus", "1.opus", "2.opus"]
+    with LabelFolder(tmp_path, CLASSES, "abc") as labels:
         labels.append("again.opus", "again", answer(5, 9), hidden(5))
-    again = LabelFolder(tmp_path, CLASSES, 8)
+    again = LabelFolder(tmp_path, CLASSES, "abc")
     assert np.allclose(again.log_probs("again.opus"), answer(5, 9), atol=0.03)
     assert np.allclose(again.log_probs("2.opus"), answer(12, 2), atol=0.03)
     assert np.array_equal(again.hidden("again.opus"), hidden(5))
     assert np.array_equal(again.hidden("2.opus"), hidden(12))
 
 
-def test_labels_without_a_hidden_layer_are_made_again_where_one_is_asked_for(tmp_path: Path) -> None:
-    filled(tmp_path, 2)
-    assert not LabelFolder(tmp_path, CLASSES, 8).labels
-    with LabelFolder(tmp_path, CLASSES, 8) as labels:
-        labels.append("0.opus", "clip 0", answer(10), np.ones((10, 8), np.int8))
-    assert list(LabelFolder(tmp_path, CLASSES, 8).labels) == ["0.opus"]
+def test_labels_with_and_without_a_hidden_layer_are_never_mixed_nor_lost(tmp_path: Path) -> None:
+    filled(tmp_path / "plain", 2)
+    with pytest.raises(TrainingError, match="plain were made without this hidden layer: label into another"):
+        LabelFolder(tmp_path / "plain", CLASSES, "abc")
+    assert len(LabelFolder(tmp_path / "plain", CLASSES).labels) == 2
+    rows = np.ones((10, HIDDEN_WIDTH), np.int8)
+    with LabelFolder(tmp_path / "rich", CLASSES, "abc") as labels:
+        labels.append("0.opus", "clip 0", answer(10), rows)
+    assert list(LabelFolder(tmp_path / "rich", CLASSES).labels) == ["0.opus"], "words alone may be read"
+    with pytest.raises(TrainingError, match=r"hold a hidden layer \(hidden-abc.i8\) that new ones would not"):
+        filled(tmp_path / "rich", 2)
+    with pytest.raises(TrainingError, match="were made without this hidden layer"):
+        LabelFolder(tmp_path / "rich", CLASSES, "other")
+    assert np.array_equal(LabelFolder(tmp_path / "rich", CLASSES, "abc").hidden("0.opus"), rows)
 
 
 def test_a_full_disk_costs_no_label_before_it(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ A clip that cannot be read is named and passed over.
 import argparse
 from pathlib import Path
 
-HELP = "let a teacher label untranscribed clips (its words, and its answer frame by frame)"
+HELP = "let a teacher label clips: its words, its answer frame by frame, and a hidden layer where asked for"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hidden",
         type=int,
         metavar="BLOCK",
-        help="also keep what the teacher's block of this number makes, in 64 bytes an output (distil.hidden)",
+        help="also keep what the teacher's block of this number makes, in 64 bytes an output, for distil.hidden "
+        "(QuartzNet 15x5: 15, its last residual block)",
     )
     parser.add_argument("--limit", type=int, help="only the first so many clips of each manifest")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
@@ -48,30 +49,29 @@ def run(arguments: argparse.Namespace) -> int:
     from lm.decoders import open_decoder
     from training.data.manifests import read_manifest
     from training.data.sound import ClipError, read_clip
-    from training.ear import Ear, found_basis, known_basis
+    from training.ear import Ear, found_basis
     from training.errors import TrainingError
-    from training.hidden import WIDTH
+    from training.hidden import known_basis
     from training.labels import LabelFolder, clip_key, labelled_as, refuse_namesakes
 
     refuse_namesakes(arguments.manifest)
     if arguments.hidden is not None and arguments.without_text:
         raise TrainingError("A hidden layer is learnt from every clip: leave out --without-text or --hidden.")
     torch.set_num_threads(1)
-    ear = (
-        None
-        if arguments.hidden is None
-        else Ear(find(arguments.teacher), arguments.hidden, arguments.precision)
-    )
-    if ear:
-        config, width = ear.config, WIDTH
-        basis = known_basis(arguments.out, arguments.hidden)
+    if arguments.hidden is None:
+        backend = open_backend(arguments.teacher, "cpu", arguments.precision)
+        config, basis = backend.config, None
+    else:
+        ear = Ear(find(arguments.teacher), arguments.hidden, arguments.precision)
+        config, basis = ear.config, known_basis(arguments.out)
         if basis is None:
             print("finding the directions in which that block's outputs differ most", file=sys.stderr)
             every = [clip for path in arguments.manifest for clip in read_manifest(path)]
             basis = found_basis(ear, every).keep(arguments.out)
-    else:
-        backend = open_backend(arguments.teacher, "cpu", arguments.precision)
-        config, width = backend.config, 0
+        if basis.hears != ear.hears:
+            raise TrainingError(
+                f"{arguments.out} was begun with {basis.hears}, not with {ear.hears}: label into another folder."
+            )
     greedy = open_decoder("greedy", config.alphabet)
     summary: list[dict[str, object]] = []
     show = Progress(
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             base, name = labelled_as(path)
             clips = [clip for clip in read_manifest(path) if not (arguments.without_text and clip.text)]
             clips = clips[: arguments.limit]
-            with LabelFolder(arguments.out / name, config.classes, width) as labels:
+            with LabelFolder(arguments.out / name, config.classes, basis.name if basis else "") as labels:
                 task = show.add_task(name, total=len(clips), completed=0)
                 began, sound_s, broken = time.monotonic(), 0.0, 0
                 for clip in clips:
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
                         broken += 1
                         print(f"left out: {error}", file=sys.stderr)
                         continue
-                    if ear and basis:
+                    if basis:
                         log_probs, channels = ear.hear(sound)
                         hidden = basis.bytes_of(channels)
                     else:
