@@ -88,9 +88,11 @@ class Basis:
                 os.fsync(file.fileno())
             with suppress(FileExistsError):
                 os.link(partial, labels / BASIS_FILE)
-            partial.unlink()
         except OSError as error:
             raise TrainingError(f"{labels / BASIS_FILE} cannot be written ({error.strerror}).") from error
+        finally:
+            with suppress(OSError):
+                partial.unlink()
         return known_basis(labels) or self
 
 
@@ -116,11 +118,9 @@ def deviations(stored: NDArray[np.int8]) -> Rows:
 class Head(nn.Module):
     """Reads the teacher's hidden layer off what a layer of the student is given."""
 
-    def __init__(self, channels: int, outputs: int) -> None:
+    def __init__(self, channels: int, outputs_per_step: int) -> None:
         super().__init__()
-        self.outputs = outputs
-        """How many the student makes in a step."""
-        self.read = nn.Linear(channels, outputs * HIDDEN_WIDTH)
+        self.read = nn.Linear(channels, outputs_per_step * HIDDEN_WIDTH)
         nn.init.zeros_(self.read.weight)
         nn.init.zeros_(self.read.bias)
         self.said: Tensor | None = None
