@@ -196,13 +196,10 @@ async def _close(sound: AsyncIterator[Samples]) -> None:
 
 
 async def _pieces(path: Path) -> AsyncIterator[bytes]:
-    """The file's bytes; reading happens beside the event loop."""
-    file = await asyncio.to_thread(path.open, "rb")
-    try:
+    """The file's bytes, read beside the event loop. It is opened in it: nobody would close what a thread opens late."""
+    with path.open("rb") as file:
         while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
             yield piece
-    finally:
-        file.close()
 
 
 def _as_storage(error: OSError) -> ServiceError:

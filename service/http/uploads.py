@@ -154,7 +154,7 @@ async def _text(part: BodyPartReader) -> str:
 async def _store(pieces: AsyncIterator[bytes], path: Path, name: str, most: int) -> Upload:
     """To disk, written beside the event loop."""
     digest, size = hashlib.sha256(), 0
-    file = await asyncio.to_thread(path.open, "wb")
+    file = path.open("wb")  # not beside the event loop: given up then, nobody would close it
     try:
         async for piece in pieces:
             size += len(piece)

@@ -1,8 +1,11 @@
 """Jobs and whole files when something happens to them: a stop, sound that fails, a client that leaves, its account."""
 
 import asyncio
+import contextlib
+import gc
 import io
 import logging
+import warnings
 import wave
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -24,7 +27,7 @@ from service.jobs.job import Job
 from service.jobs.store import JobStore
 from service.keys import add_key
 from service.models import ServedModels
-from service.recordings import heard
+from service.recordings import _pieces, heard
 from service.settings import Settings
 from service.stream import Stream
 from tests.http.conftest import Front
@@ -249,3 +252,19 @@ async def test_a_file_name_that_is_no_utf_8_is_kept_as_far_as_it_can_be(
         session.post(f"{server.address}/v1/jobs", data=body, headers=named) as answer,
     ):
         assert answer.status == 202 and (await answer.json())["name"] == "caf?.wav"
+
+
+async def test_a_recording_given_up_while_it_is_opened_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "body").write_bytes(b"sound")
+    for turns in range(4):  # given up at every moment of its beginning
+        piece = asyncio.ensure_future(anext(_pieces(tmp_path / "body")))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        piece.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await piece
+    await asyncio.sleep(0.05)
+    with warnings.catch_warnings(record=True) as left_open:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert not left_open
