@@ -1,36 +1,51 @@
-"""The mean of two checkpoints of one network: two sittings of one run are often worth more together than either.
+"""The mean of several states of one network: two sittings of one run, or two runs from one beginning, are often worth
+more together than any of them.
 
-    python scripts/mean_weights.py FIRST SECOND --share 0.7 --out MEAN.safetensors
+    python scripts/mean_weights.py FIRST SECOND [MORE ...] [--shares 2 2 1] --out MEAN.safetensors
 
-`--share` is the second one's; the card is the second one's too. Release and measure what
-comes out (training/README.md).
+Each is a checkpoint file or a run's folder (its averaged weights). All count alike unless --shares says otherwise;
+the card is the last one's. Release and measure what comes out (training/README.md).
 """
 
 import argparse
 from pathlib import Path
 
 from acoustic import checkpoint
+from acoustic.checkpoint import State
+from acoustic.errors import AcousticError
+from training.errors import TrainingError
+from training.release import trained_model
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("first", type=Path)
-    parser.add_argument("second", type=Path)
-    parser.add_argument("--share", type=float, default=0.5, help="the second one's (default 0.5)")
+    parser.add_argument("states", type=Path, nargs="+", metavar="STATE")
+    parser.add_argument("--shares", type=float, nargs="+", help="how much each counts (default: all alike)")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    if not 0.0 <= arguments.share <= 1.0:
-        parser.error(f"the share lies between 0 and 1, not {arguments.share}")
-    first, second = checkpoint.load(arguments.first), checkpoint.load(arguments.second)
-    if first.config.blocks != second.config.blocks or first.config.alphabet != second.config.alphabet:
-        parser.error(f"{arguments.first} and {arguments.second} are not of one network")
-    state = {
-        name: first.state[name].lerp(tensor, arguments.share) if tensor.is_floating_point() else tensor
-        for name, tensor in second.state.items()
-    }
-    checkpoint.save(arguments.out, second.config, state, second.card)
+    shares = arguments.shares or [1.0] * len(arguments.states)
+    if len(shares) != len(arguments.states) or min(shares) < 0 or not sum(shares):
+        parser.error(
+            f"{len(arguments.states)} states want as many shares of nought or more, not {arguments.shares}"
+        )
+    mean: State = {}
+    for path, share in zip(arguments.states, shares, strict=True):
+        try:
+            one = trained_model(path)
+        except (AcousticError, TrainingError) as error:
+            parser.error(str(error))
+        if not mean:
+            config, mean = one.config, {name: tensor * 0.0 for name, tensor in one.state.items()}
+        if one.config.blocks != config.blocks or one.config.alphabet != config.alphabet:
+            parser.error(f"{path} is not of the same network as {arguments.states[0]}")
+        for name, tensor in one.state.items():
+            if tensor.is_floating_point():
+                mean[name] += tensor.float() * (share / sum(shares))
+            else:
+                mean[name] = tensor
+    checkpoint.save(arguments.out, one.config, mean, one.card)
 
 
 if __name__ == "__main__":

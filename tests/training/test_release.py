@@ -1,5 +1,7 @@
 """From a trained network to files that are served: read again, compared, and learnt on from."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,35 @@ def test_too_little_speech_for_int8_and_no_run_are_said(
         release(tmp_path / "nowhere", tmp_path / "out", minute)
     with pytest.raises(TrainingError, match="name a manifest"):
         release(trained, tmp_path / "out", [])
+
+
+def test_the_mean_of_states_weighs_each_as_it_is_told(small_network: ModelConfig, tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "scripts" / "mean_weights.py"
+    files = []
+    for value in (1.0, 2.0, 6.0):
+        state = {
+            name: torch.full_like(weight, value) for name, weight in build(small_network).state_dict().items()
+        }
+        files.append(
+            checkpoint.save(tmp_path / f"{value}.safetensors", small_network, state, {"title": str(value)})
+        )
+
+    def mean(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [
+            sys.executable,
+            str(script),
+            *map(str, files),
+            "--out",
+            str(tmp_path / "mean.safetensors"),
+            *more,
+        ]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    for shares, expected in (((), 3.0), (("--shares", "2", "1", "1"), 2.5)):
+        assert mean(*shares).returncode == 0
+        made = checkpoint.load(tmp_path / "mean.safetensors")
+        weights = [weight for weight in made.state.values() if weight.is_floating_point()]
+        torch.testing.assert_close(weights[0], torch.full_like(weights[0], expected))
+        assert made.card["title"] == "6.0"
+    refused = mean("--shares", "1")
+    assert refused.returncode == 2 and "3 states want as many shares" in refused.stderr
