@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from acoustic.network.parts import LayerNorm, Masks, Reaching, convolved, lies_by_step, padded, slide
+from acoustic.network.parts import LayerNorm, Masks, Reaching, convolved, halved, lies_by_step, padded, slide
 from acoustic.shape import BlockConfig, ModelConfig
 
 FARTHEST = 8.0
@@ -89,7 +89,7 @@ class GatedConvolution(nn.Module, Reaching):
 
     def forward(self, x: Tensor, masks: Masks) -> Tensor:
         """[batch, channels, time] to what is to be added to it."""
-        gated = F.glu(convolved(self.before(x), self.gate), dim=1)
+        gated = halved(convolved(self.before(x), self.gate))
         slid = slide(self, self.depthwise, gated, masks, masked=self.masked)
         return convolved(F.silu(self.between(slid)), self.out)
 
