@@ -2,10 +2,11 @@
 
     python scripts/gather_speech.py SHARED MIRROR DATA
 
-SHARED is the developers' material, MIRROR holds snapshots of the repositories that collect/sources.jsonl names. DATA
-gets `shared` (its training clips decoded, the rest as links) and `collected` (what collect.py cuts, which takes 25
-minutes where it writes Opus and starts a git for each clip). WAV under the clips' own names: the manifests stay as they
-are, and training need not decode again and again. What is there already is left alone.
+SHARED is the developers' material, MIRROR holds snapshots of the repositories that its collect/sources.jsonl and
+more_sources.jsonl beside this file name. DATA gets `shared` (its training clips decoded, the rest as links) and
+`collected` (what collect.py cuts, which takes 25 minutes where it writes Opus and starts a git for each clip). WAV
+under the clips' own names: the manifests stay as they are, and training need not decode again and again. What is there
+already is left alone.
 """
 
 import argparse
@@ -47,8 +48,9 @@ def main() -> None:
                 _link(folder, copy)
             elif not (copy / "manifest.jsonl").exists():
                 print(f"{folder.name}: {_decode(folder, copy, pool)} clips decoded", flush=True)
-    sys.argv = ["collect.py", "--mirror", str(arguments.mirror), "--out", str(data / "collected")]
-    _collector(shared / "collect" / "collect.py").main()
+    for more in ([], ["--sources", str(Path(__file__).with_name("more_sources.jsonl"))]):
+        sys.argv = ["collect.py", "--mirror", str(arguments.mirror), "--out", str(data / "collected"), *more]
+        _collector(shared / "collect" / "collect.py").main()
 
 
 def _link(target: Path, link: Path) -> None:
