@@ -48,10 +48,14 @@ def meet(runs: Sequence[Path]) -> None:
         configs = [ModelConfig.from_dict(json.loads(state["config"])) for state in states]
         if any(config != configs[0] for config in configs):
             raise TrainingError(f"{', '.join(map(str, runs))} do not train one network.")
-        weights = mean(
-            [state["average"]["values"] if state["average"] else state["model"] for state in states]
-        )
-        sums = mean([state["optimiser"]["state"] for state in states])
+        try:
+            weights = mean([(state["average"] or {"values": state["model"]})["values"] for state in states])
+            sums = mean([state["optimiser"]["state"] for state in states])
+        except (KeyError, RuntimeError) as error:
+            raise TrainingError(
+                f"{', '.join(map(str, runs))} do not learn alike: their optimisers, frozen parts or distil.hidden "
+                "differ."
+            ) from error
         for folder, state, config in zip(folders, states, configs, strict=True):
             state["model"], state["optimiser"]["state"] = weights, sums
             if state["average"]:
@@ -64,6 +68,8 @@ def mean(alike: Sequence[Any]) -> Any:
     """Of tensors, however deep they lie; of whatever else the first."""
     first = alike[0]
     if isinstance(first, dict):
+        if any(one.keys() != first.keys() for one in alike):
+            raise KeyError("other parts")
         return {key: mean([one[key] for one in alike]) for key in first}
     if isinstance(first, Tensor) and first.is_floating_point():
         return torch.stack([one.float() for one in alike]).mean(0).to(first.dtype)

@@ -135,5 +135,8 @@ def test_runs_that_meet_go_on_from_their_mean(small_network: ModelConfig, tmp_pa
             assert all(weight.eq(1.5).all() for weight in weights.values() if weight.is_floating_point())
         assert state["optimiser"]["state"][0]["first"].tolist() == [1.5] * 3
         assert (run / "previous.pt").exists()
-    alone = meet(str(runs[0]), str(tmp_path / "nowhere"))
-    assert alone.returncode == 2 and "there is no last.pt in it" in alone.stderr
+    other = {"model": values | {"head": torch.ones(2)}, "average": None, "optimiser": {"state": {}}}
+    RunFolder(tmp_path / "other").save(other, small_network)
+    for run, reason in (("nowhere", "there is no last.pt in it"), ("other", "do not learn alike")):
+        refused = meet(str(runs[0]), str(tmp_path / run))
+        assert refused.returncode == 2 and reason in refused.stderr
