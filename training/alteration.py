@@ -67,7 +67,8 @@ NO_ALTERATION = replace(Alteration(), **_OFF)
 @dataclass(frozen=True)
 class FeatureMasks:
     """What is done to features: how much SpecAugment and SpecCutout blot out (all noughts switches them off), and the
-    factors by which the uses of a batch after its first are stretched in time and warped in frequency.
+    factors by which the uses of a batch after its first are stretched in time and warped in frequency, lowest and
+    highest band each by its own; `colour` is how far they are coloured, in deviations of the features.
     """
 
     time_masks: int = 0
@@ -79,10 +80,11 @@ class FeatureMasks:
     rectangle_bins: int = 50
     stretch: tuple[float, float] = (1.0, 1.0)
     warp: tuple[float, float] = (1.0, 1.0)
+    colour: float = 0.0
 
     def __post_init__(self) -> None:
         check("masks", self, NOUGHT_OR_MORE, "time_masks", "time_frames", "mel_masks", "mel_bins")
-        check("masks", self, NOUGHT_OR_MORE, "rectangles", "rectangle_frames", "rectangle_bins")
+        check("masks", self, NOUGHT_OR_MORE, "rectangles", "rectangle_frames", "rectangle_bins", "colour")
         check("masks", self, ABOVE_NOUGHT, "stretch", "warp")
 
 

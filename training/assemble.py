@@ -40,6 +40,7 @@ from training.recipe import Recipe
 from training.reuse import Reuse
 from training.runs import RunFolder
 from training.schedules import Schedule
+from training.skipping import skip_parts
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,8 @@ def assemble(
     model, config = starting_model(recipe)
     if recipe.distil.hidden:
         attach_head(model, recipe.distil.hidden_layer)
+    if recipe.model.skip:
+        skip_parts(model, recipe.model.skip)
     seconds = config.frames_per_output / config.frames_per_second
     material = read_material(recipe, config, data, seconds)
     share = Share(world.rank, world.size, recipe.run.accumulation)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from acoustic.features import FrontEnd
 from acoustic.shape import ModelConfig
 from training.alteration import NO_ALTERATION, NO_MASKS, Alteration, FeatureMasks
-from training.augment import Altered, Banks, alter, blot_out, stretch, warp_mel
+from training.augment import Altered, Banks, alter, blot_out, colour, stretch, warp_mel
 from training.augment.draw import uniform
 from training.ctc import ctc
 from training.data.feed import Batch, batch_seed
@@ -125,12 +125,16 @@ def hear(
 def vary(heard: Heard, masks: FeatureMasks, use: int) -> Heard:
     """The batch as its first, second ... use hears it. What is drawn comes from the batch's seed and the use.
 
-    The first use hears the sound as it was altered, later ones a little faster or slower, and from another mouth.
+    The first use hears the sound as it was altered, later ones a little faster or slower, from another mouth and
+    through another microphone.
     """
     generator = torch.Generator().manual_seed(batch_seed(heard.batch.seed, use, 0))
     features, frames, altered = heard.features, heard.frames, heard.altered
     if use and masks.warp != (1.0, 1.0):
-        features = warp_mel(features, uniform(len(features), *masks.warp, generator))
+        low, high = (uniform(len(features), *masks.warp, generator) for _ in range(2))
+        features = warp_mel(features, low, high)
+    if use and masks.colour:
+        features = colour(features, frames, masks.colour, generator)
     if use and masks.stretch != (1.0, 1.0):
         before = frames
         # All rows alike: they were put together for their like length.

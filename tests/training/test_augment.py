@@ -62,15 +62,32 @@ def test_vocal_tract_of_one_changes_nothing() -> None:
     sound = torch.randn(2, 8000, generator=torch.Generator().manual_seed(1)) * 0.1
     assert torch.allclose(augment.warp_vocal_tract(sound, torch.ones(2)), sound, atol=2e-3)
     features = torch.randn(2, 64, 50)
-    assert torch.allclose(augment.warp_mel(features, torch.ones(2)), features, atol=1e-3)
+    assert torch.allclose(augment.warp_mel(features, torch.ones(2), torch.ones(2)), features, atol=1e-3)
 
 
-def test_mel_warp_moves_a_peak_by_the_factor() -> None:
-    features = torch.zeros(1, 64, 3)
-    features[0, 20] = 1.0
-    up = augment.warp_mel(features, torch.tensor([1.15]))
-    down = augment.warp_mel(features, torch.tensor([0.87]))
-    assert int(down[0, :, 0].argmax()) < 20 < int(up[0, :, 0].argmax())
+def test_mel_warp_moves_a_peak_by_the_factor_of_its_end() -> None:
+    features = torch.zeros(2, 64, 3)
+    features[0, 3] = features[1, 60] = 1.0
+    factors = torch.tensor([1.15, 1.15]), torch.tensor([0.87, 0.87])
+    up, down = augment.warp_mel(features, *factors), augment.warp_mel(features, *factors[::-1])
+    low = [int(moved[0, :, 0].argmax()) for moved in (down, features, up)]
+    high = [int(moved[1, :, 0].argmax()) for moved in (up, features, down)]
+    assert low == sorted(low) and high == sorted(high)
+    assert high[0] < 60 < high[-1]
+    middle = augment.warp_mel(torch.eye(64)[None, :, 30:31], torch.tensor([1.1]), torch.tensor([1.1]))
+    assert int(middle[0, :, 0].argmax()) > 30
+
+
+def test_colour_is_smooth_the_same_all_through_a_row_and_leaves_its_padding() -> None:
+    features = torch.zeros(400, 64, 5)
+    frames = torch.full((400,), 3)
+    curves = augment.colour(features, frames, 0.5, torch.Generator().manual_seed(0))
+    assert not curves[:, :, 3:].any()
+    assert torch.equal(curves[:, :, 0], curves[:, :, 2])
+    assert float(curves[:, :, 0].diff(dim=1).abs().max()) < 0.3
+    # A half wave of one, one of a half, a third and a quarter, at the lowest band all upright.
+    assert float(curves[:, 0, 0].std()) == pytest.approx(0.5 * math.sqrt(1 + 1 / 4 + 1 / 9 + 1 / 16), rel=0.1)
+    assert abs(float(curves[:, :, 0].mean())) < 0.05
 
 
 def test_mix_keeps_the_ratio_asked_for_over_the_row_not_its_padding() -> None:

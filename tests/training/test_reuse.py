@@ -86,7 +86,7 @@ def heard() -> Heard:
 
 
 def test_each_use_is_varied_anew_and_the_same_when_it_is_asked_again() -> None:
-    masks = FeatureMasks(time_masks=1, time_frames=10, stretch=(0.8, 1.25), warp=(0.9, 1.1))
+    masks = FeatureMasks(time_masks=1, time_frames=10, stretch=(0.8, 1.25), warp=(0.9, 1.1), colour=0.3)
     uses = [vary(heard(), masks, use) for use in range(3)]
     assert len(uses[0].features[0].T) == 100
     assert uses[1].frames.tolist() != uses[2].frames.tolist() != [100, 60]

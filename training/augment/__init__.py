@@ -9,6 +9,7 @@ parts can be used alone.
 from training.augment.bands import band_limit, telephone
 from training.augment.chain import Altered, Banks, alter
 from training.augment.codecs import a_law, mu_law, quantise, through_codec
+from training.augment.colour import colour
 from training.augment.level import change_level, mix, random_segments
 from training.augment.masks import blot_out, spec_augment, spec_cutout
 from training.augment.rooms import reverberate, simulate_rooms
@@ -25,6 +26,7 @@ __all__ = [
     "blot_out",
     "change_level",
     "change_speed",
+    "colour",
     "cut",
     "cut_and_join",
     "join",

@@ -56,14 +56,16 @@ def warp_vocal_tract(sound: Tensor, factors: Tensor) -> Tensor:
     return torch.istft(warped, WINDOW_SAMPLES, HOP_SAMPLES, window=window, center=True, length=sound.shape[1])
 
 
-def warp_mel(features: Tensor, factors: Tensor, top_hz: float = 8000.0) -> Tensor:
-    """Log-mel features `[rows, mels, frames]` with their frequency axis stretched by factors[i] (Slaney
-    mel scale).
+def warp_mel(features: Tensor, low: Tensor, high: Tensor, top_hz: float = 8000.0) -> Tensor:
+    """Log-mel features `[rows, mels, frames]` with their frequency axis stretched (Slaney mel scale): the lowest band
+    by low[i], the highest by high[i], those between by what lies between. Mouths differ in more than length.
     """
     mels = features.shape[1]
     top = _mel(torch.tensor(top_hz, dtype=torch.float64))
     centres = _hertz(torch.linspace(0.0, float(top), mels + 2, dtype=torch.float64)[1:-1])
-    wanted = _mel(centres[None, :] / factors.detach().cpu().double()[:, None])
+    lowest, highest = (end.detach().cpu().double()[:, None] for end in (low, high))
+    factors = torch.lerp(lowest, highest, torch.linspace(0.0, 1.0, mels, dtype=torch.float64)[None, :])
+    wanted = _mel(centres[None, :] / factors)
     source = (wanted / top * (mels + 1) - 1).clamp(0.0, mels - 1.0).to(features.device)
     lower = source.floor().clamp(max=mels - 2).long()
     share = (source - lower).to(features.dtype)[:, :, None]
