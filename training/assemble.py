@@ -234,7 +234,7 @@ def objective_for(
         config,
         device,
         teacher,
-        weights=Weights(part.words, part.frames, part.characters, part.hidden),
+        weights=Weights(part.words, part.frames, part.characters, part.hidden, part.agree),
         alteration=recipe.augment,
         ramp=Ramp(part.ramp_first, part.ramp_steps),
         banks=banks,

@@ -26,7 +26,7 @@ from training.data.manifests import Clip
 from training.features import DITHER, batch_features
 from training.hidden import deviations, head_of, hidden_loss
 from training.labels import HIDDEN_WIDTH, LabelFolder, choose_target, clip_key
-from training.objectives import Heard, Loss, hear, vary
+from training.objectives import Heard, Loss, hear, twice, vary
 
 CHARACTER_REACH_OUTPUTS = 8
 """A character counts for the outputs within 160 ms of where the teacher wrote it."""
@@ -34,12 +34,14 @@ CHARACTER_REACH_OUTPUTS = 8
 
 @dataclass(frozen=True)
 class Weights:
-    """How much each loss counts; each is a mean over its row's characters or outputs."""
+    """How much each loss counts; each is a mean over its row's characters or outputs. With `agree` a step hears every
+    row in two views, which are to write the same."""
 
     words: float = 1.0
     frames: float = 0.3
     characters: float = 0.3
     hidden: float = 0.0
+    agree: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -198,8 +200,8 @@ class DistilObjective:
         return hear(batch, self.front_end, plan, self.banks, self.dither)
 
     def vary(self, heard: Heard, use: int) -> Heard:
-        """Masked; later uses stretched and warped too."""
-        return vary(heard, self.masks, use)
+        """Masked; later uses stretched and warped too. Of two views each is varied by itself, but for the stretch."""
+        return vary(twice(heard) if self.weights.agree else heard, self.masks, use)
 
     def __call__(self, model: nn.Module, heard: Heard) -> Loss:
         batch, altered = heard.batch, heard.altered
@@ -216,6 +218,9 @@ class DistilObjective:
         if self.weights.characters:
             characters = character_loss(log_probs, answer, self.config.blank)
             rows, figures["characters"] = rows + self.weights.characters * characters, characters.sum()
+        if self.weights.agree:
+            apart = agreement_loss(log_probs, outputs, target_lengths)
+            rows, figures["agree"] = rows + self.weights.agree * apart, apart.sum()
         if answer.hidden is not None and answer.hidden_outputs is not None:
             said = head_of(model).said
             assert said is not None
@@ -256,6 +261,19 @@ def silence_loss(log_probs: Tensor, outputs: Tensor, silent: Sequence[int], blan
     count = outputs.to(log_probs.device)[rows]
     apart = torch.where(index < count[:, None], -log_probs[rows, :, blank], 0.0)
     return losses.index_copy(0, rows, apart.sum(1) / count.clamp(min=1))
+
+
+def agreement_loss(log_probs: Tensor, outputs: Tensor, target_lengths: Tensor) -> Tensor:
+    """Of rows that come twice, the second ones after all first ones: the Kullback-Leibler distance of each from what
+    its other view says, per character (CR-CTC, Yao et al. 2024, arXiv 2410.05101); rows without words count nothing.
+    """
+    own = log_probs
+    other = torch.cat(log_probs.detach().chunk(2)[::-1])
+    index = torch.arange(own.shape[1], device=own.device)
+    inside = index[None, :] < outputs.to(own.device)[:, None]
+    apart = torch.where(inside, (other.exp() * (other - own)).sum(-1), 0.0).sum(1)
+    characters = target_lengths.to(own.device)
+    return apart / characters.clamp(min=1) * (characters > 0)
 
 
 def frame_loss(log_probs: Tensor, answer: Answer) -> Tensor:

@@ -121,6 +121,35 @@ def hear(
     return Heard(batch, altered, features, frames)
 
 
+def twice(heard: Heard) -> Heard:
+    """Every row two times, the second ones after all first ones: two views of a batch, once it is varied."""
+    batch, altered = heard.batch, heard.altered
+
+    def doubled(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.cat([tensor, tensor]) for tensor in tensors)
+
+    sound, lengths, targets, target_lengths = doubled(
+        batch.sound, batch.lengths, batch.targets, batch.target_lengths
+    )
+    altered_sound, altered_lengths, cut_at, features, frames = doubled(
+        altered.sound, altered.lengths, altered.cut_at, heard.features, heard.frames
+    )
+    silent = (*altered.silent, *(len(batch) + row for row in altered.silent))
+    return Heard(
+        replace(
+            batch,
+            sound=sound,
+            lengths=lengths,
+            targets=targets,
+            target_lengths=target_lengths,
+            names=2 * batch.names,
+        ),
+        replace(altered, sound=altered_sound, lengths=altered_lengths, cut_at=cut_at, silent=silent),
+        features,
+        frames,
+    )
+
+
 @torch.no_grad()
 def vary(heard: Heard, masks: FeatureMasks, use: int) -> Heard:
     """The batch as its first, second ... use hears it. What is drawn comes from the batch's seed and the use.

@@ -66,7 +66,8 @@ class DistilPart:
     below it a manifest; with `teacher` it answers on the spot. Neither: no distillation.
 
     `hidden` is the weight of a hidden layer of the teacher that the labels hold (training/hidden.py), read off what
-    goes into the layer `hidden_layer` of the student's attending block, `hidden_late` steps later.
+    goes into the layer `hidden_layer` of the student's attending block, `hidden_late` steps later. With `agree` each
+    step hears its sound in two views, masked and coloured each by itself, and they are to write the same.
     """
 
     teacher: str = ""
@@ -75,13 +76,16 @@ class DistilPart:
     frames: float = 0.3
     characters: float = 0.3
     hidden: float = 0.0
+    agree: float = 0.0
     hidden_layer: int = 0
     hidden_late: int = 0
     ramp_first: float = 0.2
     ramp_steps: int = 20_000
 
     def __post_init__(self) -> None:
-        check("distil", self, NOUGHT_OR_MORE, "words", "frames", "characters", "hidden", "ramp_steps")
+        check(
+            "distil", self, NOUGHT_OR_MORE, "words", "frames", "characters", "hidden", "agree", "ramp_steps"
+        )
         check("distil", self, NOUGHT_OR_MORE, "hidden_layer", "hidden_late")
         if self.hidden and self.teacher:
             raise TrainingError(

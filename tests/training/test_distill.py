@@ -10,7 +10,7 @@ import torch
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import published
 from acoustic.network import build
-from training.alteration import NO_ALTERATION, Alteration
+from training.alteration import NO_ALTERATION, Alteration, FeatureMasks
 from training.augment import Altered
 from training.data.feed import Batch
 from training.data.manifests import Clip
@@ -22,6 +22,7 @@ from training.distill import (
     Stored,
     StoredTeacher,
     Weights,
+    agreement_loss,
     character_loss,
     frame_loss,
     greedy_labels,
@@ -155,6 +156,46 @@ def test_where_nothing_is_said_nothing_is_to_be_written(tmp_path: Path) -> None:
         optimiser.step()
         losses_seen.append(float(loss.total.detach()))
     assert losses_seen[-1] < 0.3 * losses_seen[0]
+
+
+def test_two_views_are_altered_by_themselves_and_learn_to_write_the_same() -> None:
+    objective = DistilObjective(
+        published["tiny"],
+        torch.device("cpu"),
+        StoredTeacher({}, CLASSES),
+        weights=Weights(words=0.0, frames=0.0, characters=0.0, agree=1.0),
+        alteration=replace(NO_ALTERATION, speed=1.0),
+        masks=FeatureMasks(mel_masks=2, mel_bins=8, stretch=(0.9, 1.1), colour=0.3),
+    )
+    student = build(published["tiny"]).train()
+    sound = torch.randn(2, 16000, generator=torch.Generator().manual_seed(1))
+    lengths = torch.tensor([16000, 12000])
+    batch = Batch(sound, lengths, torch.tensor([3, 4, 5]), torch.tensor([2, 1]), ("a", "b"), 1)
+    heard = objective.vary(objective.hear(batch), 1)
+    assert len(heard.batch) == len(heard.features) == 4 and heard.batch.names == ("a", "b", "a", "b")
+    assert heard.frames.tolist() == heard.frames[:2].tolist() * 2
+    assert not torch.equal(heard.features[:2], heard.features[2:])
+    optimiser = torch.optim.AdamW(student.parameters(), lr=1e-2)
+    seen = []
+    for _ in range(12):
+        loss = objective(student, heard)
+        optimiser.zero_grad()
+        loss.total.backward()
+        optimiser.step()
+        seen.append(float(loss.figures["agree"].detach()))
+    assert loss.rows == 4 and 0 < seen[-1] < 0.3 * seen[0]
+
+
+def test_each_view_is_asked_for_what_the_other_says_within_its_outputs() -> None:
+    sure, unsure = path_of([3, BLANK, 5, BLANK]), path_of([5, BLANK, 5, BLANK], sure=0.5)
+    views = torch.cat([sure, sure, unsure, sure]).requires_grad_()
+    apart = agreement_loss(views, torch.tensor([4, 4, 4, 4]), torch.tensor([2, 0, 2, 0]))
+    expected = [(other.exp() * (other - own)).sum() / 2 for own, other in ((sure, unsure), (unsure, sure))]
+    assert apart.tolist() == pytest.approx([float(expected[0]), 0.0, float(expected[1]), 0.0])
+    apart[0].backward()
+    assert views.grad is not None and views.grad[0].any() and not views.grad[2].any()
+    shorter = agreement_loss(views.detach(), torch.tensor([1, 4, 1, 4]), torch.tensor([2, 0, 2, 0]))
+    assert 0 < float(shorter[0]) < float(expected[0])
 
 
 def test_clips_get_the_text_they_are_to_teach(tmp_path: Path) -> None:
