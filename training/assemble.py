@@ -18,7 +18,6 @@ from training.data.noise import read_banks
 from training.distill import (
     DistilObjective,
     Labelled,
-    LiveTeacher,
     Ramp,
     Stored,
     StoredTeacher,
@@ -29,8 +28,9 @@ from training.distill import (
 from training.errors import TrainingError
 from training.evaluate import Evaluation
 from training.finetune import freeze, grown, start_from
-from training.hidden import attach_head, known_basis
+from training.hidden import attach_head, found_basis, known_basis
 from training.labels import LabelFolder, labelled_as, refuse_namesakes
+from training.live import LiveTeacher
 from training.loop import Loop, LoopSettings
 from training.objectives import CtcObjective, Objective
 from training.optimisers import build_optimiser
@@ -184,7 +184,7 @@ def assemble(
     return Loop(
         model,
         config,
-        objective_for(recipe, config, material, data, world.device),
+        objective_for(recipe, config, material, data, world.device, folder),
         feed,
         optimiser,
         schedule_for(recipe, len(feed.plan(0))),
@@ -198,9 +198,16 @@ def assemble(
 
 
 def objective_for(
-    recipe: Recipe, config: ModelConfig, material: Material, data: Path | None, device: torch.device
+    recipe: Recipe,
+    config: ModelConfig,
+    material: Material,
+    data: Path | None,
+    device: torch.device,
+    folder: Path,
 ) -> Objective:
-    """What the run minimises: CTC of transcripts, or a distillation where the recipe names a teacher or labels."""
+    """What the run in `folder` minimises: CTC of transcripts, or a distillation where the recipe names a teacher or
+    labels.
+    """
     banks = read_banks(_paths((recipe.data.noise,), data)[0], device) if recipe.data.noise else None
     part = recipe.distil
     if recipe.augment.splice and not part.teacher:
@@ -219,7 +226,14 @@ def objective_for(
             )
         from acoustic.catalogue import find
 
-        teacher = LiveTeacher(find(part.teacher), device)
+        teacher = LiveTeacher(find(part.teacher), device, part.hidden_block or None)
+        if part.hidden:
+            basis = known_basis(folder) or found_basis(teacher, material.train).keep(folder)
+            if basis.hears != teacher.hears:
+                raise TrainingError(
+                    f"{folder} was begun with {basis.hears}, not with {teacher.hears}: name another."
+                )
+            teacher.learn(basis)
     else:
         frames, hidden = bool(part.frames or part.characters), bool(part.hidden)
         # For words alone the texts do.
@@ -252,7 +266,7 @@ def _read_labelled(recipe: Recipe, config: ModelConfig, data: Path | None) -> La
     if labels:
         refuse_namesakes(manifests)
     basis = known_basis(labels) if labels and recipe.distil.hidden else None
-    if recipe.distil.hidden and not basis:
+    if recipe.distil.hidden and not recipe.distil.teacher and not basis:
         raise TrainingError(
             "distil.hidden learns a hidden layer that `silica label --hidden BLOCK` kept, and "
             f"{labels or 'distil.labels (which names no folder)'} holds none: label with it, or set distil.hidden to 0."

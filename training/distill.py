@@ -2,7 +2,7 @@
 
 Words by CTC are what teaches; the frame-wise distance and the characters spread over time are its companions.
 The teacher's answer is either stored (`silica label`) and stretched to the altered sound, or given on the spot
-for the very sound that the student hears.
+for the very sound that the student hears (`training.live`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,8 @@ from typing import Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from acoustic.checkpoint import Checkpoint
 from acoustic.features import FrontEnd
 from acoustic.shape import ModelConfig
 from training.alteration import NO_MASKS, Alteration, FeatureMasks
@@ -23,7 +21,7 @@ from training.augment import Altered, Banks
 from training.ctc import ctc
 from training.data.feed import Batch
 from training.data.manifests import Clip
-from training.features import DITHER, batch_features
+from training.features import DITHER
 from training.hidden import deviations, head_of, hidden_loss
 from training.labels import HIDDEN_WIDTH, LabelFolder, choose_target, clip_key
 from training.objectives import Heard, Loss, hear, twice, vary
@@ -146,24 +144,6 @@ class StoredTeacher:
         if hidden is None:
             return answer
         return replace(answer, hidden=hidden.to(device), hidden_outputs=hidden_counted.to(device))
-
-
-class LiveTeacher:
-    """The teacher's network inside the step: it hears what the student hears, however altered (function matching)."""
-
-    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
-        self.config = checkpoint.config
-        self.network = checkpoint.network().to(device).eval().requires_grad_(False)
-        self.front_end = FrontEnd(self.config.features).to(device)
-
-    @torch.no_grad()
-    def answer(self, batch: Batch, altered: Altered, outputs: int) -> Answer:
-        """All rows; words for every one (used where the clip has no transcript, or was cut and joined)."""
-        features, frames = batch_features(self.front_end, altered.sound, altered.lengths)
-        log_probs, counted = self.network(features, frames)
-        log_probs = F.pad(log_probs.float(), (0, 0, 0, max(0, outputs - log_probs.shape[1])))[:, :outputs]
-        counted = counted.clamp(max=outputs)
-        return Answer(log_probs, counted, greedy_labels(log_probs, counted, self.config.blank))
 
 
 class DistilObjective:
@@ -309,17 +289,6 @@ def nearby_characters(log_probs: Tensor, outputs: Tensor, blank: int) -> Tensor:
     nearest = torch.where(index - before <= after - index, before, after)
     near = ((nearest - index).abs() <= CHARACTER_REACH_OUTPUTS) & (index < outputs.to(best.device)[:, None])
     return torch.where(near, best.gather(1, nearest.clamp(0, best.shape[1] - 1)), -1)
-
-
-def greedy_labels(log_probs: Tensor, outputs: Tensor, blank: int) -> tuple[Tensor, ...]:
-    """The labels of the best path of each row, repeats and blanks taken out, spaces at the ends too."""
-    best = log_probs.argmax(-1)
-    index = torch.arange(best.shape[1], device=best.device)[None, :]
-    fresh = torch.ones_like(best, dtype=torch.bool)
-    fresh[:, 1:] = best[:, 1:] != best[:, :-1]
-    kept = fresh & (best != blank) & (index < outputs.to(best.device)[:, None])
-    counts = kept.sum(1).tolist()
-    return tuple(torch.split(best[kept], counts))
 
 
 def labelled_clips(clips: Sequence[Clip], base: Path, folder: LabelFolder | None) -> "Labelled":

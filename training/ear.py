@@ -1,8 +1,5 @@
 """The teacher's side of `training.hidden`: what one of its blocks makes of a clip."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,14 +13,9 @@ from acoustic.onnx_cache import fingerprint
 from acoustic.runtime.backend import in_pieces, whole_features_of
 from acoustic.runtime.cpu import open_session
 from acoustic.windows import LogProbs, carries
-from training.data.manifests import Clip
-from training.data.sound import SAMPLE_RATE, ClipError, Samples, read_clip
+from training.data.sound import Samples
 from training.errors import TrainingError
-from training.hidden import Basis, Rows
-
-BASIS_CLIPS = 200
-"""The most clips that the directions are found in, and how much is heard of each: memory stays bounded."""
-BASIS_SAMPLES = 30 * SAMPLE_RATE
+from training.hidden import Rows
 
 
 class Ear:
@@ -61,15 +53,3 @@ class Ear:
                 f"{log_probs.shape[1]} outputs: name one behind the last stride."
             )
         return np.concatenate([log_probs[0], hidden[0, :, 0].T], axis=1)
-
-
-def found_basis(ear: Ear, clips: Sequence[Clip]) -> Basis:
-    """The directions in which the block's outputs differ most: in the beginnings of some clips, drawn evenly from all;
-    those that cannot be read are passed over."""
-
-    def heard() -> Iterator[Rows]:
-        for clip in clips[:: -(-len(clips) // BASIS_CLIPS) or 1]:
-            with suppress(ClipError):
-                yield ear.hear(read_clip(clip.audio)[:BASIS_SAMPLES])[1]
-
-    return Basis.of(ear.hears, heard())

@@ -7,11 +7,11 @@ moment how a sound is heard, and batches agree on it (training/LOG.md, run M).
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from zipfile import BadZipFile
 
 import numpy as np
@@ -22,12 +22,17 @@ from torch import Tensor, nn
 
 from acoustic.network import Network
 from acoustic.network.layers import Layers
+from training.data.manifests import Clip
+from training.data.sound import SAMPLE_RATE, ClipError, Samples, read_clip
 from training.errors import TrainingError
 from training.labels import HIDDEN_WIDTH
 
 STEPS_PER_DEVIATION = 12
 """Ten deviations of an average direction fit into a signed byte, five of the widest."""
 BASIS_FILE = "hidden.npz"
+BASIS_CLIPS = 200
+"""The most clips that the directions are found in, and how much is heard of each: memory stays bounded."""
+BASIS_SAMPLES = 30 * SAMPLE_RATE
 HEAD = "teacher_hidden"
 """What the head is called among a student's parts."""
 
@@ -94,6 +99,29 @@ class Basis:
             with suppress(OSError):
                 partial.unlink()
         return known_basis(labels) or self
+
+
+class Hearing(Protocol):
+    """A teacher that tells what one of its blocks makes of a clip (training.ear, training.live)."""
+
+    @property
+    def hears(self) -> str:
+        """Which block of which teacher."""
+
+    def hear(self, sound: Samples) -> tuple[object, Rows]:
+        """Its answer, and [outputs, channels] of the block."""
+
+
+def found_basis(teacher: Hearing, clips: Sequence[Clip]) -> Basis:
+    """The directions in which the block's outputs differ most: in the beginnings of some clips, drawn evenly from all;
+    those that cannot be read are passed over."""
+
+    def heard() -> Iterator[Rows]:
+        for clip in clips[:: -(-len(clips) // BASIS_CLIPS) or 1]:
+            with suppress(ClipError):
+                yield teacher.hear(read_clip(clip.audio)[:BASIS_SAMPLES])[1]
+
+    return Basis.of(teacher.hears, heard())
 
 
 def known_basis(labels: Path) -> Basis | None:

@@ -65,9 +65,10 @@ class DistilPart:
     """Learning from a teacher (training/distill.py): `labels` is a folder that `silica label` filled, one
     below it a manifest; with `teacher` it answers on the spot. Neither: no distillation.
 
-    `hidden` is the weight of a hidden layer of the teacher that the labels hold (training/hidden.py), read off what
-    goes into the layer `hidden_layer` of the student's attending block, `hidden_late` steps later. With `agree` each
-    step hears its sound in two views, masked and coloured each by itself, and they are to write the same.
+    `hidden` is the weight of a hidden layer of the teacher (training/hidden.py): what the labels hold, or what block
+    `hidden_block` makes of a teacher that answers on the spot. It is read off what goes into the layer `hidden_layer`
+    of the student's attending block, `hidden_late` steps later. With `agree` each step hears its sound in two views,
+    masked and coloured each by itself, and they are to write the same.
     """
 
     teacher: str = ""
@@ -77,6 +78,7 @@ class DistilPart:
     characters: float = 0.3
     hidden: float = 0.0
     agree: float = 0.0
+    hidden_block: int = 0
     hidden_layer: int = 0
     hidden_late: int = 0
     ramp_first: float = 0.2
@@ -86,11 +88,11 @@ class DistilPart:
         check(
             "distil", self, NOUGHT_OR_MORE, "words", "frames", "characters", "hidden", "agree", "ramp_steps"
         )
-        check("distil", self, NOUGHT_OR_MORE, "hidden_layer", "hidden_late")
-        if self.hidden and self.teacher:
+        check("distil", self, NOUGHT_OR_MORE, "hidden_block", "hidden_layer", "hidden_late")
+        if bool(self.hidden and self.teacher) != bool(self.hidden_block):
             raise TrainingError(
-                "distil.hidden learns what `silica label --hidden` kept; a teacher that answers on the spot "
-                "(distil.teacher) is not asked for its hidden layers: name only one of the two."
+                "distil.hidden_block names the block whose outputs are learnt of a teacher that answers on the spot: "
+                "set it (of QuartzNet 15x5 to 15) where distil.teacher and distil.hidden are set, and nowhere else."
             )
         check("distil", self, SHARE, "ramp_first")
 

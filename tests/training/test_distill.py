@@ -17,7 +17,6 @@ from training.data.manifests import Clip
 from training.distill import (
     Answer,
     DistilObjective,
-    LiveTeacher,
     Ramp,
     Stored,
     StoredTeacher,
@@ -25,7 +24,6 @@ from training.distill import (
     agreement_loss,
     character_loss,
     frame_loss,
-    greedy_labels,
     labelled_clips,
     nearby_characters,
     silence_loss,
@@ -34,6 +32,7 @@ from training.distill import (
 )
 from training.hidden import STEPS_PER_DEVIATION
 from training.labels import HIDDEN_WIDTH, LabelFolder
+from training.live import LiveTeacher, greedy_labels
 
 BLANK = 28
 CLASSES = 29

@@ -20,8 +20,10 @@ from acoustic.runtime.backend import open_backend
 from acoustic.shape import ModelConfig
 from service.commands import main
 from training.assemble import assemble
+from training.augment import Altered
+from training.data.feed import Batch
 from training.data.sound import read_clip
-from training.ear import Ear, found_basis
+from training.ear import Ear
 from training.errors import TrainingError
 from training.features import batch_features
 from training.hidden import (
@@ -29,12 +31,14 @@ from training.hidden import (
     Basis,
     attach_head,
     deviations,
+    found_basis,
     head_of,
     hidden_loss,
     known_basis,
     without_head,
 )
 from training.labels import HIDDEN_WIDTH
+from training.live import LiveTeacher
 from training.optimisers import build_optimiser
 from training.recipe import from_values
 from training.release import trained_model
@@ -215,5 +219,70 @@ def test_labelled_with_a_hidden_layer_a_student_learns_it(
     (tmp_path / "others" / "manifest.jsonl").write_text(json.dumps(row))
     with pytest.raises(TrainingError, match="no clip of this recipe is labelled"):
         assemble(from_values(values, "test"), tmp_path / "new", data=tmp_path)
-    with pytest.raises(TrainingError, match="name only one of the two"):
-        from_values(values | {"distil": {"hidden": 1.0, "teacher": "tiny"}}, "test")
+    for distil in (
+        {"hidden": 1.0, "teacher": "tiny"},
+        {"hidden": 1.0, "labels": "labels", "hidden_block": 15},
+    ):
+        with pytest.raises(TrainingError, match=r"where distil\.teacher and distil\.hidden are set"):
+            from_values(values | {"distil": distil}, "test")
+
+
+def test_a_live_teacher_hears_in_altered_sound_what_its_ear_hears_in_the_clip(
+    teacher: Checkpoint, spoken: Path
+) -> None:
+    clip = spoken / "2.wav"
+    live, ear = LiveTeacher(teacher, torch.device("cpu"), 1), Ear(teacher, 1)
+    sound = read_clip(clip)
+    assert np.allclose(live.hear(sound)[1], ear.hear(sound)[1], atol=1e-4)
+    draw = np.random.default_rng(4)
+    basis = Basis.of("block 1", [ear.hear(sound)[1], draw.normal(size=(700, 96)).astype(np.float32)])
+    live.learn(basis)
+    short = len(sound) // 2
+    rows = torch.from_numpy(np.stack([sound, sound]))
+    rows[1, short:] = 0
+    lengths = torch.tensor([len(sound), short])
+    batch = Batch(rows, lengths, torch.zeros(0), torch.zeros(2), ("a", "b"), 0)
+    heard = len(ear.hear(sound)[1])
+    answer = live.answer(batch, Altered(rows, lengths, lengths), heard + 3)
+    assert answer.hidden is not None and answer.hidden_outputs is not None
+    assert answer.hidden.shape == (2, heard + 3, HIDDEN_WIDTH)
+    assert answer.hidden_outputs.tolist() == [heard, len(ear.hear(sound[:short])[1])]
+    stored = deviations(basis.bytes_of(ear.hear(sound)[1]))
+    inside = np.abs(stored).max(1) < 10  # beyond that a byte ends
+    assert inside.any() and np.allclose(answer.hidden[0, :heard][inside], stored[inside], atol=0.06)
+
+
+def test_a_student_learns_the_hidden_layer_of_a_teacher_that_answers_on_the_spot(
+    teacher: Checkpoint,
+    student: ModelConfig,
+    spoken: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    checkpoint.save(tmp_path / "teacher.safetensors", teacher.config, teacher.state, {})
+    torch.manual_seed(1)
+    checkpoint.save(tmp_path / "start.safetensors", student, build(student).state_dict(), {})
+    values: dict[str, Any] = {
+        "title": "test",
+        "model": {"start": str(tmp_path / "start.safetensors"), "skip": 0.05},
+        "data": {"train": [str(spoken)], "batch_seconds": 20.0},
+        "distil": {"teacher": str(tmp_path / "teacher.safetensors"), "words": 0.1, "frames": 0.0, "characters": 0.0,
+                   "hidden": 3.0, "hidden_block": 1, "hidden_layer": 1, "hidden_late": 1},
+        "augment": {"speed": 1.0, "splice": 0.5},
+        "optimiser": {"name": "muon", "rate": 0.01},
+        "schedule": {"steps": 30},
+        "run": {"log_every": 10},
+    }  # fmt: skip
+    loop = assemble(from_values(values, "test"), tmp_path / "run", data=tmp_path, live=False)
+    assert loop.run().finished
+    rows = [
+        float(part.split()[1]) for part in capsys.readouterr().err.split(" · ") if part.startswith("hidden ")
+    ]
+    assert rows[-1] < 0.8 * rows[0]
+    basis = known_basis(tmp_path / "run")
+    assert basis is not None and basis.hears.startswith("block 1 of small")
+    assert assemble(from_values(values, "test"), tmp_path / "run", data=tmp_path).progress.step == 30
+    for block, complaint in ((2, "was begun with block 1 of small"), (9, "are numbered 0 to 3")):
+        values["distil"]["hidden_block"] = block
+        with pytest.raises(TrainingError, match=complaint):
+            assemble(from_values(values, "test"), tmp_path / "run", data=tmp_path)

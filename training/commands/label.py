@@ -49,9 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
     from lm.decoders import open_decoder
     from training.data.manifests import read_manifest
     from training.data.sound import ClipError, read_clip
-    from training.ear import Ear, found_basis
+    from training.ear import Ear
     from training.errors import TrainingError
-    from training.hidden import known_basis
+    from training.hidden import found_basis, known_basis
     from training.labels import LabelFolder, clip_key, labelled_as, refuse_namesakes
 
     refuse_namesakes(arguments.manifest)
