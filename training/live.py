@@ -3,7 +3,6 @@
 For a GPU: on a CPU the answers are better stored (`silica label`).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ from training.errors import TrainingError
 from training.features import batch_features
 from training.hidden import Basis, Rows
 
-Remember = Callable[[nn.Module, tuple[Any, ...], Tensor], None]
-
 
 class LiveTeacher:
     """The teacher's network, and of a block of it, where one is asked for, the directions that `basis` names."""
@@ -34,13 +31,14 @@ class LiveTeacher:
         self.basis: tuple[Tensor, Tensor] | None = None
         self._device = device
         self._made: Tensor | None = None
-        self.hears = f"block {block} of {self.config.name} ({fingerprint(checkpoint)})"
+        self.hears = ""
         if block is not None:
             if not 0 <= block < len(self.network.blocks):
                 raise TrainingError(
                     f"distil.hidden_block is {block}: the blocks of {self.config.name} are numbered 0 to "
                     f"{len(self.network.blocks) - 1}."
                 )
+            self.hears = f"block {block} of {self.config.name} ({fingerprint(checkpoint)})"
             self.network.blocks[block].register_forward_hook(self._remember)
 
     def _remember(self, module: nn.Module, inputs: tuple[Any, ...], made: Tensor) -> None:
@@ -68,10 +66,10 @@ class LiveTeacher:
         log_probs, counted = self._answered(altered.sound, altered.lengths)
         log_probs = _as_long(log_probs.float(), outputs)
         counted = counted.clamp(max=outputs)
-        hidden, self._made = self._made, None
-        if hidden is not None and self.basis is not None:
+        made, self._made, hidden = self._made, None, None
+        if made is not None and self.basis is not None:
             mean, directions = self.basis
-            hidden = _as_long((hidden.mT.float() - mean) @ directions, outputs)
+            hidden = _as_long((made.mT.float() - mean) @ directions, outputs)
         words = greedy_labels(log_probs, counted, self.config.blank)
         return Answer(log_probs, counted, words, hidden, None if hidden is None else counted)
 
