@@ -28,7 +28,7 @@ from training.distill import (
 from training.errors import TrainingError
 from training.evaluate import Evaluation
 from training.finetune import freeze, grown, start_from
-from training.hidden import attach_head, found_basis, known_basis
+from training.hidden import attach_head, kept_basis, known_basis
 from training.labels import LabelFolder, labelled_as, refuse_namesakes
 from training.live import LiveTeacher
 from training.loop import Loop, LoopSettings
@@ -228,12 +228,7 @@ def objective_for(
 
         teacher = LiveTeacher(find(part.teacher), device, part.hidden_block or None)
         if part.hidden:
-            basis = known_basis(folder) or found_basis(teacher, material.train).keep(folder)
-            if basis.hears != teacher.hears:
-                raise TrainingError(
-                    f"{folder} was begun with {basis.hears}, not with {teacher.hears}: name another."
-                )
-            teacher.learn(basis)
+            teacher.learn(kept_basis(folder, teacher, lambda: material.train))
     else:
         frames, hidden = bool(part.frames or part.characters), bool(part.hidden)
         # For words alone the texts do.

@@ -18,6 +18,7 @@ from acoustic.features import FrontEnd
 from acoustic.shape import ModelConfig
 from training.alteration import NO_MASKS, Alteration, FeatureMasks
 from training.augment import Altered, Banks
+from training.augment.draw import valid
 from training.ctc import ctc
 from training.data.feed import Batch
 from training.data.manifests import Clip
@@ -249,8 +250,7 @@ def agreement_loss(log_probs: Tensor, outputs: Tensor, target_lengths: Tensor) -
     """
     own = log_probs
     other = torch.cat(log_probs.detach().chunk(2)[::-1])
-    index = torch.arange(own.shape[1], device=own.device)
-    inside = index[None, :] < outputs.to(own.device)[:, None]
+    inside = valid(outputs.to(own.device), own.shape[1])
     apart = torch.where(inside, (other.exp() * (other - own)).sum(-1), 0.0).sum(1)
     characters = target_lengths.to(own.device)
     return apart / characters.clamp(min=1) * (characters > 0)

@@ -7,7 +7,7 @@ moment how a sound is heard, and batches agree on it (training/LOG.md, run M).
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +122,16 @@ def found_basis(teacher: Hearing, clips: Sequence[Clip]) -> Basis:
                 yield teacher.hear(read_clip(clip.audio)[:BASIS_SAMPLES])[1]
 
     return Basis.of(teacher.hears, heard())
+
+
+def kept_basis(folder: Path, teacher: Hearing, clips: Callable[[], Sequence[Clip]]) -> Basis:
+    """What a folder of labels or of a run was begun with; in a new one found now, and kept there."""
+    basis = known_basis(folder) or found_basis(teacher, clips()).keep(folder)
+    if basis.hears != teacher.hears:
+        raise TrainingError(
+            f"{folder} was begun with {basis.hears}, not with {teacher.hears}: name another folder."
+        )
+    return basis
 
 
 def known_basis(labels: Path) -> Basis | None:

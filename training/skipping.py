@@ -1,5 +1,5 @@
 """Stochastic depth (Huang et al. 2016, arXiv 1603.09382): in training each row passes over some parts of its network,
-so that no part comes to rely on another one's knowing a recording by heart.
+so that no part comes to rely on all the others.
 """
 
 from typing import Any

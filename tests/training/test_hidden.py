@@ -160,28 +160,36 @@ def test_a_head_hears_in_training_alone_and_is_nobodys_weights_afterwards(studen
     assert id(network.blocks[-1].layers[0][2].wider.weight) in matrices
 
 
-def test_labelled_with_a_hidden_layer_a_student_learns_it(
-    teacher: Checkpoint,
-    student: ModelConfig,
-    spoken: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.fixture
+def values(teacher: Checkpoint, student: ModelConfig, spoken: Path, tmp_path: Path) -> dict[str, Any]:
+    """Of a recipe whose student learns a hidden layer; whose teacher's answers, a test says in `distil`."""
     checkpoint.save(tmp_path / "teacher.safetensors", teacher.config, teacher.state, {})
     torch.manual_seed(1)
     checkpoint.save(tmp_path / "start.safetensors", student, build(student).state_dict(), {})
-    label = ["label", str(spoken), "--teacher", str(tmp_path / "teacher.safetensors"), "--hidden", "1"]
-    values: dict[str, Any] = {
+    return {
         "title": "test",
         "model": {"start": str(tmp_path / "start.safetensors")},
         "data": {"train": [str(spoken)], "batch_seconds": 20.0},
-        "distil": {"labels": "labels", "words": 0.1, "frames": 0.0, "characters": 0.0,
+        "distil": {"words": 0.1, "frames": 0.0, "characters": 0.0,
                    "hidden": 3.0, "hidden_layer": 1, "hidden_late": 1},
         "augment": {"speed": 1.0},
         "optimiser": {"name": "muon", "rate": 0.01},
         "schedule": {"steps": 30},
         "run": {"log_every": 10},
     }  # fmt: skip
+
+
+def falls(told: str) -> bool:
+    """Whether a run's log has the hidden layer's figure fall by a fifth."""
+    figures = [float(part.split()[1]) for part in told.split(" · ") if part.startswith("hidden ")]
+    return figures[-1] < 0.8 * figures[0]
+
+
+def test_labelled_with_a_hidden_layer_a_student_learns_it(
+    values: dict[str, Any], spoken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    label = ["label", str(spoken), "--teacher", str(tmp_path / "teacher.safetensors"), "--hidden", "1"]
+    values["distil"]["labels"] = "labels"
     recipe = from_values(values, "test")
     with pytest.raises(TrainingError, match=r"`silica label --hidden BLOCK` kept, and .*labels holds none"):
         assemble(recipe, tmp_path / "run", data=tmp_path, live=False)
@@ -202,10 +210,7 @@ def test_labelled_with_a_hidden_layer_a_student_learns_it(
     assert "was begun with block 1 of small" in capsys.readouterr().err
     capsys.readouterr()
     assert assemble(recipe, tmp_path / "run", data=tmp_path, live=False).run().finished
-    rows = [
-        float(part.split()[1]) for part in capsys.readouterr().err.split(" · ") if part.startswith("hidden ")
-    ]
-    assert rows[-1] < 0.8 * rows[0]
+    assert falls(capsys.readouterr().err)
     assert not [name for name in trained_model(tmp_path / "run").state if name.startswith(HEAD)]
     again = assemble(recipe, tmp_path / "run", data=tmp_path, live=False)
     assert again.progress.step == 30, "a run with a head is continued"
@@ -253,32 +258,13 @@ def test_a_live_teacher_hears_in_altered_sound_what_its_ear_hears_in_the_clip(
 
 
 def test_a_student_learns_the_hidden_layer_of_a_teacher_that_answers_on_the_spot(
-    teacher: Checkpoint,
-    student: ModelConfig,
-    spoken: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    values: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint.save(tmp_path / "teacher.safetensors", teacher.config, teacher.state, {})
-    torch.manual_seed(1)
-    checkpoint.save(tmp_path / "start.safetensors", student, build(student).state_dict(), {})
-    values: dict[str, Any] = {
-        "title": "test",
-        "model": {"start": str(tmp_path / "start.safetensors"), "skip": 0.05},
-        "data": {"train": [str(spoken)], "batch_seconds": 20.0},
-        "distil": {"teacher": str(tmp_path / "teacher.safetensors"), "words": 0.1, "frames": 0.0, "characters": 0.0,
-                   "hidden": 3.0, "hidden_block": 1, "hidden_layer": 1, "hidden_late": 1},
-        "augment": {"speed": 1.0, "splice": 0.5},
-        "optimiser": {"name": "muon", "rate": 0.01},
-        "schedule": {"steps": 30},
-        "run": {"log_every": 10},
-    }  # fmt: skip
+    values["distil"] |= {"teacher": str(tmp_path / "teacher.safetensors"), "hidden_block": 1}
+    values["model"]["skip"], values["augment"]["splice"] = 0.05, 0.5
     loop = assemble(from_values(values, "test"), tmp_path / "run", data=tmp_path, live=False)
     assert loop.run().finished
-    rows = [
-        float(part.split()[1]) for part in capsys.readouterr().err.split(" · ") if part.startswith("hidden ")
-    ]
-    assert rows[-1] < 0.8 * rows[0]
+    assert falls(capsys.readouterr().err)
     basis = known_basis(tmp_path / "run")
     assert basis is not None and basis.hears.startswith("block 1 of small")
     assert assemble(from_values(values, "test"), tmp_path / "run", data=tmp_path).progress.step == 30

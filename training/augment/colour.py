@@ -1,5 +1,5 @@
 """Colour: how loud a microphone, a room and a mouth make the low bands beside the high ones, the same all through a
-recording. It is how a network knows a recording again that it has heard before.
+recording.
 """
 
 import torch

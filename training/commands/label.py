@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from training.data.sound import ClipError, read_clip
     from training.ear import Ear
     from training.errors import TrainingError
-    from training.hidden import found_basis, known_basis
+    from training.hidden import kept_basis, known_basis
     from training.labels import LabelFolder, clip_key, labelled_as, refuse_namesakes
 
     refuse_namesakes(arguments.manifest)
@@ -63,15 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
         config, basis = backend.config, None
     else:
         ear = Ear(find(arguments.teacher), arguments.hidden, arguments.precision)
-        config, basis = ear.config, known_basis(arguments.out)
-        if basis is None:
+        config = ear.config
+        if known_basis(arguments.out) is None:
             print("finding the directions in which that block's outputs differ most", file=sys.stderr)
-            every = [clip for path in arguments.manifest for clip in read_manifest(path)]
-            basis = found_basis(ear, every).keep(arguments.out)
-        if basis.hears != ear.hears:
-            raise TrainingError(
-                f"{arguments.out} was begun with {basis.hears}, not with {ear.hears}: label into another folder."
-            )
+        basis = kept_basis(
+            arguments.out,
+            ear,
+            lambda: [clip for path in arguments.manifest for clip in read_manifest(path)],
+        )
     greedy = open_decoder("greedy", config.alphabet)
     summary: list[dict[str, object]] = []
     show = Progress(
