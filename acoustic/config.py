@@ -236,6 +236,26 @@ def attentive(name: str, width: int, layers: int) -> ModelConfig:
     return ModelConfig(name, replace(FIXED, edge="zero"), (*stem, body), outputs_per_step=4)
 
 
+def staged(name: str) -> ModelConfig:
+    """A QuartzNet that streams: its five groups of blocks with shorter taps, most of them behind, which each learn a
+    group of QuartzNet 15x5 (training/stages.py). Steps of 20 ms, half a second of look-ahead."""
+    groups = (
+        (11, 256, (1, 0, 1, 0, 0)),
+        (11, 256, (1, 0, 0, 0, 0)),
+        (11, 256, (1, 1, 1, 0, 0)),
+        (15, 512, (1, 1, 1, 1, 1)),
+        (19, 512, (2, 1, 1, 1, 1)),
+        (25, 512, (2, 2, 1, 1, 1)),
+    )
+    stem = BlockConfig(7, 256, stride=2, look_ahead=1)
+    body = tuple(
+        BlockConfig(taps, width, 5, separable=True, residual="residual", look_ahead=ahead)
+        for taps, width, ahead in groups
+    )
+    head = (BlockConfig(19, 512, separable=True, look_ahead=0), BlockConfig(1, 512))
+    return ModelConfig(name, replace(FIXED, edge="zero"), (stem, *body, *head))
+
+
 def tiny(name: str) -> ModelConfig:
     """A few thousand parameters that run in no time: for tests of whatever stands on a model."""
     blocks = (
@@ -278,6 +298,7 @@ _SILICAS = (
     silica("silica-medium", 512, (5, 5, 5, 7, 7, 7)),
     silica("silica-large", 688, (5, 5, 5, 7, 7, 7)),
     attentive("silica-attentive", 256, 7),
+    staged("silica-staged"),
 )
 
 published: dict[str, ModelConfig] = {

@@ -41,6 +41,7 @@ from training.reuse import Reuse
 from training.runs import RunFolder
 from training.schedules import Schedule
 from training.skipping import skip_parts
+from training.stages import StagedObjective, StageTeacher, attach_stages
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,8 @@ def assemble(
     model, config = starting_model(recipe)
     if recipe.distil.hidden:
         attach_head(model, recipe.distil.hidden_layer)
+    if recipe.stages.teacher:
+        attach_stages(model, recipe.stages.by)
     if recipe.model.skip:
         skip_parts(model, recipe.model.skip)
     seconds = config.frames_per_output / config.frames_per_second
@@ -214,6 +217,21 @@ def objective_for(
         raise TrainingError(
             "augment.splice joins pieces of two clips, and neither a transcript nor a stored label says what is heard "
             "then: set augment.splice to 0, or let a teacher answer on the spot (distil.teacher)."
+        )
+    if recipe.stages.teacher:
+        from acoustic.catalogue import find
+
+        guide = StageTeacher(find(recipe.stages.teacher), recipe.stages.of, device)
+        guide.measure(material.train)
+        return StagedObjective(
+            config,
+            device,
+            guide,
+            recipe.stages,
+            alteration=recipe.augment,
+            ramp=Ramp(part.ramp_first, part.ramp_steps),
+            banks=banks,
+            masks=recipe.masks,
         )
     if not part.teacher and not part.labels:
         return CtcObjective(config, device, alteration=recipe.augment, masks=recipe.masks, banks=banks)

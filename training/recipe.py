@@ -12,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 from training.alteration import NO_ALTERATION, Alteration, FeatureMasks
 from training.bounds import ABOVE_NOUGHT, BELOW_ONE, NOUGHT_OR_MORE, ONE_OR_MORE, SHARE, check
 from training.errors import TrainingError
+from training.staging import StagesPart
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -171,6 +172,7 @@ class Recipe:
     model: ModelPart = field(default_factory=ModelPart)
     data: DataPart = field(default_factory=DataPart)
     distil: DistilPart = field(default_factory=DistilPart)
+    stages: StagesPart = field(default_factory=StagesPart)
     augment: Alteration = NO_ALTERATION
     masks: FeatureMasks = field(default_factory=FeatureMasks)
     optimiser: OptimiserPart = field(default_factory=OptimiserPart)

@@ -1,0 +1,292 @@
+"""Stage by stage: blocks of a student learn what those of its teacher make, at first each from the teacher's own input.
+
+A deep network that learns from its end alone is told little: what comes out of the teacher half way says at every 20 ms
+what to make of the sound so far. While a stage is given what the teacher's stage was given, it depends on no other
+stage of the student, and comes near the teacher within hours of sound (training/LOG.md, run P). Then the student hears
+more and more of what it makes itself, and in the end nothing else.
+
+The teacher hears another mouth or pace just as the student does, but no noise, no room and no telephone. With `late`
+a stage makes things so many
+outputs after the teacher, which hears what is yet to come where the student must not.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from acoustic.checkpoint import Checkpoint
+from acoustic.features import FrontEnd
+from acoustic.network import Network
+from acoustic.network.parts import Masks, Unit, by_step
+from acoustic.shape import ModelConfig
+from training.alteration import NO_MASKS, PARTS, Alteration, FeatureMasks
+from training.augment import Altered, Banks, alter
+from training.augment.draw import chosen_rows
+from training.data.feed import Batch, batch_seed
+from training.data.manifests import Clip
+from training.data.sound import ClipError, read_clip
+from training.distill import Ramp, silence_loss, words_loss
+from training.errors import TrainingError
+from training.features import DITHER, batch_features
+from training.objectives import Heard, Loss, hear, vary
+from training.precision import quickest
+from training.staging import StagesPart
+
+STEPS_PER_DEVIATION = 16
+"""What a block makes is kept in bytes: sixteen deviations fit in, which few outputs exceed."""
+SCALE_CLIPS = 20
+SPEAKER = frozenset({"splice", "speed", "vocal_tract"})
+"""What the speaker does: parts of the chain that the teacher hears too."""
+STAGES = "stages"
+"""What the hooks are called among a student's attributes."""
+
+
+class StageTeacher:
+    """What the teacher's blocks make of sound, in bytes; each block's outputs have a deviation of about one."""
+
+    def __init__(self, checkpoint: Checkpoint, blocks: Sequence[int], device: torch.device) -> None:
+        self.network = checkpoint.network().to(device).eval().requires_grad_(False)
+        known = len(self.network.blocks)
+        if not all(0 <= block < known for block in blocks):
+            raise TrainingError(
+                f"stages.of is {list(blocks)}: the blocks of {checkpoint.config.name} are numbered 0 to {known - 1}."
+            )
+        self.config = checkpoint.config
+        self.blocks = tuple(blocks)
+        self.front_end = FrontEnd(checkpoint.config.features).to(device)
+        self._device = device
+        self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(quickest(device))
+        if device.type == "cpu":
+            for unit in self.network.modules():
+                if isinstance(unit, Unit) and unit.depthwise is not None:
+                    unit.depthwise.training = True  # the compiled taps (acoustic.network.taps)
+        self.scales: list[float] = []
+
+    def measure(self, clips: Sequence[Clip]) -> None:
+        """Each block's deviation, in some clips drawn evenly from all."""
+        sums = [torch.zeros(3, dtype=torch.float64) for _ in self.blocks]
+        for clip in clips[:: -(-len(clips) // SCALE_CLIPS) or 1]:
+            try:
+                sound = torch.from_numpy(read_clip(clip.audio))[None].to(self._device)
+            except ClipError:
+                continue
+            for total, made in zip(sums, self._make(sound, torch.tensor([sound.shape[1]])), strict=True):
+                exact = made.double()
+                total += torch.stack([torch.ones_like(exact).sum(), exact.sum(), exact.square().sum()]).cpu()
+        self.scales = []
+        for count, total, squares in (total.tolist() for total in sums):
+            variance = squares / max(1.0, count) - (total / max(1.0, count)) ** 2
+            if not variance > 0:
+                raise TrainingError(
+                    "The teacher makes nothing of these clips: none of those looked at can be read."
+                )
+            self.scales.append(variance**-0.5)
+
+    def hear(self, sound: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+        """For each block [rows, outputs, channels] in bytes."""
+        return tuple(
+            (made.mT.float() * (scale * STEPS_PER_DEVIATION)).round().clamp(0, 255).to(torch.uint8)
+            for made, scale in zip(self._make(sound, lengths), self.scales, strict=True)
+        )
+
+    @torch.no_grad()
+    def _make(self, sound: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+        features, frames = batch_features(self.front_end, sound, lengths)
+        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype is not None):
+            masks = Masks(frames)
+            x = features if self._dtype is None else features.to(self._dtype)
+            x = by_step(x) if self._device.type == "cpu" else x
+            for index, block in enumerate(self.network.blocks[: self.blocks[-1] + 1]):
+                x = block([x], masks)
+                if index in self.blocks:
+                    yield x
+
+
+class Stages:
+    """Hooks in a student: what its stages make is kept, and what they are given may be the teacher's."""
+
+    def __init__(self, network: Network, by: Sequence[int]) -> None:
+        last = len(network.blocks) - 1
+        if not all(0 <= block < last for block in by):
+            raise TrainingError(f"stages.by is {list(by)}: expected blocks of the student, 0 to {last - 1}.")
+        self.given: list[Tensor | None] = [None] * len(by)
+        self.made: list[Tensor] = []
+        for stage, block in enumerate(by):
+            network.blocks[block].register_forward_hook(self._keep)
+            network.blocks[block + 1].register_forward_pre_hook(self._give(stage))
+
+    @contextmanager
+    def giving(self, given: Sequence[Tensor | None]) -> Iterator[None]:
+        """What follows each stage hears this in place of what the stage makes; None: what it makes."""
+        self.given, self.made = list(given), []
+        try:
+            yield
+        finally:
+            self.given, self.made = [None] * len(self.given), []
+
+    def _keep(self, module: nn.Module, inputs: tuple[Any, ...], made: Tensor) -> None:
+        if module.training:
+            self.made.append(made)
+
+    def _give(self, stage: int) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            given = self.given[stage]
+            if given is None or not module.training:
+                return None
+            panes, masks = inputs
+            return [*panes[:-1], given.to(panes[-1].dtype)], masks
+
+        return hook
+
+
+def attach_stages(network: nn.Module, by: Sequence[int]) -> None:
+    """Let a network in training be heard and given to, stage by stage."""
+    assert isinstance(network, Network)
+    setattr(network, STAGES, Stages(network, by))
+
+
+@dataclass(frozen=True)
+class StagedHeard(Heard):
+    """A batch, and what the teacher's blocks make of its unaltered sound (for each [rows, outputs, channels]), with the
+    outputs that count in each row."""
+
+    taught: tuple[Tensor, ...] = ()
+    outputs: Tensor | None = None
+
+
+class StagedObjective:
+    """One step of learning stage by stage, and of writing words, on altered sound."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        teacher: StageTeacher,
+        part: StagesPart,
+        *,
+        alteration: Alteration = Alteration(),  # noqa: B008 (frozen)
+        ramp: Ramp = Ramp(),  # noqa: B008 (frozen)
+        banks: Banks | None = None,
+        masks: FeatureMasks = NO_MASKS,
+        dither: float = DITHER,
+    ) -> None:
+        for of, by in zip(part.of, part.by, strict=True):
+            if _channels_and_rate(teacher.config, of) != (
+                config.blocks[by].channels,
+                config.frames_per_output,
+            ):
+                channels, rate = _channels_and_rate(teacher.config, of)
+                raise TrainingError(
+                    f"Block {by} of {config.name} cannot learn block {of} of {teacher.config.name}: that makes "
+                    f"{channels} channels every {rate} frames, this {config.blocks[by].channels}, and "
+                    f"{config.name} writes every {config.frames_per_output}."
+                )
+        self.config = config
+        self.teacher = teacher
+        self.part = part
+        self.alteration = alteration
+        self.ramp = ramp
+        self.banks = banks
+        self.masks = masks
+        self.dither = dither
+        self.front_end = FrontEnd(config.features).to(device)
+
+    def hear(self, batch: Batch) -> StagedHeard:
+        """Altered by the chain at the strength of the batch's step; the teacher hears what the speaker does."""
+        plan = self.alteration.scaled(self.ramp.at(batch.step))
+        speaker = _without(plan, {*PARTS, "level", "nothing"} - SPEAKER)
+        generator = torch.Generator().manual_seed(batch_seed(batch.seed, 0, 1))
+        spoken = alter(batch.sound, batch.lengths, speaker, generator)
+        batch = replace(batch, sound=spoken.sound, lengths=spoken.lengths)
+        heard = hear(batch, self.front_end, _without(plan, SPEAKER), self.banks, self.dither)
+        taught = self.teacher.hear(spoken.sound, spoken.lengths)
+        frames = -(-spoken.lengths // self.config.features.hop_samples)
+        outputs = -(-frames // self.config.frames_per_output)
+        return StagedHeard(**_parts(heard), taught=taught, outputs=outputs)
+
+    def vary(self, heard: Heard, use: int) -> StagedHeard:
+        """Masked; later uses stretched and warped too."""
+        assert isinstance(heard, StagedHeard)
+        varied = vary(heard, self.masks, use)
+        return StagedHeard(**_parts(varied), taught=heard.taught, outputs=heard.outputs)
+
+    def __call__(self, model: nn.Module, heard: Heard) -> Loss:
+        assert isinstance(heard, StagedHeard) and heard.outputs is not None
+        batch, altered = heard.batch, heard.altered
+        stages = cast(Stages, getattr(getattr(model, "module", model), STAGES))
+        taught, inside = self._taught(heard, heard.outputs)
+        with stages.giving(self._given(taught, batch)):
+            log_probs, outputs = model(heard.features, heard.frames)
+            losses = [
+                stage_loss(made.mT.float(), values, counting)
+                for made, values, counting in zip(stages.made, taught, inside, strict=True)
+            ]
+        log_probs = log_probs.float()
+        targets, lengths = self._targets(batch, altered)
+        words = words_loss(log_probs, outputs, targets, lengths, self.config.blank)
+        words = words + silence_loss(log_probs, outputs, altered.silent, self.config.blank)
+        figures = {"words": words.sum()}
+        figures |= {f"stage_{index}": loss.detach() * len(batch) for index, loss in enumerate(losses, 1)}
+        total = self.part.words * words.sum() + torch.stack(losses).sum() * len(batch)
+        return Loss(total, len(batch), figures)
+
+    def _taught(self, heard: "StagedHeard", outputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """For each stage what it is to make [rows, outputs, channels], and which outputs count."""
+        every = self.config.frames_per_output
+        longest, wanted = -(-heard.features.shape[-1] // every), -(-heard.frames // every)
+        spoken = torch.ones(len(outputs), dtype=torch.bool)
+        spoken[list(heard.altered.silent)] = False
+        taught, inside = [], []
+        for made, late in zip(heard.taught, self.part.late, strict=True):
+            places, counting = stretched(outputs, wanted, longest, late)
+            counting = counting & spoken.to(counting.device)[:, None]
+            rows = torch.arange(len(made), device=made.device)[:, None]
+            taught.append(made[rows, places].float() / STEPS_PER_DEVIATION * counting[..., None])
+            inside.append(counting)
+        return taught, inside
+
+    def _given(self, taught: Sequence[Tensor], batch: Batch) -> list[Tensor | None]:
+        """What takes the place of what each stage makes, as [rows, channels, outputs]."""
+        drawn = torch.Generator().manual_seed(batch.seed)
+        chosen = chosen_rows(len(taught), self.part.given_share(batch.step), drawn).tolist()
+        return [values.mT if stage in chosen else None for stage, values in enumerate(taught)]
+
+    def _targets(self, batch: Batch, altered: Altered) -> tuple[Tensor, Tensor]:
+        own = torch.split(batch.targets, batch.target_lengths.tolist())
+        said = [labels[:0] if row in altered.silent else labels for row, labels in enumerate(own)]
+        return torch.cat(said), torch.tensor([len(labels) for labels in said], device=batch.targets.device)
+
+
+def stretched(heard: Tensor, wanted: Tensor, longest: int, late: int) -> tuple[Tensor, Tensor]:
+    """For rows of `wanted` outputs of which the teacher heard `heard`: which of the teacher's belongs to each of
+    `longest` outputs that come `late` [rows, longest], and whether any does."""
+    index = torch.arange(longest, device=heard.device)[None, :] - late
+    wanted = wanted.to(heard.device)[:, None]
+    places = ((index + 0.5) * heard[:, None] / wanted.clamp(min=1)).long()
+    return places.clamp(min=0).minimum(heard[:, None] - 1), (index >= 0) & (index < wanted - late)
+
+
+def stage_loss(made: Tensor, taught: Tensor, inside: Tensor) -> Tensor:
+    """What is amiss of the teacher's outputs, as a share of how much they differ from their mean."""
+    counting = inside[..., None]
+    mean = (taught * counting).sum((0, 1)) / counting.sum().clamp(min=1)
+    differing = ((taught - mean) * counting).square().sum().clamp(min=1e-3)
+    return ((made - taught) * counting).square().sum() / differing
+
+
+def _channels_and_rate(config: ModelConfig, block: int) -> tuple[int, int]:
+    return config.blocks[block].channels, math.prod(before.stride for before in config.blocks[: block + 1])
+
+
+def _without(plan: Alteration, parts: Iterable[str]) -> Alteration:
+    off: dict[str, Any] = dict.fromkeys(parts, 0.0)
+    return replace(plan, **off)
+
+
+def _parts(heard: Heard) -> dict[str, Any]:
+    return {part.name: getattr(heard, part.name) for part in fields(Heard)}
