@@ -80,6 +80,15 @@ def test_the_students(name: str, millions: float) -> None:
     assert parameter_count(config) / 1e6 == pytest.approx(millions, abs=0.01)
 
 
+def test_one_sided_taps_begin_near_their_own_step() -> None:
+    block = BlockConfig(9, 256, separable=True, look_ahead=2)
+    network = build(ModelConfig("one-sided", replace(FEATURES, mels=256), (block,)))
+    (taps,) = (weight for name, weight in network.named_parameters() if "depthwise" in name)
+    energy = taps.detach().square().mean((0, 1))
+    assert int(energy.argmax()) == 6 and energy[5:8].sum() > 0.9 * energy.sum()
+    assert float(energy.sum()) == pytest.approx(1.0, rel=0.2)
+
+
 def test_tiny_is_tiny() -> None:
     assert parameter_count(published["tiny"]) < 10_000
 
