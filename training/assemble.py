@@ -221,6 +221,10 @@ def objective_for(
     if recipe.stages.teacher:
         from acoustic.catalogue import find
 
+        if part.teacher or part.hidden:
+            raise TrainingError(
+                "stages.teacher is what a staged student learns from: leave distil.teacher and distil.hidden out."
+            )
         guide = StageTeacher(find(recipe.stages.teacher), recipe.stages.of, device)
         guide.measure(material.train)
         return StagedObjective(

@@ -162,6 +162,9 @@ def test_a_student_learns_its_stages_and_goes_on_after_a_stop(
         "run": {"evaluate_every": 0, "log_every": 10},
     }
 
+    with pytest.raises(TrainingError, match=r"stages\.teacher is what a staged student"):
+        assemble(from_values(values | {"distil": {"teacher": "x"}}, "test"), tmp_path / "run", live=False)
+
     def train(steps: int) -> tuple[Progress, dict[str, torch.Tensor]]:
         values["run"]["save_every_s"] = 0.0
         loop = assemble(from_values(values, "test"), tmp_path / "run", live=False)
