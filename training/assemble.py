@@ -228,10 +228,10 @@ def objective_for(
         guide = StageTeacher(find(recipe.stages.teacher), recipe.stages.of, device)
         guide.measure(material.train)
         return StagedObjective(
-            config,
-            device,
-            guide,
-            recipe.stages,
+            config=config,
+            device=device,
+            teacher=guide,
+            part=recipe.stages,
             alteration=recipe.augment,
             ramp=Ramp(part.ramp_first, part.ramp_steps),
             banks=banks,

@@ -4,7 +4,7 @@ here.
 Distillation, fine-tuning and whatever comes write their own and use the same loop.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -95,13 +95,17 @@ class CtcObjective:
     def __call__(self, model: nn.Module, heard: Heard) -> Loss:
         batch = heard.batch
         log_probs, outputs = model(heard.features, heard.frames)
-        silent = set(heard.altered.silent)
-        labels = torch.split(batch.targets, batch.target_lengths.tolist())
-        said = [own[:0] if row in silent else own for row, own in enumerate(labels)]
-        lengths = torch.tensor([len(own) for own in said], device=batch.targets.device)
+        targets, lengths = spoken_targets(batch, heard.altered.silent)
         # Summed over the rows, not divided by their lengths.
-        losses = ctc(log_probs, outputs, torch.cat(said), lengths, self.config.blank)
+        losses = ctc(log_probs, outputs, targets, lengths, self.config.blank)
         return Loss(losses.sum(), len(batch))
+
+
+def spoken_targets(batch: Batch, silent: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The transcripts' labels one after another, none for the rows in which nothing is said, and how many each has."""
+    labels = torch.split(batch.targets, batch.target_lengths.tolist())
+    said = [own[:0] if row in silent else own for row, own in enumerate(labels)]
+    return torch.cat(said), torch.tensor([len(own) for own in said], device=batch.targets.device)
 
 
 @torch.no_grad()

@@ -24,8 +24,8 @@ from acoustic.features import FrontEnd
 from acoustic.network import Network
 from acoustic.network.parts import Masks, Unit, by_step
 from acoustic.shape import ModelConfig
-from training.alteration import NO_MASKS, PARTS, Alteration, FeatureMasks
-from training.augment import Altered, Banks, alter
+from training.alteration import PARTS, Alteration, FeatureMasks
+from training.augment import Banks, alter
 from training.augment.draw import chosen_rows
 from training.data.feed import Batch, batch_seed
 from training.data.manifests import Clip
@@ -33,7 +33,7 @@ from training.data.sound import ClipError, read_clip
 from training.distill import Ramp, silence_loss, words_loss
 from training.errors import TrainingError
 from training.features import DITHER, batch_features
-from training.objectives import Heard, Loss, hear, vary
+from training.objectives import Heard, Loss, hear, spoken_targets, vary
 from training.precision import quickest
 from training.staging import StagesPart
 
@@ -152,30 +152,29 @@ def attach_stages(network: nn.Module, by: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class StagedHeard(Heard):
-    """A batch, and what the teacher's blocks make of its unaltered sound (for each [rows, outputs, channels]), with the
-    outputs that count in each row."""
+    """A batch, and what the teacher's blocks make of what its speakers say (for each [rows, outputs, channels]), with
+    the outputs that count in each row."""
 
     taught: tuple[Tensor, ...] = ()
     outputs: Tensor | None = None
 
 
+@dataclass(kw_only=True)
 class StagedObjective:
     """One step of learning stage by stage, and of writing words, on altered sound."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        device: torch.device,
-        teacher: StageTeacher,
-        part: StagesPart,
-        *,
-        alteration: Alteration = Alteration(),  # noqa: B008 (frozen)
-        ramp: Ramp = Ramp(),  # noqa: B008 (frozen)
-        banks: Banks | None = None,
-        masks: FeatureMasks = NO_MASKS,
-        dither: float = DITHER,
-    ) -> None:
-        for of, by in zip(part.of, part.by, strict=True):
+    config: ModelConfig
+    device: torch.device
+    teacher: StageTeacher
+    part: StagesPart
+    alteration: Alteration
+    ramp: Ramp
+    banks: Banks | None
+    masks: FeatureMasks
+
+    def __post_init__(self) -> None:
+        config, teacher = self.config, self.teacher
+        for of, by in zip(self.part.of, self.part.by, strict=True):
             if _channels_and_rate(teacher.config, of) != (
                 config.blocks[by].channels,
                 config.frames_per_output,
@@ -186,15 +185,7 @@ class StagedObjective:
                     f"{channels} channels every {rate} frames, this {config.blocks[by].channels}, and "
                     f"{config.name} writes every {config.frames_per_output}."
                 )
-        self.config = config
-        self.teacher = teacher
-        self.part = part
-        self.alteration = alteration
-        self.ramp = ramp
-        self.banks = banks
-        self.masks = masks
-        self.dither = dither
-        self.front_end = FrontEnd(config.features).to(device)
+        self.front_end = FrontEnd(config.features).to(self.device)
 
     def hear(self, batch: Batch) -> StagedHeard:
         """Altered by the chain at the strength of the batch's step; the teacher hears what the speaker does."""
@@ -203,7 +194,7 @@ class StagedObjective:
         generator = torch.Generator().manual_seed(batch_seed(batch.seed, 0, 1))
         spoken = alter(batch.sound, batch.lengths, speaker, generator)
         batch = replace(batch, sound=spoken.sound, lengths=spoken.lengths)
-        heard = hear(batch, self.front_end, _without(plan, SPEAKER), self.banks, self.dither)
+        heard = hear(batch, self.front_end, _without(plan, SPEAKER), self.banks, DITHER)
         taught = self.teacher.hear(spoken.sound, spoken.lengths)
         frames = -(-spoken.lengths // self.config.features.hop_samples)
         outputs = -(-frames // self.config.frames_per_output)
@@ -227,7 +218,7 @@ class StagedObjective:
                 for made, values, counting in zip(stages.made, taught, inside, strict=True)
             ]
         log_probs = log_probs.float()
-        targets, lengths = self._targets(batch, altered)
+        targets, lengths = spoken_targets(batch, altered.silent)
         words = words_loss(log_probs, outputs, targets, lengths, self.config.blank)
         words = words + silence_loss(log_probs, outputs, altered.silent, self.config.blank)
         figures = {"words": words.sum()}
@@ -255,11 +246,6 @@ class StagedObjective:
         drawn = torch.Generator().manual_seed(batch.seed)
         chosen = chosen_rows(len(taught), self.part.given_share(batch.step), drawn).tolist()
         return [values.mT if stage in chosen else None for stage, values in enumerate(taught)]
-
-    def _targets(self, batch: Batch, altered: Altered) -> tuple[Tensor, Tensor]:
-        own = torch.split(batch.targets, batch.target_lengths.tolist())
-        said = [labels[:0] if row in altered.silent else labels for row, labels in enumerate(own)]
-        return torch.cat(said), torch.tensor([len(labels) for labels in said], device=batch.targets.device)
 
 
 def stretched(heard: Tensor, wanted: Tensor, longest: int, late: int) -> tuple[Tensor, Tensor]:
