@@ -1,6 +1,6 @@
 """What a stream carries from window to window, as values that travel: they know no network and no PyTorch.
 
-`Memory` is that of running normalisation (`acoustic.normalisation`). `State` is what each convolution heard last
+`Memory` is that of normalisation (`acoustic.normalisation`). `State` is what each convolution heard last
 before a window: made and used by a backend (`acoustic.runtime.cpu`); its graph is in `acoustic.export_carried`.
 """
 
@@ -40,6 +40,8 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """One row of numbers: FP32, or the 8-bit numbers of an INT8 model. Only that model understands them."""
+    """One row of numbers: FP32, or the 8-bit numbers of an INT8 model. Only that model understands them. With causal
+    normalisation its memory at the same place goes with them (None: nothing was heard yet)."""
 
     values: NDArray[Any]
+    memory: Memory | None = None

@@ -240,20 +240,22 @@ def staged(name: str) -> ModelConfig:
     """A QuartzNet that streams: its five groups of blocks with shorter taps, most of them behind, which each learn a
     group of QuartzNet 15x5 (training/stages.py). Steps of 20 ms, half a second of look-ahead."""
     groups = (
-        (11, 256, (1, 0, 1, 0, 0)),
-        (11, 256, (1, 0, 0, 0, 0)),
-        (11, 256, (1, 1, 1, 0, 0)),
-        (15, 512, (1, 1, 1, 1, 1)),
-        (19, 512, (2, 1, 1, 1, 1)),
-        (25, 512, (2, 2, 1, 1, 1)),
+        *((11, 256, ahead) for ahead in ((1, 1, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))),
+        *((13, 256, ahead) for ahead in ((1, 1, 0, 0), (1, 0, 0, 0))),
+        *((17, 512, ahead) for ahead in ((1, 1, 1), (1, 1, 0))),
+        *((21, 512, ahead) for ahead in ((1, 1, 1), (1, 1, 0))),
+        *((25, 512, ahead) for ahead in ((1, 1, 1), (1, 1, 0))),
     )
     stem = BlockConfig(7, 256, stride=2, look_ahead=1)
     body = tuple(
-        BlockConfig(taps, width, 5, separable=True, residual="residual", look_ahead=ahead)
+        BlockConfig(taps, width, len(ahead), separable=True, residual="residual", look_ahead=ahead)
         for taps, width, ahead in groups
     )
-    head = (BlockConfig(19, 512, separable=True, look_ahead=0), BlockConfig(1, 512))
-    return ModelConfig(name, replace(FIXED, edge="zero"), (stem, *body, *head))
+    head = (BlockConfig(29, 512, separable=True, look_ahead=2), BlockConfig(1, 512))
+    features = replace(
+        FIXED, normalise="causal", edge="zero", prior_frames=50, memory_frames=1500, deviation_floor=0.5
+    )
+    return ModelConfig(name, features, (stem, *body, *head))
 
 
 def tiny(name: str) -> ModelConfig:

@@ -1,8 +1,13 @@
 """How features are brought to mean zero and deviation one: over the utterance, by constants, as heard so far.
 
 `utterance` is what the published networks were trained with, `fixed` needs no memory, `running` approximates
-the first in a stream: its memory is a value that travels from window to window.
+the first in a stream, `causal` is the same for a stream and a whole recording. The memory of the last two is a value
+that travels from window to window.
 """
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +21,7 @@ from acoustic.shape import FeatureConfig
 
 def first_memory(config: FeatureConfig) -> Memory | None:
     """What a stream starts from: the prior, or None where normalisation needs no memory."""
-    if config.normalise != "running":
+    if config.normalise not in ("running", "causal"):
         return None
     mean, deviation = _constants(config)
     return Memory(
@@ -44,6 +49,51 @@ def normalise_running(
     return (features - centre[:, None]) / (scale[:, None] + config.deviation_floor), known
 
 
+@dataclass(frozen=True)
+class Course:
+    """What a stream is known by before each frame and after the last: frames [frames + 1], sums and squares of each
+    band [2, mels, frames + 1], the prior included."""
+
+    frames: NDArray[np.float64]
+    totals: NDArray[np.float64]
+
+    def at(self, frame: int) -> Memory:
+        """The memory before that frame."""
+        return Memory(float(self.frames[frame]), *self.totals[:, :, frame].copy())
+
+
+def normalise_causal(config: FeatureConfig, features: Tensor, memory: Memory | None) -> tuple[Tensor, Course]:
+    """[mels, frames], each frame by everything up to it. Sums go on from the memory one frame after another: where a
+    stream is cut changes no bit of them."""
+    known = memory or first_memory(config)
+    if known is None:
+        raise AcousticError(f"`{config.normalise}` normalisation has no memory.")
+    course = _course(config, features.cpu().double().numpy(), known)
+    # A full memory is halved after its last frame, which changes no mean.
+    mean, square = course.totals[:, :, 1:] / course.frames[1:]
+    deviation = np.sqrt(np.maximum(square - mean**2, 0.0)) + config.deviation_floor
+    centre, scale = (torch.from_numpy(part).to(features) for part in (mean, deviation))
+    return (features - centre) / scale, course
+
+
+def _course(config: FeatureConfig, features: NDArray[np.float64], known: Memory) -> Course:
+    count, limit = features.shape[-1], float(config.memory_frames)
+    frames, totals = np.empty(count + 1), np.empty((2, len(features), count + 1))
+    frames[0], totals[0, :, 0], totals[1, :, 0] = known.frames, known.sums, known.squares
+    values = np.stack([features, np.square(features)])
+    at = 0
+    while at < count:
+        end = min(count, at + max(1, math.ceil(limit - frames[at])))
+        frames[at + 1 : end + 1] = frames[at] + np.arange(1.0, end - at + 1)
+        before = totals[:, :, at : at + 1]
+        totals[:, :, at : end + 1] = np.cumsum(np.concatenate([before, values[:, :, at:end]], -1), axis=-1)
+        at = end
+        if frames[at] >= limit:
+            frames[at] /= 2
+            totals[:, :, at] /= 2
+    return Course(frames, totals)
+
+
 def normalise_fixed(config: FeatureConfig, features: Tensor) -> Tensor:
     """[..., mels, frames] by the configuration's constants."""
     mean, deviation = _constants(config)
@@ -62,17 +112,25 @@ def normalise_utterance(config: FeatureConfig, features: Tensor, lengths: Tensor
     return centred / (variance.sqrt() + config.deviation_floor)
 
 
-def normalise_whole(config: FeatureConfig, features: Tensor, lengths: Tensor) -> Tensor:
-    """A batch of finished utterances by the configuration's own rule; beyond each length zero."""
+def normalise_whole(
+    config: FeatureConfig,
+    features: Tensor,
+    lengths: Tensor,
+    memories: Sequence[Memory | None] | None = None,
+) -> Tensor:
+    """A batch of finished utterances by the configuration's own rule; beyond each length zero. `memories`: what causal
+    normalisation knows before each, where that is not nothing."""
     if config.normalise == "utterance":
         return normalise_utterance(config, features, lengths)
     valid = torch.arange(features.shape[-1], device=features.device)[None, :] < lengths[:, None]
     if config.normalise == "fixed":
         return normalise_fixed(config, features) * valid[:, None, :]
     rows = []
-    for item, length in zip(features, lengths.tolist(), strict=True):
-        row, _ = normalise_running(config, item, None, slice(0, length))
-        rows.append(row)
+    for index, (item, length) in enumerate(zip(features, lengths.tolist(), strict=True)):
+        if config.normalise == "causal":
+            rows.append(normalise_causal(config, item, memories[index] if memories else None)[0])
+        else:
+            rows.append(normalise_running(config, item, None, slice(0, length))[0])
     return torch.stack(rows) * valid[:, None, :] if rows else features
 
 

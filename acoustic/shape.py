@@ -13,7 +13,7 @@ from acoustic.errors import AcousticError
 ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
 
 Edge = Literal["reflect", "zero"]
-Normalise = Literal["utterance", "fixed", "running"]
+Normalise = Literal["utterance", "fixed", "running", "causal"]
 Residual = Literal["none", "identity", "residual", "dense_residual", "densenet", "dense_rnet"]
 Norm = Literal["batch", "layer", "weight", "folded"]
 Activation = Literal["relu", "clipped_relu", "leaky_relu", "glu", "gau"]
@@ -24,6 +24,8 @@ KEEP_PANES: frozenset[str] = frozenset({"dense_residual", "densenet", "dense_rne
 GATED: frozenset[str] = frozenset({"glu", "gau"})
 LARGEST_CHANNELS = 16_384
 LARGEST_BLOCKS = 256
+LEAST_CAUSAL_FRAMES = 500
+"""Half of what causal normalisation remembers is longer than any window: within one it is halved once at most."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,9 @@ class FeatureConfig:
     """The log-mel front end of one model and how its features are normalised.
 
     normalise: `utterance` (mean and deviation of the whole utterance), `fixed` (the constants `mean` and
-    `deviation`) or `running` (what the stream has shown so far, with those constants as a prior that weighs
-    `prior_frames`; older sound fades once `memory_frames` are exceeded).
+    `deviation`), `running` (what the stream has shown by the end of a window, with those constants as a prior that
+    weighs `prior_frames`; older sound fades once `memory_frames` are exceeded) or `causal` (each frame by what the
+    stream has shown up to it, with the same prior; what came before counts half whenever `memory_frames` are full).
     """
 
     sample_rate: int = 16_000
@@ -62,6 +65,8 @@ class FeatureConfig:
         check_range("features.hop_samples", self.hop_samples, 1, self.window_samples)
         check_range("features.prior_frames", self.prior_frames, 0, 10**9)
         check_range("features.memory_frames", self.memory_frames, 1, 10**9)
+        if self.normalise == "causal":
+            check_range("features.memory_frames", self.memory_frames, LEAST_CAUSAL_FRAMES, 10**9)
         if self.window_samples % 2:
             raise AcousticError(f"features.window_samples must be even, not {self.window_samples}.")
         if not 0.0 <= self.low_hz < self.high_hz <= self.sample_rate / 2:

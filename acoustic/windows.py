@@ -23,6 +23,8 @@ LogProbs = npt.NDArray[np.float32]
 # with (the table in acoustic/README.md): QuartzNet 15x5 reaches 40 s back and needs less than three.
 WHOLE_CONTEXT_S = 4.0
 LONGEST_LOOK_AHEAD_S = 0.8
+CARRIABLE = ("fixed", "causal")
+"""Normalisations that go with carried state; causal normalisation goes with nothing else."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def default_plan(config: ModelConfig, *, carried: bool = False) -> WindowPlan:
 
     Bounded contexts are taken whole: streaming then hears exactly what a whole recording hears. For the
     symmetric models, trained on whole utterances, the figures are those of the table in acoustic/README.md.
-    carried: the backend can carry state; models for which that is worth it are streamed so.
+    carried: the backend can carry state; models for which that is worth it are streamed so. Those with causal
+    normalisation always are.
     """
     bounded_left = config.left_frames <= WHOLE_CONTEXT_S * config.frames_per_second
     bounded_right = config.look_ahead_frames <= LONGEST_LOOK_AHEAD_S * config.frames_per_second
@@ -106,15 +109,16 @@ def default_plan(config: ModelConfig, *, carried: bool = False) -> WindowPlan:
         hop_s=0.64,
         look_ahead_s=config.look_ahead_frames / config.frames_per_second if bounded_right else 0.8,
     )
-    return replace(plan, left_frames=0, carried=True) if carried and carries(config) else plan
+    wanted = carried or config.features.normalise == "causal"
+    return replace(plan, left_frames=0, carried=True) if wanted and carries(config) else plan
 
 
 def carries(config: ModelConfig) -> bool:
     """Whether a model is streamed with carried state where a backend can: its look-ahead is bounded, no frame
-    depends on how others are normalised, and it reaches further back than a hop."""
-    rate = config.frames_per_second
+    depends on how later ones are normalised, and it reaches further back than a hop."""
+    rate, normalise = config.frames_per_second, config.features.normalise
     bounded = config.look_ahead_frames <= LONGEST_LOOK_AHEAD_S * rate
-    return bounded and config.features.normalise == "fixed" and config.left_frames > 0.64 * rate
+    return bounded and normalise in CARRIABLE and (normalise == "causal" or config.left_frames > 0.64 * rate)
 
 
 def plan_for(config: ModelConfig, left_s: float, hop_s: float, look_ahead_s: float) -> WindowPlan:
@@ -303,14 +307,20 @@ def _check(config: ModelConfig, plan: WindowPlan) -> None:
     if plan.left_frames < 0 or plan.look_ahead_frames < 0:
         raise AcousticError(f"{plan}: contexts cannot be negative.")
     if not plan.carried:
+        if config.features.normalise == "causal":
+            raise AcousticError(
+                f"{plan}: causal normalisation needs carried state. default_plan() carries it."
+            )
         return
     if plan.left_frames or plan.look_ahead_frames < config.look_ahead_frames:
         raise AcousticError(
             f"{plan}: carried state takes the place of all left context and needs the whole look-ahead of "
             f"{config.look_ahead_frames} frames."
         )
-    if config.features.normalise != "fixed":
-        raise AcousticError(f"Carried state goes with fixed normalisation, not {config.features.normalise}.")
+    if config.features.normalise not in CARRIABLE:
+        raise AcousticError(
+            f"Carried state goes with fixed or causal normalisation, not {config.features.normalise}."
+        )
 
 
 def _round_up(frames: float, step: int) -> int:

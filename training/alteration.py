@@ -14,7 +14,7 @@ PARTS = ("splice", "speed", "vocal_tract", "voice", "room", "noise", "band", "te
 @dataclass(frozen=True)
 class Alteration:
     """Probabilities (0 switches a part off) and ranges. `scaled` weakens or strengthens all of them at
-    once.
+    once. `before` is the share of rows that a stream with causal normalisation has heard something else before.
     """
 
     splice: float = 0.0
@@ -36,9 +36,10 @@ class Alteration:
     level_db: tuple[float, float] = (-20.0, 10.0)
     nothing: float = 0.0
     nothing_db: tuple[float, float] = (-90.0, -15.0)
+    before: float = 0.0
 
     def __post_init__(self) -> None:
-        check("augment", self, SHARE, *PARTS, "level", "nothing", "given_room_share")
+        check("augment", self, SHARE, *PARTS, "level", "nothing", "before", "given_room_share")
         check("augment", self, ABOVE_NOUGHT, "speed_range", "vocal_tract_range")
         check("augment", self, ONE_OR_MORE, "quantise_bits")
 

@@ -225,7 +225,7 @@ def objective_for(
             raise TrainingError(
                 "stages.teacher is what a staged student learns from: leave distil.teacher and distil.hidden out."
             )
-        guide = StageTeacher(find(recipe.stages.teacher), recipe.stages.of, device)
+        guide = StageTeacher(find(recipe.stages.teacher), recipe.stages.of, device, config.features)
         guide.measure(material.train)
         return StagedObjective(
             config=config,

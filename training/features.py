@@ -4,13 +4,20 @@ batch.
 The mirroring at each row's own end is done on the device, so that a batch never goes back to the host.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
+from acoustic.carried import Memory
 from acoustic.features import FrontEnd
-from acoustic.normalisation import normalise_whole
+from acoustic.normalisation import first_memory, normalise_whole
 from acoustic.shape import FeatureConfig
+from training.augment.draw import chosen_rows, integers, uniform
 
+FEWEST_BEFORE = 50
+QUIETEST = 8
+"""One frame in so many counts as quiet."""
 DITHER = 1e-5
 """Deviation of the noise that the published recipes add before the front end, in training only."""
 
@@ -44,9 +51,12 @@ def batch_features(
     *,
     dither: float = 0.0,
     generator: torch.Generator | None = None,
+    before: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Normalised features `[rows, mels, frames]` and each row's frames."""
-    config = front_end.config
+    """Normalised features `[rows, mels, frames]` and each row's frames. With causal normalisation a share `before` of
+    the rows comes in a stream that has heard something else before.
+    """
+    config, drawn = front_end.config, generator
     if dither and generator is not None:
         if generator.device != sound.device:
             # As much noise as sound: drawn where the sound is, from a seed that the generator gives.
@@ -56,4 +66,35 @@ def batch_features(
     lengths = lengths.to(sound.device)
     frames = -(-lengths // config.hop_samples)
     features = front_end.log_mels(lined_up(config, sound.float(), lengths))
-    return normalise_whole(config, features, frames), frames
+    memories = None
+    if before and drawn is not None and config.normalise == "causal":
+        memories = heard_before(config, features, frames, before, drawn)
+    return normalise_whole(config, features, frames, memories), frames
+
+
+def heard_before(
+    config: FeatureConfig, features: Tensor, frames: Tensor, share: float, generator: torch.Generator
+) -> list[Memory | None]:
+    """What is known of each row's stream before it: for a share of them as if another row of the batch had come, or
+    (every other time) nothing but what is quietest in the row itself; for the rest nothing."""
+    rows = len(features)
+    memories: list[Memory | None] = [None] * rows
+    chosen = chosen_rows(rows, share, generator).tolist()
+    others = integers(rows, max(1, rows - 1), generator).tolist()
+    lengths = uniform(rows, math.log(FEWEST_BEFORE), math.log(config.memory_frames), generator).exp().tolist()
+    prior = first_memory(config)
+    assert prior is not None
+    for turn, row in enumerate(chosen):
+        source = row if turn % 2 else (row + 1 + others[row]) % rows
+        heard = features[source, :, : int(frames[source])].double().cpu()
+        if turn % 2:
+            heard = heard[:, heard.mean(0).argsort()[: -(-heard.shape[1] // QUIETEST)]]
+        if not heard.shape[1]:
+            continue
+        count = min(lengths[row], config.memory_frames - prior.frames - 1)
+        memories[row] = Memory(
+            prior.frames + count,
+            prior.sums + heard.mean(1).numpy() * count,
+            prior.squares + heard.square().mean(1).numpy() * count,
+        )
+    return memories

@@ -120,7 +120,7 @@ def hear(
     generator = torch.Generator().manual_seed(batch.seed)
     altered = alter(batch.sound, batch.lengths, plan, generator, banks)
     features, frames = batch_features(
-        front_end, altered.sound, altered.lengths, dither=dither, generator=generator
+        front_end, altered.sound, altered.lengths, dither=dither, generator=generator, before=plan.before
     )
     return Heard(batch, altered, features, frames)
 

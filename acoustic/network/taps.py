@@ -20,52 +20,86 @@ Floats = NDArray[np.float32]
 HALF = np.uint32(16)
 LAST = np.uint32(1)
 ALMOST_HALF = np.uint32(0x7FFF)
+FOUR = 4
+LONG = 64
+"""Steps whose sums are added up before others': what they are made of stays near."""
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _widen(narrow: Bits, wide: NDArray[np.uint32]) -> None:
+def _widen(narrow: Bits, before: int, wide: NDArray[np.uint32]) -> None:
+    """With zeros before and after it."""
     steps, channels = narrow.shape
+    wide[:before] = 0
     for t in range(steps):
         for c in range(channels):
-            wide[t, c] = np.uint32(narrow[t, c]) << HALF
+            wide[before + t, c] = np.uint32(narrow[t, c]) << HALF
+    wide[before + steps :] = 0
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract", "reassoc"}, error_model="numpy")
+def _four_sums(wide: Floats, taps: Floats, first: int, sums: Floats) -> None:
+    """sums[i] = sum over k of taps[k] * wide[first + i + k] for four i: what is loaded serves four sums, four taps at a
+    time, which is twice as quick as one by one."""
+    count, channels = taps.shape
+    sums[:] = 0.0
+    k = 0
+    while k + FOUR <= count:
+        for c in range(channels):
+            w0, w1, w2, w3 = taps[k, c], taps[k + 1, c], taps[k + 2, c], taps[k + 3, c]
+            at = first + k
+            x0, x1, x2, x3 = wide[at, c], wide[at + 1, c], wide[at + 2, c], wide[at + 3, c]
+            x4, x5, x6 = wide[at + 4, c], wide[at + 5, c], wide[at + 6, c]
+            sums[0, c] += w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
+            sums[1, c] += w0 * x1 + w1 * x2 + w2 * x3 + w3 * x4
+            sums[2, c] += w0 * x2 + w1 * x3 + w2 * x4 + w3 * x5
+            sums[3, c] += w0 * x3 + w1 * x4 + w2 * x5 + w3 * x6
+        k += FOUR
+    while k < count:
+        for c in range(channels):
+            for i in range(FOUR):
+                sums[i, c] += taps[k, c] * wide[first + i + k, c]
+        k += 1
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _slide(x: Bits, taps: Floats, lengths: NDArray[np.int64], left: int, out: Bits) -> None:
     """out[row, t] = sum over k of taps[k] * x[row, t + k - left]."""
     rows, steps, channels = x.shape
-    bits = np.empty((steps, channels), np.uint32)
+    bits = np.empty((steps + len(taps) + FOUR, channels), np.uint32)
     wide = bits.view(np.float32)
-    sum_bits = np.empty(channels, np.uint32)
+    sum_bits = np.empty((FOUR, channels), np.uint32)
     sums = sum_bits.view(np.float32)
     for row in range(rows):
         length = min(lengths[row], steps)
-        _widen(x[row, :length], bits)
-        for t in range(length):
-            sums[:] = 0.0
-            for k in range(max(0, left - t), min(len(taps), length - t + left)):
-                for c in range(channels):
-                    sums[c] += taps[k, c] * wide[t + k - left, c]
-            for c in range(channels):  # rounded to the nearest, to even where two are as near
-                odd = (sum_bits[c] >> HALF) & LAST
-                out[row, t, c] = np.uint16((sum_bits[c] + ALMOST_HALF + odd) >> HALF)
+        _widen(x[row, :length], left, bits)
+        for t in range(0, length, FOUR):
+            _four_sums(wide, taps, t, sums)
+            for i in range(min(FOUR, length - t)):
+                for c in range(channels):  # rounded to the nearest, to even where two are as near
+                    odd = (sum_bits[i, c] >> HALF) & LAST
+                    out[row, t + i, c] = np.uint16((sum_bits[i, c] + ALMOST_HALF + odd) >> HALF)
         out[row, length:] = 0
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"contract", "reassoc"}, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _taps_gradient(x: Bits, gradient: Bits, lengths: NDArray[np.int64], left: int, out: Floats) -> None:
-    """out[k] = sum over rows and t of gradient[row, t] * x[row, t + k - left]."""
+    """out[k] = sum over rows and t of gradient[row, t] * x[row, t + k - left]: four sums at a time again, of `x` with
+    the gradient as the taps."""
     rows, steps, channels = x.shape
-    bits, gradient_bits = np.empty((steps, channels), np.uint32), np.empty((steps, channels), np.uint32)
+    bits = np.empty((steps + len(out) + 2 * FOUR, channels), np.uint32)
+    gradient_bits = np.empty((steps + FOUR, channels), np.uint32)
     wide, wide_gradient = bits.view(np.float32), gradient_bits.view(np.float32)
+    sums = np.empty((FOUR, channels), np.float32)
     for row in range(rows):
         length = min(lengths[row], steps)
-        _widen(x[row, :length], bits)
-        _widen(gradient[row, :length], gradient_bits)
-        for t in range(length):
-            for k in range(max(0, left - t), min(len(out), length - t + left)):
-                for c in range(channels):
-                    out[k, c] += wide_gradient[t, c] * wide[t + k - left, c]
+        _widen(x[row, :length], left, bits)
+        _widen(gradient[row, :length], 0, gradient_bits)
+        for k in range(0, len(out), FOUR):
+            for t in range(0, length, LONG):
+                last = min(t + LONG, -(-length // FOUR) * FOUR)
+                _four_sums(wide[t:], wide_gradient[t:last], k, sums)
+                for i in range(min(FOUR, len(out) - k)):
+                    out[k + i] += sums[i]
 
 
 class _Taps(torch.autograd.Function):

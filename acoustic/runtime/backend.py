@@ -19,7 +19,7 @@ from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.features import FeatureStream, FrontEnd
 from acoustic.framing import Samples
-from acoustic.normalisation import first_memory, normalise_fixed, normalise_running
+from acoustic.normalisation import first_memory, normalise_causal, normalise_fixed, normalise_running
 from acoustic.shape import FeatureConfig, ModelConfig
 from acoustic.windows import Heard, LogProbs, StreamWindows, Window, WindowPlan
 
@@ -105,13 +105,18 @@ def _with_constants(features: FeatureConfig) -> FeatureConfig:
 
 
 def window_features(
-    front_end: FrontEnd, config: FeatureConfig, window: Window
+    front_end: FrontEnd, config: FeatureConfig, window: Window, hop_frames: int = 0
 ) -> tuple[Tensor, Memory | None]:
-    """A window's normalised features [mels, frames], and the memory for the next window of its stream."""
+    """A window's normalised features [mels, frames], and the memory for the next window of its stream, which begins
+    `hop_frames` on."""
     span = window.span
     features = front_end.frames(window.samples, span.first_frame, span.end_frame)
     if config.normalise == "fixed":
         return normalise_fixed(config, features), None
+    if config.normalise == "causal":
+        before = window.memory.memory if isinstance(window.memory, State) else None
+        normalised, course = normalise_causal(config, features, before)
+        return normalised, course.at(hop_frames)
     new_frames = slice(span.new_first - span.first_frame, None)
     return normalise_running(config, features, running_memory(window), new_frames)
 
@@ -165,6 +170,13 @@ def whole_features_of(
 ) -> Iterator[Tensor]:
     """The same block by block, for sound of any length. It is read once, and twice where all of it must be heard
     before anything can be normalised."""
+    if config.normalise == "causal":
+        known: Memory | None = None
+        for features in _plain_features(front_end, sound):
+            normalised, course = normalise_causal(config, features, known)
+            known = course.at(-1)
+            yield normalised
+        return
     if config.normalise == "fixed":
         centre, scale = _constants(config)
     else:

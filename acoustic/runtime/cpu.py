@@ -38,6 +38,7 @@ from acoustic.runtime.backend import (
     whole_features_of,
     window_features,
 )
+from acoustic.runtime.memories import hop_frames
 from acoustic.windows import Heard, LogProbs, Window, carries, default_plan, with_hop
 
 MOST_ROWS = 8
@@ -77,12 +78,12 @@ class CpuBackend:
             if not window.span.carried:
                 heard[index] = self._hear(window)
                 continue
-            row = self._row(index, window)
+            # The last window of a stream hears all that is left and leaves nothing behind.
+            hop = hop_frames(self.config, window)
+            row = self._row(index, window, hop)
             if not torch.isfinite(row.features).all():
                 heard[index] = failed(self.config, row.window, NOT_FINITE)
                 continue
-            # The last window of a stream hears all that is left and leaves nothing behind.
-            hop = 0 if window.span.last else window.span.kept * self.config.frames_per_output
             rows.setdefault((hop, window.span.frames), []).append(row)
         for (hop, _), alike in rows.items():
             for first in range(0, len(alike), MOST_ROWS):
@@ -119,20 +120,20 @@ class CpuBackend:
             return failed(self.config, window, NOT_HEARD)
         return Heard(window.span, log_probs, memory)
 
-    def _features(self, window: Window) -> tuple[Tensor, Memory | None]:
+    def _features(self, window: Window, hop_frames: int = 0) -> tuple[Tensor, Memory | None]:
         begin_s = time.perf_counter()
-        found = window_features(self.front_end, self.config.features, window)
+        found = window_features(self.front_end, self.config.features, window, hop_frames)
         self.features_s += time.perf_counter() - begin_s
         return found
 
     @torch.no_grad()
-    def _row(self, index: int, window: Window) -> "Row":
+    def _row(self, index: int, window: Window, hop_frames: int) -> "Row":
         if self._empty is None:
             raise AcousticError(f"{self.config.name} carries no state: cut its streams by its own plan.")
         state = carried_state(window, self._empty)
-        features, _ = self._features(window)
+        features, memory = self._features(window, hop_frames)
         # A window that fails hands on the state it was given, also where that is the empty one.
-        return Row(index, replace(window, memory=state), features, state)
+        return Row(index, replace(window, memory=state), features, state, memory)
 
     def _hear_rows(self, rows: "Sequence[Row]", hop_frames: int) -> dict[int, Heard]:
         """Windows of one length, each with its state, as one run."""
@@ -143,7 +144,7 @@ class CpuBackend:
         for place, row in enumerate(rows):
             kept = log_probs[place, kept_outputs(self.config, row.window)].copy()
             if np.isfinite(kept).all() and np.isfinite(following[place]).all():
-                state = State(following[place].copy()) if hop_frames else row.state
+                state = State(following[place].copy(), row.memory) if hop_frames else row.state
                 heard[row.index] = Heard(row.window.span, kept, state)
             else:
                 heard[row.index] = failed(self.config, row.window, NOT_HEARD)
@@ -171,6 +172,8 @@ class Row:
     window: Window
     features: Tensor
     state: State
+    memory: Memory | None
+    """What causal normalisation knows a hop on."""
 
 
 def open_session(content: bytes) -> onnxruntime.InferenceSession:

@@ -32,7 +32,7 @@ from acoustic.runtime.backend import (
     streaming_config,
     whole_features_of,
 )
-from acoustic.runtime.memories import Carried, Sums, following_states, normalise_rows
+from acoustic.runtime.memories import Carried, Sums, following_states, hop_frames, normalise_rows
 from acoustic.windows import Heard, LogProbs, Window, carries, default_plan, with_hop
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -146,7 +146,7 @@ class GpuBackend:
             log_probs, _ = self._network(features, lengths)
             return Results(log_probs.float(), finite, sums)
         log_probs, following = self.carrying(features, lengths, carried.state, carried.hop)
-        return Results(log_probs, finite, following=following)
+        return Results(log_probs, finite, sums, following)
 
 
 @dataclass
@@ -172,8 +172,8 @@ class Bucket:
         self._host_lengths = torch.zeros(batch, dtype=torch.int64, pin_memory=pinned)
         self._sound = self._host_sound.to(device)
         self._lengths = torch.full((batch,), frames, device=device)
-        running = features.normalise == "running"
-        self._known = Sums.empty(batch, features.mels, device) if running else None
+        remembers = features.normalise in ("running", "causal")
+        self._known = Sums.empty(batch, features.mels, device) if remembers else None
         self._carried: Carried | None = None
         if backend.carrying is not None:
             self._carried = Carried.empty(batch, backend.carrying.size, backend.type, device)
@@ -243,15 +243,16 @@ class Bucket:
         with torch.inference_mode():
             self._sound.copy_(self._host_sound, non_blocking=True)
             self._lengths.copy_(self._host_lengths, non_blocking=True)
+            hops = [hop_frames(self.backend.config, window) for window in windows]
             if self._known is not None:
-                self._known.load(features, windows)
+                self._known.load(features, windows, hops)
             if self._carried is not None:
-                self._carried.load(self.backend.config, windows)
+                self._carried.load(windows, hops)
 
     def _memories(self, windows: Sequence[Window]) -> Sequence[Memory | State | None]:
         """What the next windows of these streams need to know."""
+        if self._results.following is not None:
+            return following_states(windows, self._results.following, self._results.sums)
         if self._results.sums is not None:
             return self._results.sums.memories(len(windows))
-        if self._results.following is not None:
-            return following_states(windows, self._results.following)
         return [None] * len(windows)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from acoustic.calibration import calibrate, with_ranges
-from acoustic.carried import State
+from acoustic.carried import Memory, State
 from acoustic.catalogue import SHIPPED, find, untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import published
@@ -58,7 +58,14 @@ NETWORKS = {
     "attending, of one width": ModelConfig(
         "s", FEATURES, (STEM[0], replace(ATTENDING, channels=16, look_ahead=0))
     ),
+    "causal": ModelConfig(
+        "s",
+        replace(FEATURES, normalise="causal", memory_frames=500, prior_frames=300),
+        (*STEM, AHEAD, BACK, AHEAD),
+        outputs_per_step=4,
+    ),
 }
+STREAMED = ("like the model in the box", "causal")
 BOX = untrained(NETWORKS["like the model in the box"])
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
 Kind = Literal["fp32", "int8", "buckets"]
@@ -117,13 +124,14 @@ def test_every_kind_of_layer_goes_on_where_it_stopped(name: str, precision: Prec
     np.testing.assert_allclose(heard, whole, atol=1e-4 if precision == "fp32" else 1e-5)
 
 
+@pytest.mark.parametrize("network", STREAMED)
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data(), samples=st.integers(0, 60_000), seed=st.integers(0, 5))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_stream_is_the_whole_recording_whatever_the_hops_and_pushes(
-    kind: Kind, data: st.DataObject, samples: int, seed: int
+    kind: Kind, network: str, data: st.DataObject, samples: int, seed: int
 ) -> None:
-    backend = backend_of(kind)
+    backend = backend_of(kind, network)
     recording = sound(4, seed)[:samples]
     stream = StreamWindows(backend.config, backend.plan)
     assert stream.needs_order
@@ -170,10 +178,11 @@ def test_the_shipped_model_hears_long_sound_to_the_last_bit_as_its_stream(seed: 
     np.testing.assert_array_equal(hear_stream(backend, samples), backend.whole(samples))
 
 
+@pytest.mark.parametrize("network", STREAMED)
 @pytest.mark.parametrize("kind", KINDS)
-def test_company_changes_nothing(kind: Kind) -> None:
+def test_company_changes_nothing(kind: Kind, network: str) -> None:
     """Windows of many streams, at their beginning, within and at their end, of several hops, in any order."""
-    backend = backend_of(kind)
+    backend = backend_of(kind, network)
     windows = []
     for seed in range(11):
         windows += ordered(backend, sound(0.7 + seed / 7, seed), hop_frames=(16, 64)[seed % 2])
@@ -182,6 +191,10 @@ def test_company_changes_nothing(kind: Kind) -> None:
     together = backend.forward([windows[index] for index in order])
     for index, heard in zip(order, together, strict=True):
         assert heard.span == alone[index].span
+        known, expected = normalised_by(heard.memory), normalised_by(alone[index].memory)
+        if network == "causal" and not heard.span.last:
+            assert known is not None and expected is not None
+            np.testing.assert_allclose(known.sums, expected.sums)
         np.testing.assert_allclose(heard.log_probs, alone[index].log_probs, atol=1e-5)
         np.testing.assert_array_equal(heard.log_probs.argmax(axis=1), alone[index].log_probs.argmax(axis=1))
         np.testing.assert_allclose(values(heard.memory), values(alone[index].memory), atol=1e-5)
@@ -197,18 +210,24 @@ def ordered(backend: Backend, samples: np.ndarray, hop_frames: int) -> list[Wind
     return windows
 
 
+def normalised_by(memory: object) -> Memory | None:
+    assert isinstance(memory, State)
+    return memory.memory
+
+
 def values(memory: object) -> np.ndarray:
     assert isinstance(memory, State)
     return memory.values
 
 
+@pytest.mark.parametrize("network", STREAMED)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", [0, 2])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
 def test_a_poisoned_window_leaves_its_state_and_its_company_as_they_were(
-    kind: Kind, place: int, value: float
+    kind: Kind, network: str, place: int, value: float
 ) -> None:
-    backend = backend_of(kind)
+    backend = backend_of(kind, network)
     windows = [ordered(backend, sound(3, seed), 64)[place] for seed in range(4)]
     clean = backend.forward(windows)
     samples = windows[2].samples.copy()
@@ -217,6 +236,7 @@ def test_a_poisoned_window_leaves_its_state_and_its_company_as_they_were(
     assert heard[2].error and heard[2].log_probs.shape == (0, 29)
     before = windows[2].memory or backend.forward([replace(windows[2], samples=samples)])[0].memory
     np.testing.assert_array_equal(values(heard[2].memory), values(before))
+    assert normalised_by(heard[2].memory) == normalised_by(windows[2].memory or State(np.zeros(0)))
     for index in (0, 1, 3):
         np.testing.assert_allclose(heard[index].log_probs, clean[index].log_probs, atol=1e-5)
     following = ordered(backend, sound(3, 2), 64)[place + 1]
@@ -331,11 +351,15 @@ def test_plans_that_cannot_carry_are_refused(plan: WindowPlan) -> None:
         StreamWindows(published["silica-small"], plan)
 
 
-def test_only_fixed_normalisation_carries() -> None:
+def test_only_fixed_and_causal_normalisation_carry_and_the_latter_does_nothing_else() -> None:
     config = published["silica-small"]
     running = replace(config, features=replace(config.features, normalise="running"))
     with pytest.raises(AcousticError, match="fixed"):
         StreamWindows(running, default_plan(config, carried=True))
+    causal = NETWORKS["causal"]
+    assert default_plan(causal).carried
+    with pytest.raises(AcousticError, match="carried state"):
+        StreamWindows(causal, WindowPlan(64, 64, 47))
 
 
 def test_both_kinds_of_graph_have_their_own_place_in_the_cache(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The three contracts: over the utterance, by constants, and as heard so far."""
+"""The four contracts: over the utterance, by constants, and as heard so far: by windows or frame by frame."""
 
 from dataclasses import replace
 
@@ -10,6 +10,7 @@ from acoustic.config import FIXED, SPEECH_DEVIATION, SPEECH_MEAN
 from acoustic.errors import AcousticError
 from acoustic.normalisation import (
     first_memory,
+    normalise_causal,
     normalise_fixed,
     normalise_running,
     normalise_utterance,
@@ -19,6 +20,7 @@ from acoustic.shape import FeatureConfig
 
 UTTERANCE = FeatureConfig()
 RUNNING = replace(FIXED, normalise="running")
+CAUSAL = replace(FIXED, normalise="causal", memory_frames=600)
 
 
 def features(frames: int, batch: int = 1) -> torch.Tensor:
@@ -108,3 +110,40 @@ def test_running_of_a_batch_of_finished_utterances() -> None:
 def test_no_memory_where_none_is_defined() -> None:
     with pytest.raises(AcousticError, match="no memory"):
         normalise_running(FIXED, features(3)[0], None, slice(None))
+
+
+def test_causal_knows_each_frame_by_what_came_up_to_it() -> None:
+    raw = features(40)[0]
+    mean, deviation = np.array(SPEECH_MEAN)[:, None], np.array(SPEECH_DEVIATION)[:, None]
+    for last in (0, 17, 39):
+        # The prior is a hundred frames of that mean and deviation: half above, half below.
+        prior = np.concatenate([np.tile(mean + deviation, 50), np.tile(mean - deviation, 50)], axis=1)
+        known = np.concatenate([prior, raw[:, : last + 1].double().numpy()], axis=1)
+        expected = (raw[:, last].numpy() - known.mean(1)) / (known.std(1) + 1e-5)
+        np.testing.assert_allclose(normalise_causal(CAUSAL, raw, None)[0][:, last], expected, atol=1e-5)
+
+
+def test_causal_changes_no_bit_where_a_stream_is_cut_and_halves_what_is_full() -> None:
+    raw = features(2_000)[0]
+    whole, course = normalise_causal(CAUSAL, raw, None)
+    pieces, memory, at = [], None, 0
+    for length in (0, 1, 499, 700, 3, 797):
+        piece, cut = normalise_causal(CAUSAL, raw[:, at : at + length], memory)
+        pieces.append(piece)
+        memory, at = cut.at(length), at + length
+    assert torch.equal(torch.cat(pieces, 1), whole)
+    assert memory is not None and memory.frames == course.at(2_000).frames == 300 + (2_000 - 500) % 300
+    np.testing.assert_array_equal(memory.sums, course.at(2_000).sums)
+    assert torch.equal(normalise_whole(CAUSAL, raw[None], torch.tensor([2_000]))[0], whole)
+
+
+def test_causal_remembers_loud_and_soft_for_a_while_and_no_longer() -> None:
+    loud, soft = features(900)[0] + 6.0, features(900)[0]
+    normal, _ = normalise_causal(CAUSAL, torch.cat([loud, soft], 1), None)
+    assert normal[:, 900:950].mean() < -1
+    assert abs(float(normal[:, -300:].mean())) < 0.3
+
+
+def test_a_memory_too_short_for_a_window_is_refused() -> None:
+    with pytest.raises(AcousticError, match="memory_frames"):
+        replace(CAUSAL, memory_frames=100)
