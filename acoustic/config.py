@@ -244,14 +244,14 @@ def staged(name: str) -> ModelConfig:
         *((13, 256, ahead) for ahead in ((1, 1, 0, 0), (1, 0, 0, 0))),
         *((17, 512, ahead) for ahead in ((1, 1, 1), (1, 1, 0))),
         *((21, 512, ahead) for ahead in ((1, 1, 1), (1, 1, 0))),
-        *((25, 512, ahead) for ahead in ((1, 1, 1), (1, 1, 0))),
+        *((25, 512, ahead) for ahead in ((2, 1, 1), (1, 1, 1))),
     )
     stem = BlockConfig(7, 256, stride=2, look_ahead=1)
     body = tuple(
         BlockConfig(taps, width, len(ahead), separable=True, residual="residual", look_ahead=ahead)
         for taps, width, ahead in groups
     )
-    head = (BlockConfig(29, 512, separable=True, look_ahead=2), BlockConfig(1, 512))
+    head = (BlockConfig(19, 512, separable=True, look_ahead=0), BlockConfig(1, 512))
     features = replace(
         FIXED, normalise="causal", edge="zero", prior_frames=50, memory_frames=1500, deviation_floor=0.5
     )

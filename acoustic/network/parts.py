@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from acoustic.shape import GATED, BlockConfig, ModelConfig
 
-NEAR_TAPS = 1.5
-"""Taps so much farther from a step count a third as much, when training begins."""
+NEAR_SHARE = 1 / 8
+"""Taps so much of a kernel farther from a step count a third as much, when training begins."""
 
 
 class Reaching:
@@ -200,7 +200,7 @@ class Unit(Normed, Reaching):
         if block.separable:
             self.depthwise = nn.Conv1d(inputs, inputs, block.kernel, groups=inputs, bias=False)
             nn.init.xavier_uniform_(self.depthwise.weight)
-            if block.look_ahead is not None:
+            if block.look_ahead is not None and block.residual != "none":
                 begin_near(self.depthwise.weight, block.right_taps[index])
         self.reaching_channels = self.reaching.in_channels
 
@@ -221,9 +221,10 @@ class Unit(Normed, Reaching):
 @torch.no_grad()
 def begin_near(taps: Tensor, right: int) -> None:
     """Depthwise taps [channels, 1, taps] of which `right` lie ahead begin near their own step. Were all of a one-sided
-    kernel drawn alike, ten layers would hear a second ago before they hear now (training/LOG.md, run P)."""
+    kernel drawn alike, ten layers would hear a second ago before they hear now (training/LOG.md, run P). A lone layer
+    without a bypass, such as a head, is to reach as far as it can: it begins with all of its taps alike."""
     distance = torch.arange(taps.shape[-1] - 1 - right, -1 - right, -1).abs()
-    shares = torch.exp(-distance / NEAR_TAPS)
+    shares = torch.exp(-distance / (taps.shape[-1] * NEAR_SHARE))
     taps.normal_().mul_(shares / shares.norm())
 
 

@@ -1,6 +1,7 @@
 """Corpora to manifests, manifests to batches; whatever is wrong in them is named and nothing else is lost."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import soundfile
 import torch
 
-from acoustic.config import published
+from acoustic.config import FIXED, published
 from acoustic.features import FrontEnd
 from acoustic.normalisation import normalise_whole
 from tests.full_disk import full_disk
@@ -19,7 +20,7 @@ from training.data.prepare import Plan, prepare
 from training.data.sampler import Budget, plan_epoch
 from training.data.sound import SAMPLE_RATE, ClipError, read_clip
 from training.errors import TrainingError
-from training.features import batch_features
+from training.features import batch_features, heard_before
 
 ALPHABET = published["tiny"].alphabet
 
@@ -351,3 +352,19 @@ def test_features_on_the_device_are_those_of_the_front_end() -> None:
     expected, counts = front_end.batch(sounds)
     assert frames.tolist() == counts.tolist()
     assert torch.allclose(features, normalise_whole(config, expected, counts), atol=2e-3)
+
+
+def test_a_share_of_the_rows_comes_in_a_stream_that_has_heard_something_before() -> None:
+    config = replace(FIXED, normalise="causal", memory_frames=900, prior_frames=50)
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(40, 64, 120, generator=generator) - 11.0
+    features[:, :, 60:] += 5.0  # speech, after what is quiet
+    frames = torch.full((40,), 120)
+    assert heard_before(config, features, frames, 0.0, generator) == [None] * 40
+    memories = heard_before(config, features, frames, 0.5, generator)
+    known = [memory for memory in memories if memory]
+    assert 10 <= len(known) <= 30
+    assert all(100 <= memory.frames < 900 for memory in known)
+    longest = [memory.mean_and_deviation()[0].mean() for memory in known if memory.frames > 400]
+    assert any(abs(mean + 11.0) < 0.7 for mean in longest)  # nothing but what is quiet
+    assert any(abs(mean + 8.5) < 0.7 for mean in longest)  # another row

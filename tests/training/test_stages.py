@@ -15,6 +15,7 @@ from acoustic.network import build
 from acoustic.shape import BlockConfig, ModelConfig
 from training.alteration import NO_ALTERATION, NO_MASKS
 from training.assemble import assemble
+from training.data.feed import Feed
 from training.data.manifests import read_manifest
 from training.data.sound import read_clip
 from training.distill import Ramp
@@ -23,12 +24,14 @@ from training.features import batch_features
 from training.loop import Progress
 from training.recipe import from_values
 from training.stages import (
+    LEAST_SHARE,
     STAGES,
     STEPS_PER_DEVIATION,
     StagedObjective,
     Stages,
     StageTeacher,
     attach_stages,
+    heard_like,
     stage_loss,
     stretched,
 )
@@ -59,13 +62,15 @@ def test_the_teachers_blocks_are_kept_in_bytes_of_like_deviation(teacher: Checkp
     ear = StageTeacher(teacher, (1, 2), CPU)
     ear.measure(clips)
     sound = torch.from_numpy(read_clip(clips[2].audio))[None]
-    heard = ear.hear(sound, torch.tensor([sound.shape[1]]))
+    heard, written = ear.hear(sound, torch.tensor([sound.shape[1]]))
     network = teacher.network()
     made: list[torch.Tensor] = []
     for block in (1, 2):
         network.blocks[block].register_forward_hook(lambda module, inputs, output: made.append(output))
     with torch.no_grad():
-        network(*batch_features(FrontEnd(teacher.config.features), sound, torch.tensor([sound.shape[1]])))
+        features = batch_features(FrontEnd(teacher.config.features), sound, torch.tensor([sound.shape[1]]))
+        log_probs, _ = network(*features)
+    torch.testing.assert_close(written.exp(), log_probs.exp(), atol=0.1, rtol=0)  # in 16 bits, it may be
     for kept, exact, scale in zip(heard, made, ear.scales, strict=True):
         values = kept.float() / STEPS_PER_DEVIATION
         assert kept.dtype == torch.uint8 and values.shape == exact.mT.shape
@@ -81,13 +86,27 @@ def test_what_is_stretched_and_late_finds_its_place() -> None:
 
 
 def test_knowing_only_the_mean_is_a_loss_of_one() -> None:
-    taught = torch.randn(2, 30, 5)
     inside = torch.ones(2, 30, dtype=torch.bool)
     inside[1, 20:] = False
-    mean = (taught * inside[..., None]).sum((0, 1)) / inside.sum()
-    assert float(stage_loss(mean.expand_as(taught), taught, inside)) == pytest.approx(1.0, abs=1e-5)
+    taught = torch.randn(2, 30, 5) * inside[..., None]
+    mean, shares = taught.sum((0, 1)) / inside.sum(), torch.tensor([0.0, 2.0, 0.5, 1.5, 1.0])
+    assert float(stage_loss(mean.expand_as(taught), taught, inside, shares)) == pytest.approx(1.0, abs=1e-5)
     spoilt = torch.where(inside[..., None], taught, 100.0)
-    assert float(stage_loss(spoilt, taught, inside)) == 0.0
+    spoilt[..., 0] = 7.0  # a channel that does not count
+    assert float(stage_loss(spoilt, taught, inside, shares)) == 0.0
+
+
+def test_channels_that_nothing_hears_count_least(teacher: Checkpoint, spoken: Path) -> None:
+    state = {name: value.clone() for name, value in teacher.state.items()}
+    deaf = {name: value for name, value in state.items() if name.startswith("blocks.3") and value.ndim == 3}
+    for value in deaf.values():
+        if value.shape[1] > 1:
+            value[:, :10] = 0.0  # block 3 hears nothing of the first ten channels of block 2
+    ear = StageTeacher(Checkpoint(teacher.config, state), (1, 2), CPU)
+    ear.measure(read_manifest(spoken))
+    assert float(ear.shares[1].mean()) == pytest.approx(1.0, abs=1e-4)
+    assert float(ear.shares[1][:10].max()) == pytest.approx(LEAST_SHARE, abs=1e-4)
+    assert float(ear.shares[1][10:].max()) > 1.0 and float(ear.shares[0].min()) > LEAST_SHARE
 
 
 def test_what_is_given_takes_the_place_of_what_is_made_in_training_only(student: ModelConfig) -> None:
@@ -144,6 +163,46 @@ def test_stages_that_do_not_fit_are_named(teacher: Checkpoint, student: ModelCon
         )
 
 
+def test_a_teacher_hears_what_its_student_can_know_of_loudness(teacher: Checkpoint) -> None:
+    causal = replace(FIXED, normalise="causal", prior_frames=7, deviation_floor=0.5)
+    like = heard_like(teacher.config.features, causal)
+    assert (like.normalise, like.prior_frames, like.mean) == ("causal", 7, FIXED.mean)
+    assert like.deviation_floor == teacher.config.features.deviation_floor
+    for other in (None, FIXED, replace(causal, mels=40, mean=(0.0,) * 40, deviation=(1.0,) * 40)):
+        assert heard_like(teacher.config.features, other) == teacher.config.features
+
+
+def test_the_frames_are_learnt_late_and_only_where_something_is_said(
+    teacher: Checkpoint, student: ModelConfig, spoken: Path
+) -> None:
+    ear = StageTeacher(teacher, (1, 2), CPU)
+    ear.measure(read_manifest(spoken))
+    part = replace(PART, frames=1.0, frames_late=3)
+    objective = StagedObjective(
+        config=student,
+        device=CPU,
+        teacher=ear,
+        part=part,
+        alteration=NO_ALTERATION,
+        ramp=Ramp(),
+        banks=None,
+        masks=NO_MASKS,
+    )
+    feed = Feed(read_manifest(spoken), student.alphabet, batch_seconds=12.0)
+    heard = objective.hear(next(feed.from_step(0))[0])
+    assert heard.log_probs is not None and heard.outputs is not None
+    longest = -(-heard.features.shape[-1] // 2)
+    late = torch.zeros(len(heard.batch), longest, 29)
+    late[:, 3:] = heard.log_probs[:, : longest - 3]
+    assert float(objective._frames(heard, late)) == pytest.approx(0.0, abs=1e-6)
+    assert float(objective._frames(heard, heard.log_probs[:, :longest])) > 1e-4  # the teacher knows nothing
+    silent = replace(heard, altered=replace(heard.altered, silent=tuple(range(len(heard.batch)))))
+    assert float(objective._frames(silent, heard.log_probs[:, :longest])) == 0.0
+    foreign = replace(student, alphabet="abc")
+    with pytest.raises(TrainingError, match="cannot learn the frames of small"):
+        replace(objective, config=foreign)
+
+
 def test_less_and_less_is_given() -> None:
     part = replace(PART, given_steps=100, own_steps=200)
     assert [part.given_share(step) for step in (0, 99, 150, 200, 5000)] == [1.0, 1.0, 0.5, 0.0, 0.0]
@@ -165,6 +224,8 @@ def test_a_student_learns_its_stages_and_goes_on_after_a_stop(
             "late": [1, 3],
             "given_steps": 20,
             "own_steps": 30,
+            "frames": 0.1,
+            "frames_late": 2,
         },
         "augment": {"speed": 1.0, "noise": 0.5, "nothing": 0.1},
         "optimiser": {"name": "adamw", "rate": 0.004},
