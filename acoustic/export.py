@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from acoustic.checkpoint import Checkpoint
+from acoustic.checkpoint import LARGEST_WEIGHT, Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.folding import fold
 from acoustic.network.assemble import Block, Network
@@ -31,9 +31,6 @@ Ranges = Mapping[str, Range]
 Value = NDArray[Any]
 
 OPSET = 17
-LARGEST_WEIGHT = 63
-"""INT8 weights use 7 of their 8 bits: without VNNI (AVX2) products of two neighbours are added in 16 bits,
-which saturate above 2 x 255 x 64. So the file gives the same words on every machine."""
 
 
 def export_onnx(

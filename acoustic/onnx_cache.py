@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from acoustic.checkpoint import Checkpoint
-from acoustic.export import LARGEST_WEIGHT, OPSET, Ranges, export_onnx, onnx_bytes
+from acoustic.checkpoint import LARGEST_WEIGHT, Checkpoint
+from acoustic.export import OPSET, Ranges, export_onnx, onnx_bytes
 from acoustic.folding import fold
 
 BUILDER = 1  # raise it when the same checkpoint is built differently

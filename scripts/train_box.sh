@@ -19,8 +19,8 @@ if ! "$silica" models list --json | grep -q "\"$teacher\""; then
     "$silica" models import "$data/shared/models/$teacher" --name "$teacher"
     "$silica" calibrate "$teacher" "$data/shared/speech/train-librispeech"
 fi
-# The recipe learns words and a hidden layer of the teacher: every clip is labelled. What is labelled already is passed
-# over, and what collect.py has not ended.
+# The recipe learns words, and the teacher's stages on the spot: clips without a transcript are labelled. What is
+# labelled already is passed over, and what collect.py has not ended.
 folders() {
     for folder in "$data"/shared/speech/train-* "$data/shared/speech/an4-train" "$data"/collected/*; do
         if [ -f "$folder/manifest.jsonl" ]; then
@@ -28,19 +28,16 @@ folders() {
         fi
     done
 }
-label() { # how xargs hands over the folders, and more options
-    nice xargs -d '\n' "$@" --teacher "$teacher" --out "$data/labels" --hidden 15
-}
-if [ ! -f "$data/labels/hidden.npz" ]; then # what is kept of the layer: found in clips of all folders
-    folders | label "$silica" label --limit 1
-fi
-folders | label -P "${PROCESSES:-1}" -I {} "$silica" label {}
+folders | nice xargs -d '\n' -P "${PROCESSES:-1}" -I {} \
+    "$silica" label {} --teacher "$teacher" --out "$data/labels" --without-text
 # Batches differ in length: with glibc's allocator a fifth of the time goes into finding room for them.
 allocator=/usr/lib/$(uname -m)-linux-gnu/libtcmalloc_minimal.so.4 # Debian's libtcmalloc-minimal4
 if [ -f "$allocator" ]; then
     export LD_PRELOAD="$allocator${LD_PRELOAD:+:$LD_PRELOAD}" TCMALLOC_RELEASE_RATE=0
 fi
-# The recipe is meant for two processes; one alone takes each step in two pieces.
+# The recipe is meant for two processes; one alone takes each step in two pieces. It begins with random weights; here the
+# model in the box goes on, which needs nothing given any more, at a third of the rate.
 exec nice ${PROCESSES:+.venv/bin/torchrun --nproc-per-node "$PROCESSES" --no-python} \
-    "$silica" train silica-attentive --data "$data" --out "$run" \
+    "$silica" train silica-staged --data "$data" --out "$run" \
+    --set model.start=silica-small-en --set stages.given_steps=0 --set stages.own_steps=0 --set optimiser.rate=0.001 \
     --set run.processes="${PROCESSES:-1}" --set run.accumulation=$((${PROCESSES:-1} > 1 ? 1 : 2)) "$@"

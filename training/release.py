@@ -14,6 +14,7 @@ import torch
 from acoustic import checkpoint
 from acoustic.calibration import ENOUGH_S, calibrate, with_ranges
 from acoustic.checkpoint import Checkpoint
+from acoustic.equalising import equalised
 from acoustic.export import export_onnx
 from acoustic.features import FrontEnd
 from acoustic.folding import fold
@@ -87,6 +88,8 @@ def release(
     if search:
         trained = replace(trained, card={**trained.card, "search": dict(search)})
     sounds = [read_clip(clip.audio) for clip in clips]
+    if int8:
+        trained = equalised(trained, sounds)
     kept = trained if keep_norms else fold(trained)
     kept = checkpoint.rounded(kept) if weights == "int8" else kept
     served = fold(kept)
