@@ -114,8 +114,7 @@ def window_features(
     if config.normalise == "fixed":
         return normalise_fixed(config, features), None
     if config.normalise == "causal":
-        before = window.memory.memory if isinstance(window.memory, State) else None
-        normalised, course = normalise_causal(config, features, before)
+        normalised, course = normalise_causal(config, features, causal_memory(window))
         return normalised, course.at(hop_frames)
     new_frames = slice(span.new_first - span.first_frame, None)
     return normalise_running(config, features, running_memory(window), new_frames)
@@ -126,6 +125,11 @@ def running_memory(window: Window) -> Memory | None:
     if isinstance(window.memory, Memory) or (window.memory is None and not window.span.index):
         return window.memory
     raise _out_of_order(window, "running normalisation")
+
+
+def causal_memory(window: Window) -> Memory | None:
+    """What causal normalisation knows before this window: nothing for a stream's first, whatever came before it."""
+    return window.memory.memory if window.span.index and isinstance(window.memory, State) else None
 
 
 def carried_state(window: Window, empty: State) -> State:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from acoustic.carried import Memory, State
 from acoustic.normalisation import first_memory
-from acoustic.runtime.backend import carried_state, running_memory
+from acoustic.runtime.backend import carried_state, causal_memory, running_memory
 from acoustic.shape import FeatureConfig, ModelConfig
 from acoustic.windows import Window
 
@@ -40,7 +40,7 @@ class Sums:
         rows = []
         for window in windows:
             causal = config.normalise == "causal"
-            known = _causal_memory(window) if causal else running_memory(window)
+            known = causal_memory(window) if causal else running_memory(window)
             memory = known or first_memory(config)
             assert memory is not None
             rows.append(memory)
@@ -117,10 +117,6 @@ def _normalise_causal(config: FeatureConfig, exact: Tensor, known: Sums) -> tupl
         known.place,
     )
     return (exact - mean) / (deviation + config.deviation_floor), following
-
-
-def _causal_memory(window: Window) -> Memory | None:
-    return window.memory.memory if isinstance(window.memory, State) else None
 
 
 @dataclass

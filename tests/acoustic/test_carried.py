@@ -254,9 +254,11 @@ def test_a_window_may_run_again() -> None:
     np.testing.assert_array_equal(values(window.memory), kept)
 
 
-def test_a_stream_begins_anew_whatever_was_heard_before_it() -> None:
+@pytest.mark.parametrize("network", STREAMED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_begins_anew_whatever_was_heard_before_it(kind: Kind, network: str) -> None:
     """After a Finalize the first window of what follows may come with the state of what was."""
-    backend = backend_of("fp32")
+    backend = backend_of(kind, network)
     windows = ordered(backend, sound(2), 64)
     stale = replace(windows[0], memory=windows[2].memory)
     np.testing.assert_array_equal(
