@@ -153,9 +153,9 @@ class Graph:
         whole = self.node("Unsqueeze", x, self.constant(np.array([self.lone])))
         return self.node("Transpose", whole, perm=[0, 3, 1, 2])
 
-    def finish(self, scores: str) -> str:
-        """[batch, outputs of a step x classes, 1, steps] to [batch, 1, steps, outputs of a step x classes]."""
-        return self.node("Transpose", scores, perm=[0, 2, 3, 1])
+    def finish(self, x: str) -> str:
+        """[batch, channels, 1, steps] to [batch, 1, steps, channels]."""
+        return self.node("Transpose", x, perm=[0, 2, 3, 1])
 
     def ports(self) -> tuple[list[Any], list[Any]]:
         """Inputs and outputs of the whole graph."""
@@ -293,7 +293,7 @@ def _block(graph: Graph, block: Block, name: str, panes: Sequence[tuple[str, str
     for index, unit in enumerate(block.units):
         assert isinstance(unit, Unit)
         unit_name = f"{name}.units.{index}"
-        x = _unit(graph, unit, unit_name, x, site)
+        x = _unit(graph, unit, unit_name, x, site, last=last and index == len(block.units) - 1)
         if index < len(block.units) - 1:
             site = f"{unit_name}.out"
             x = graph.site(site, _activated(graph, x, block.activation, rounded=graph.ranges is not None))
@@ -317,7 +317,7 @@ def _block(graph: Graph, block: Block, name: str, panes: Sequence[tuple[str, str
     return x if last else graph.site(name, x)
 
 
-def _unit(graph: Graph, unit: Unit, name: str, x: str, site: str) -> str:
+def _unit(graph: Graph, unit: Unit, name: str, x: str, site: str, *, last: bool) -> str:
     x, left = graph.reached(x, unit)
     padding = {
         "pads": [0, left, 0, unit.right],
@@ -325,14 +325,23 @@ def _unit(graph: Graph, unit: Unit, name: str, x: str, site: str) -> str:
         "dilations": [1, unit.dilation],
     }
     weight, offset = _weights(unit)
+    mixes = unit.depthwise is not None or (weight.shape[2] == 1 and unit.stride == 1)
+    # What comes last is rounded no more: as a convolution its sums would be added up in an order that depends on how
+    # many steps there are.
+    by_step = last and mixes and unit.groups == 1 and offset is not None
     if unit.depthwise is None:
+        if by_step:
+            return _normed(graph, unit, graph.by_channel(graph.product(graph.by_time(x), site, unit.conv)))
         x = graph.convolution(x, site, weight, offset, **padding)
     else:
         x = graph.convolution(
             x, site, unit.depthwise.weight, None, group=len(unit.depthwise.weight), **padding
         )
-        x = graph.site(f"{name}.depthwise", x)
-        x = graph.convolution(x, f"{name}.depthwise", weight, offset, group=unit.groups)
+        site = f"{name}.depthwise"
+        x = graph.site(site, x)
+        if by_step:
+            return _normed(graph, unit, graph.by_channel(graph.product(graph.by_time(x), site, unit.conv)))
+        x = graph.convolution(x, site, weight, offset, group=unit.groups)
     x = _normed(graph, unit, x)
     return x if unit.groups == 1 else _shuffled(graph, x, unit.groups, len(weight))
 
@@ -388,10 +397,12 @@ def _shuffled(graph: Graph, x: str, groups: int, channels: int) -> str:
 
 def _output(graph: Graph, network: Network, x: str) -> None:
     config = network.config
-    weight = network.output.weight.detach().float().numpy()[:, :, None, :]
+    weight = network.output.weight.detach().float().numpy()[:, :, 0].T
     bias = network.output.bias
     assert bias is not None
-    x = graph.node("Conv", x, graph.weights(weight), graph.constant(bias), kernel_shape=[1, 1])
-    scores = graph.node("Reshape", graph.finish(x), graph.constant(np.array([0, -1, config.classes])))
+    # Step by step: as a convolution its sums would be added up in an order that depends on how many steps there are.
+    x = graph.node("MatMul", graph.finish(x), graph.weights(weight))
+    x = graph.node("Add", x, graph.constant(bias))
+    scores = graph.node("Reshape", x, graph.constant(np.array([0, -1, config.classes])))
     log_probs = helper.make_node("LogSoftmax", [scores], ["log_probs"], name="log_probs", axis=-1)
     graph.nodes.append(log_probs)

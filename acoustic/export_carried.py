@@ -108,12 +108,12 @@ class CarriedGraph(Graph):
         shape = self.node("Shape", "state")
         return self.node("Slice", shape, self.constant(np.array([0])), self.constant(np.array([1])))
 
-    def finish(self, scores: str) -> str:
-        """[1, outputs of a step x classes, rows, steps] to [rows, 1, steps, ...], and the state tied up."""
+    def finish(self, x: str) -> str:
+        """[1, channels, rows, steps] to [rows, 1, steps, channels], and the state tied up."""
         self._tie_up()
         if self._loose:
-            scores = self._shortened(scores, self._rate)
-        return self.node("Transpose", scores, perm=[2, 0, 3, 1])
+            x = self._shortened(x, self._rate)
+        return self.node("Transpose", x, perm=[2, 0, 3, 1])
 
     def ports(self) -> tuple[list[Any], list[Any]]:
         kind = TensorProto.FLOAT if self.ranges is None else TensorProto.UINT8

@@ -14,7 +14,7 @@ from acoustic.checkpoint import LARGEST_WEIGHT, Checkpoint
 from acoustic.export import OPSET, Ranges, export_onnx, onnx_bytes
 from acoustic.folding import fold
 
-BUILDER = 1  # raise it when the same checkpoint is built differently
+BUILDER = 2  # raise it when the same checkpoint is built differently
 CARRIED_BUILDER = "carried 1"  # and this one for the graphs with carried state
 KEPT_FILES = 12
 

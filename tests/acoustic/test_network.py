@@ -81,12 +81,17 @@ def test_the_students(name: str, millions: float) -> None:
 
 
 def test_one_sided_taps_begin_near_their_own_step() -> None:
-    block = BlockConfig(9, 256, separable=True, look_ahead=2)
+    block = BlockConfig(9, 256, separable=True, residual="residual", look_ahead=2)
     network = build(ModelConfig("one-sided", replace(FEATURES, mels=256), (block,)))
     (taps,) = (weight for name, weight in network.named_parameters() if "depthwise" in name)
     energy = taps.detach().square().mean((0, 1))
     assert int(energy.argmax()) == 6 and energy[5:8].sum() > 0.9 * energy.sum()
     assert float(energy.sum()) == pytest.approx(1.0, rel=0.2)
+    # Without a bypass, as a head, it is to reach as far as it can.
+    network = build(ModelConfig("head", replace(FEATURES, mels=256), (replace(block, residual="none"),)))
+    (taps,) = (weight for name, weight in network.named_parameters() if "depthwise" in name)
+    energy = taps.detach().square().mean((0, 1))
+    assert float(energy.max()) < 1.5 * float(energy.min())
 
 
 def test_tiny_is_tiny() -> None:

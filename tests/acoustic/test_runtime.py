@@ -108,7 +108,8 @@ def test_company_changes_nothing(make: Maker, checkpoint: Checkpoint) -> None:
             assert heard.error is None
             if isinstance(backend, CpuBackend):
                 np.testing.assert_array_equal(heard.log_probs, alone[index].log_probs)
-            np.testing.assert_allclose(heard.log_probs, alone[index].log_probs, atol=1e-5)
+            # PyTorch's sums may differ in their last digits where the rows of a batch are more.
+            np.testing.assert_allclose(heard.log_probs, alone[index].log_probs, rtol=1e-5, atol=1e-5)
             np.testing.assert_array_equal(
                 heard.log_probs.argmax(axis=1), alone[index].log_probs.argmax(axis=1)
             )
