@@ -319,29 +319,20 @@ def _block(graph: Graph, block: Block, name: str, panes: Sequence[tuple[str, str
 
 def _unit(graph: Graph, unit: Unit, name: str, x: str, site: str, *, last: bool) -> str:
     x, left = graph.reached(x, unit)
-    padding = {
-        "pads": [0, left, 0, unit.right],
-        "strides": [1, unit.stride],
-        "dilations": [1, unit.dilation],
-    }
+    settings: dict[str, Any] = {"pads": [0, left, 0, unit.right], "strides": [1, unit.stride]}
+    settings["dilations"] = [1, unit.dilation]
     weight, offset = _weights(unit)
-    mixes = unit.depthwise is not None or (weight.shape[2] == 1 and unit.stride == 1)
-    # What comes last is rounded no more: as a convolution its sums would be added up in an order that depends on how
-    # many steps there are.
-    by_step = last and mixes and unit.groups == 1 and offset is not None
-    if unit.depthwise is None:
-        if by_step:
-            return _normed(graph, unit, graph.by_channel(graph.product(graph.by_time(x), site, unit.conv)))
-        x = graph.convolution(x, site, weight, offset, **padding)
-    else:
-        x = graph.convolution(
-            x, site, unit.depthwise.weight, None, group=len(unit.depthwise.weight), **padding
-        )
-        site = f"{name}.depthwise"
+    if unit.depthwise is not None:
+        taps = unit.depthwise.weight
+        x = graph.convolution(x, site, taps, None, group=len(taps), **settings)
+        site, settings = f"{name}.depthwise", {"group": unit.groups}
         x = graph.site(site, x)
-        if by_step:
-            return _normed(graph, unit, graph.by_channel(graph.product(graph.by_time(x), site, unit.conv)))
-        x = graph.convolution(x, site, weight, offset, group=unit.groups)
+    mixes = weight.shape[2] == 1 and settings.get("strides") in (None, [1, 1])
+    if last and mixes and unit.groups == 1 and offset is not None:
+        # What comes last is rounded no more: a convolution would sum it in an order that depends on how many steps are.
+        x = graph.by_channel(graph.product(graph.by_time(x), site, cast(torch.nn.Conv1d, unit.conv)))
+    else:
+        x = graph.convolution(x, site, weight, offset, **settings)
     x = _normed(graph, unit, x)
     return x if unit.groups == 1 else _shuffled(graph, x, unit.groups, len(weight))
 
@@ -400,7 +391,6 @@ def _output(graph: Graph, network: Network, x: str) -> None:
     weight = network.output.weight.detach().float().numpy()[:, :, 0].T
     bias = network.output.bias
     assert bias is not None
-    # Step by step: as a convolution its sums would be added up in an order that depends on how many steps there are.
     x = graph.node("MatMul", graph.finish(x), graph.weights(weight))
     x = graph.node("Add", x, graph.constant(bias))
     scores = graph.node("Reshape", x, graph.constant(np.array([0, -1, config.classes])))

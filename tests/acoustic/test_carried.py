@@ -120,7 +120,9 @@ def test_every_kind_of_layer_goes_on_where_it_stopped(name: str, precision: Prec
         assert log_probs.shape[1] == hop // config.frames_per_output  # nothing is heard that nobody needs
         at += hop
     heard = np.concatenate(pieces, axis=1)
-    if config.norm == "layer":  # in 32 bits before the norm: what is summed otherwise may round to the next step
+    if (
+        config.norm == "layer"
+    ):  # in 32 bits before the norm: what is summed otherwise may round to the next step
         assert_same(precision, heard, whole)
     else:
         np.testing.assert_allclose(heard, whole, atol=1e-4 if precision == "fp32" else 1e-5)
