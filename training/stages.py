@@ -92,7 +92,7 @@ class StageTeacher:
                 continue
             features, frames = batch_features(self.front_end, sound, torch.tensor([sound.shape[1]]))
             with torch.no_grad():
-                taught, written = self._make(features, frames)
+                *taught, written = self._make(features, frames, write=True)
             for total, made in zip(sums, taught, strict=True):
                 exact = made.double()
                 total += torch.stack([torch.ones_like(exact).sum(), exact.sum(), exact.square().sum()]).cpu()
@@ -108,37 +108,39 @@ class StageTeacher:
                 )
             self.scales.append(variance**-0.5)
 
-    def hear(self, sound: Tensor, lengths: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """For each block [rows, outputs, channels] in bytes; and the log-probabilities [rows, outputs, classes]."""
+    def hear(self, sound: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+        """For each block [rows, outputs, channels] in bytes."""
         with torch.no_grad():
-            made, log_probs = self._make(*batch_features(self.front_end, sound, lengths))
-        taught = tuple(
+            made = self._make(*batch_features(self.front_end, sound, lengths))
+        return tuple(
             (x.mT.float() * (scale * STEPS_PER_DEVIATION)).round().clamp(0, 255).to(torch.uint8)
             for x, scale in zip(made, self.scales, strict=True)
         )
-        return taught, log_probs
 
     def _pulls(self, features: Tensor, frames: Tensor, written: Tensor) -> Iterator[Tensor]:
         """For each block and channel the squared gradient of what noise changes in what is written. Few channels of the
         last blocks matter: of QuartzNet's block 15 a quarter has nineteen twentieths of it."""
         noise = torch.randn(features.shape, generator=torch.Generator().manual_seed(0)).to(features)
-        heard, said = self._make((features + SLIGHT * noise).requires_grad_(), frames)
+        *heard, said = self._make((features + SLIGHT * noise).requires_grad_(), frames, write=True)
         apart = (written.exp() * (written - said)).sum()
         for gradient in torch.autograd.grad(apart, heard):
             yield gradient.float().square().sum((0, 2))
 
-    def _make(self, features: Tensor, frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        made = []
+    def _make(self, features: Tensor, frames: Tensor, *, write: bool = False) -> list[Tensor]:
+        """What each block makes; with `write` the log-probabilities behind it."""
+        made, needed = [], None if write else self.blocks[-1] + 1
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype is not None):
             masks = Masks(frames)
             x = features if self._dtype is None else features.to(self._dtype)
             x = by_step(x) if self._device.type == "cpu" else x
-            for index, block in enumerate(self.network.blocks):
+            for index, block in enumerate(self.network.blocks[:needed]):
                 x = block([x], masks)
                 if index in self.blocks:
                     made.append(x)
-            scores = convolved(masks.apply(x, self.config.stride_frames), self.network.output)
-        return made, scores.mT.float().log_softmax(-1)
+            if write:
+                scores = convolved(masks.apply(x, self.config.stride_frames), self.network.output)
+                made.append(scores.mT.float().log_softmax(-1))
+        return made
 
 
 def heard_like(teacher: FeatureConfig, student: FeatureConfig | None) -> FeatureConfig:
@@ -197,11 +199,10 @@ def attach_stages(network: nn.Module, by: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class StagedHeard(Heard):
-    """A batch, and what the teacher makes of what its speakers say: its blocks (for each [rows, outputs, channels]),
-    the log-probabilities that it ends with, and the outputs that count in each row."""
+    """A batch, and what the teacher's blocks make of what its speakers say (for each [rows, outputs, channels]), with
+    the outputs that count in each row."""
 
     taught: tuple[Tensor, ...] = ()
-    log_probs: Tensor | None = None
     outputs: Tensor | None = None
 
 
@@ -231,14 +232,6 @@ class StagedObjective:
                     f"{channels} channels every {rate} frames, this {config.blocks[by].channels}, and "
                     f"{config.name} writes every {config.frames_per_output}."
                 )
-        if self.part.frames and (teacher.config.alphabet, teacher.config.outputs_per_step) != (
-            config.alphabet,
-            1,
-        ):
-            raise TrainingError(
-                f"{config.name} cannot learn the frames of {teacher.config.name} (stages.frames), which writes "
-                f"{teacher.config.alphabet!r}: it writes {config.alphabet!r}."
-            )
         self.front_end = FrontEnd(config.features).to(self.device)
 
     def hear(self, batch: Batch) -> StagedHeard:
@@ -249,10 +242,10 @@ class StagedObjective:
         spoken = alter(batch.sound, batch.lengths, speaker, generator)
         batch = replace(batch, sound=spoken.sound, lengths=spoken.lengths)
         heard = hear(batch, self.front_end, _without(plan, SPEAKER), self.banks, DITHER)
-        taught, log_probs = self.teacher.hear(spoken.sound, spoken.lengths)
+        taught = self.teacher.hear(spoken.sound, spoken.lengths)
         frames = -(-spoken.lengths // self.config.features.hop_samples)
         outputs = -(-frames // self.config.frames_per_output)
-        return StagedHeard(**_parts(heard), taught=taught, log_probs=log_probs, outputs=outputs)
+        return StagedHeard(**_parts(heard), taught=taught, outputs=outputs)
 
     def vary(self, heard: Heard, use: int) -> StagedHeard:
         """Masked; later uses stretched and warped too."""
@@ -280,41 +273,22 @@ class StagedObjective:
         figures = {"words": words.sum()}
         figures |= {f"stage_{index}": loss.detach() * len(batch) for index, loss in enumerate(losses, 1)}
         total = self.part.words * words.sum() + torch.stack(losses).sum() * len(batch)
-        if self.part.frames:
-            frames = self._frames(heard, log_probs) * len(batch)
-            total, figures["frames"] = total + self.part.frames * frames, frames.detach()
         return Loss(total, len(batch), figures)
-
-    def _frames(self, heard: "StagedHeard", log_probs: Tensor) -> Tensor:
-        """Kullback-Leibler distance from what the teacher writes, per character that it writes."""
-        assert heard.log_probs is not None and heard.outputs is not None
-        places, counting = self._places(heard, heard.outputs, log_probs.shape[1], self.part.frames_late)
-        rows = torch.arange(len(places), device=places.device)[:, None]
-        wanted = heard.log_probs[rows, places]
-        apart = (wanted.exp() * (wanted - log_probs)).sum(-1) * counting
-        written = (1 - wanted[..., self.config.blank].exp()) * counting
-        return apart.sum() / written.sum().clamp(min=1)
 
     def _taught(self, heard: "StagedHeard", outputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """For each stage what it is to make [rows, outputs, channels], and which outputs count."""
-        longest = -(-heard.features.shape[-1] // self.config.frames_per_output)
+        every = self.config.frames_per_output
+        longest, wanted = -(-heard.features.shape[-1] // every), -(-heard.frames // every)
+        spoken = torch.ones(len(outputs), dtype=torch.bool)
+        spoken[list(heard.altered.silent)] = False
         taught, inside = [], []
         for made, late in zip(heard.taught, self.part.late, strict=True):
-            places, counting = self._places(heard, outputs, longest, late)
+            places, counting = stretched(outputs, wanted, longest, late)
+            counting = counting & spoken.to(counting.device)[:, None]
             rows = torch.arange(len(made), device=made.device)[:, None]
             taught.append(made[rows, places].float() / STEPS_PER_DEVIATION * counting[..., None])
             inside.append(counting)
         return taught, inside
-
-    def _places(
-        self, heard: "StagedHeard", outputs: Tensor, longest: int, late: int
-    ) -> tuple[Tensor, Tensor]:
-        """Which of the teacher's outputs belongs to each of the student's, and which count [rows, longest]."""
-        wanted = -(-heard.frames // self.config.frames_per_output)
-        places, counting = stretched(outputs, wanted, longest, late)
-        spoken = torch.ones(len(outputs), dtype=torch.bool, device=counting.device)
-        spoken[list(heard.altered.silent)] = False
-        return places, counting & spoken[:, None]
 
     def _given(self, taught: Sequence[Tensor], batch: Batch) -> list[Tensor | None]:
         """What takes the place of what each stage makes, as [rows, channels, outputs]."""

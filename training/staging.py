@@ -11,8 +11,7 @@ from training.errors import TrainingError
 class StagesPart:
     """Blocks `of` the teacher learnt by the student's blocks `by`, each `late` outputs later; none: no stages. Until
     step `given_steps` every stage is given what the teacher makes, from `own_steps` on none is, and in between some;
-    `words` is how much the words count beside them, and `frames` how much what the teacher writes at every moment,
-    asked for `frames_late` outputs later.
+    `words` is how much the words count beside them.
     """
 
     teacher: str = ""
@@ -22,8 +21,6 @@ class StagesPart:
     given_steps: int = 0
     own_steps: int = 0
     words: float = 0.3
-    frames: float = 0.0
-    frames_late: int = 0
 
     def __post_init__(self) -> None:
         if not len(self.of) == len(self.by) == len(self.late) or bool(self.teacher) != bool(self.of):

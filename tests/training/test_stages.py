@@ -15,7 +15,6 @@ from acoustic.network import build
 from acoustic.shape import BlockConfig, ModelConfig
 from training.alteration import NO_ALTERATION, NO_MASKS
 from training.assemble import assemble
-from training.data.feed import Feed
 from training.data.manifests import read_manifest
 from training.data.sound import read_clip
 from training.distill import Ramp
@@ -62,15 +61,14 @@ def test_the_teachers_blocks_are_kept_in_bytes_of_like_deviation(teacher: Checkp
     ear = StageTeacher(teacher, (1, 2), CPU)
     ear.measure(clips)
     sound = torch.from_numpy(read_clip(clips[2].audio))[None]
-    heard, written = ear.hear(sound, torch.tensor([sound.shape[1]]))
+    heard = ear.hear(sound, torch.tensor([sound.shape[1]]))
     network = teacher.network()
     made: list[torch.Tensor] = []
     for block in (1, 2):
         network.blocks[block].register_forward_hook(lambda module, inputs, output: made.append(output))
     with torch.no_grad():
         features = batch_features(FrontEnd(teacher.config.features), sound, torch.tensor([sound.shape[1]]))
-        log_probs, _ = network(*features)
-    torch.testing.assert_close(written.exp(), log_probs.exp(), atol=0.1, rtol=0)  # in 16 bits, it may be
+        network(*features)
     for kept, exact, scale in zip(heard, made, ear.scales, strict=True):
         values = kept.float() / STEPS_PER_DEVIATION
         assert kept.dtype == torch.uint8 and values.shape == exact.mT.shape
@@ -172,37 +170,6 @@ def test_a_teacher_hears_what_its_student_can_know_of_loudness(teacher: Checkpoi
         assert heard_like(teacher.config.features, other) == teacher.config.features
 
 
-def test_the_frames_are_learnt_late_and_only_where_something_is_said(
-    teacher: Checkpoint, student: ModelConfig, spoken: Path
-) -> None:
-    ear = StageTeacher(teacher, (1, 2), CPU)
-    ear.measure(read_manifest(spoken))
-    part = replace(PART, frames=1.0, frames_late=3)
-    objective = StagedObjective(
-        config=student,
-        device=CPU,
-        teacher=ear,
-        part=part,
-        alteration=NO_ALTERATION,
-        ramp=Ramp(),
-        banks=None,
-        masks=NO_MASKS,
-    )
-    feed = Feed(read_manifest(spoken), student.alphabet, batch_seconds=12.0)
-    heard = objective.hear(next(feed.from_step(0))[0])
-    assert heard.log_probs is not None and heard.outputs is not None
-    longest = -(-heard.features.shape[-1] // 2)
-    late = torch.zeros(len(heard.batch), longest, 29)
-    late[:, 3:] = heard.log_probs[:, : longest - 3]
-    assert float(objective._frames(heard, late)) == pytest.approx(0.0, abs=1e-6)
-    assert float(objective._frames(heard, heard.log_probs[:, :longest])) > 1e-4  # the teacher knows nothing
-    silent = replace(heard, altered=replace(heard.altered, silent=tuple(range(len(heard.batch)))))
-    assert float(objective._frames(silent, heard.log_probs[:, :longest])) == 0.0
-    foreign = replace(student, alphabet="abc")
-    with pytest.raises(TrainingError, match="cannot learn the frames of small"):
-        replace(objective, config=foreign)
-
-
 def test_less_and_less_is_given() -> None:
     part = replace(PART, given_steps=100, own_steps=200)
     assert [part.given_share(step) for step in (0, 99, 150, 200, 5000)] == [1.0, 1.0, 0.5, 0.0, 0.0]
@@ -224,8 +191,6 @@ def test_a_student_learns_its_stages_and_goes_on_after_a_stop(
             "late": [1, 3],
             "given_steps": 20,
             "own_steps": 30,
-            "frames": 0.1,
-            "frames_late": 2,
         },
         "augment": {"speed": 1.0, "noise": 0.5, "nothing": 0.1},
         "optimiser": {"name": "adamw", "rate": 0.004},
