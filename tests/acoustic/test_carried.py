@@ -52,7 +52,11 @@ NETWORKS = {
     "dense rnet": ModelConfig("s", FEATURES, (STEM[0], *[replace(DENSE, residual="dense_rnet")] * 3)),
     "groups": ModelConfig("s", FEATURES, (STEM[0], replace(AHEAD, residual="residual", groups=4), BACK)),
     "gate": ModelConfig("s", FEATURES, (STEM[0], DENSE, replace(BACK, kernel=11)), activation="glu"),
-    "layer norm": ModelConfig("s", FEATURES, (STEM[0], AHEAD, replace(BACK, kernel=9)), norm="layer"),
+    # Its stem is separable: a dense convolution before a layer norm is in 32 bits also in INT8, and how its sums are
+    # added up depends on how many steps there are (1.4e-6, which may round to the next of 256 steps).
+    "layer norm": ModelConfig(
+        "s", FEATURES, (replace(STEM[0], separable=True), AHEAD, replace(BACK, kernel=9)), norm="layer"
+    ),
     "dilated": ModelConfig("s", FEATURES, (STEM[0], replace(BACK, dilation=3), DENSE)),
     "attending": ModelConfig("s", FEATURES, (STEM[0], AHEAD, ATTENDING)),
     "attending, of one width": ModelConfig(
@@ -120,12 +124,8 @@ def test_every_kind_of_layer_goes_on_where_it_stopped(name: str, precision: Prec
         assert log_probs.shape[1] == hop // config.frames_per_output  # nothing is heard that nobody needs
         at += hop
     heard = np.concatenate(pieces, axis=1)
-    if (
-        config.norm == "layer"
-    ):  # in 32 bits before the norm: what is summed otherwise may round to the next step
-        assert_same(precision, heard, whole)
-    else:
-        np.testing.assert_allclose(heard, whole, atol=1e-4 if precision == "fp32" else 1e-5)
+    assert heard.shape == whole.shape
+    np.testing.assert_allclose(heard, whole, atol=1e-4 if precision == "fp32" else 1e-5)
 
 
 @pytest.mark.parametrize("network", STREAMED)
