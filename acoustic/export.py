@@ -327,7 +327,7 @@ def _unit(graph: Graph, unit: Unit, name: str, x: str, site: str, *, last: bool)
         x = graph.convolution(x, site, taps, None, group=len(taps), **settings)
         site, settings = f"{name}.depthwise", {"group": unit.groups}
         x = graph.site(site, x)
-    mixes = weight.shape[2] == 1 and settings.get("strides") in (None, [1, 1])
+    mixes = weight.shape[2] == 1 and (unit.depthwise is not None or unit.stride == 1)
     if last and mixes and unit.groups == 1 and offset is not None:
         # What comes last is rounded no more: a convolution would sum it in an order that depends on how many steps are.
         x = graph.by_channel(graph.product(graph.by_time(x), site, cast(torch.nn.Conv1d, unit.conv)))

@@ -159,6 +159,12 @@ def kept_outputs(config: ModelConfig, window: Window) -> slice:
     return slice(span.keep_first - before, span.keep_end - before)
 
 
+def hop_frames(config: ModelConfig, window: Window) -> int:
+    """How many frames after its own first one the next window of a stream with carried state begins; nought after the
+    last one."""
+    return 0 if window.span.last else window.span.kept * config.frames_per_output
+
+
 def failed(config: ModelConfig, window: Window, why: str) -> Heard:
     """The result of a window that could not be heard: its stream's memory stays as it was."""
     return Heard(window.span, np.zeros((0, config.classes), np.float32), window.memory, why)

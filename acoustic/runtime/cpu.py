@@ -30,6 +30,7 @@ from acoustic.runtime.backend import (
     Precision,
     carried_state,
     failed,
+    hop_frames,
     in_pieces,
     joined,
     kept_outputs,
@@ -38,7 +39,6 @@ from acoustic.runtime.backend import (
     whole_features_of,
     window_features,
 )
-from acoustic.runtime.memories import hop_frames
 from acoustic.windows import Heard, LogProbs, Window, carries, default_plan, with_hop
 
 MOST_ROWS = 8

@@ -26,13 +26,14 @@ from acoustic.runtime.backend import (
     Precision,
     carried_state,
     failed,
+    hop_frames,
     in_pieces,
     joined,
     kept_outputs,
     streaming_config,
     whole_features_of,
 )
-from acoustic.runtime.memories import Carried, Sums, following_states, hop_frames, normalise_rows
+from acoustic.runtime.memories import Carried, Sums, following_states, normalise_rows
 from acoustic.windows import Heard, LogProbs, Window, carries, default_plan, with_hop
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)

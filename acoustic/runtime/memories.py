@@ -13,7 +13,7 @@ from torch import Tensor
 from acoustic.carried import Memory, State
 from acoustic.normalisation import first_memory
 from acoustic.runtime.backend import carried_state, causal_memory, running_memory
-from acoustic.shape import FeatureConfig, ModelConfig
+from acoustic.shape import FeatureConfig
 from acoustic.windows import Window
 
 
@@ -140,11 +140,6 @@ class Carried:
         self.state[:count] = torch.from_numpy(np.stack(states))
         self.hop[:count] = torch.tensor(hops)
         self.hop[count:] = 0  # rows of no window: a longer hop than this bucket's would reach beyond it
-
-
-def hop_frames(config: ModelConfig, window: Window) -> int:
-    """How many frames after its own first one the next window of a stream with carried state begins."""
-    return 0 if window.span.last else window.span.kept * config.frames_per_output
 
 
 def following_states(windows: Sequence[Window], following: Tensor, sums: Sums | None) -> list[State | None]:
