@@ -111,11 +111,9 @@ class Muon(ByGroup):
         firsts = [self._kept(weight, "first").view(len(weight), -1) for weight in weights]
         torch._foreach_mul_(firsts, group["momentum"])
         torch._foreach_add_(firsts, gradients)
-        ahead = torch._foreach_add(gradients, firsts, alpha=group["momentum"])
-        updates = orthogonalised_together(ahead)
-        lengths = [-group["lr"] * 0.2 * max(update.shape) ** 0.5 for update in updates]
-        torch._foreach_mul_(updates, lengths)
-        torch._foreach_add_(flat, updates)
+        updates = orthogonalised_together(gradients, firsts, group["momentum"])
+        for weight, update in zip(flat, updates, strict=True):
+            weight.add_(update, alpha=-group["lr"] * 0.2 * max(update.shape) ** 0.5)
 
     def _step_others(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         gradients = [weight.grad for weight in weights if weight.grad is not None]
@@ -140,8 +138,10 @@ class Muon(ByGroup):
         return kept
 
 
-def orthogonalised_together(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Each matrix `orthogonalised`, those of one shape in one go. Of several processes that hold the same matrices each
+def orthogonalised_together(
+    matrices: Sequence[Tensor], others: Sequence[Tensor], share: float
+) -> list[Tensor]:
+    """Each matrix with that share of its other, `orthogonalised`. Of several processes that hold the same matrices each
     does its share of the work and hands it to the others.
     """
     joined = dist.is_available() and dist.is_initialized()
@@ -149,10 +149,14 @@ def orthogonalised_together(matrices: Sequence[Tensor]) -> list[Tensor]:
     largest_first = sorted(range(len(matrices)), key=lambda index: (-matrices[index].numel(), index))
     shares = [largest_first[process::size] for process in range(size)]
     done: dict[int, Tensor] = {}
-    for shape in {matrices[index].shape for index in shares[rank]}:
-        alike = [index for index in shares[rank] if matrices[index].shape == shape]
-        results = orthogonalised(torch.stack([matrices[index] for index in alike]))
-        done |= dict(zip(alike, results, strict=True))
+    if matrices[0].device.type == "cpu":  # one by one, which stays in its cache
+        for index in shares[rank]:
+            done[index] = orthogonalised(matrices[index].add(others[index], alpha=share))
+    else:
+        for shape in {matrices[index].shape for index in shares[rank]}:
+            alike = [index for index in shares[rank] if matrices[index].shape == shape]
+            wanted = [matrices[index].add(others[index], alpha=share) for index in alike]
+            done |= dict(zip(alike, orthogonalised(torch.stack(wanted)), strict=True))
     if size > 1:
         done = _handed_round(matrices, shares, rank, done)
     return [done[index] for index in range(len(matrices))]
@@ -169,32 +173,34 @@ def _handed_round(
         sizes = [matrices[index].numel() for index in share]
         row = matrices[0].new_empty(sum(sizes), dtype=torch.bfloat16)
         if process == rank:
-            torch.cat([mine[index].flatten().bfloat16() for index in share], out=row)
+            torch.cat([mine[index].flatten() for index in share], out=row)
         dist.broadcast(row.view(torch.uint8), process)  # as bytes: not every backend knows these 16 bits
         for index, piece in zip(share, torch.split(row, sizes), strict=True):
-            everything[index] = piece.view(matrices[index].shape).to(matrices[index].dtype)
+            everything[index] = piece.view(matrices[index].shape)
     return everything
 
 
 def orthogonalised(matrices: Tensor, steps: int = 4) -> Tensor:
-    """Matrices [count, rows, columns] with all singular values near one: Newton-Schulz with the quintic of Muon, in
-    16 bits where that is enough.
+    """A matrix, or [count, rows, columns] of them, with all singular values near one, in 16 bits: Newton-Schulz with the
+    quintic of Muon, for which those are enough.
 
     The root of the Gram matrix's norm is a closer bound of the largest singular value than the matrix's own norm, and
     is worth nearly a step: four from there come almost as close as five from the other (training/LOG.md, run D).
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    tall = matrices.shape[1] > matrices.shape[2]
+    sides = (-2, -1)
+    sum_of = torch.addmm if matrices.ndim == 2 else torch.baddbmm
+    tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).bfloat16()
+    x = (x / x.norm(dim=sides, keepdim=True).clamp(min=1e-7)).bfloat16()
     gram = x @ x.mT
-    bound = gram.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    bound = gram.norm(dim=sides, keepdim=True).clamp(min=1e-7)
     x, gram = x / bound.sqrt(), gram / bound
     for step in range(steps):
         if step:
             gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.mT if tall else x).to(matrices.dtype)
+        x = sum_of(x, sum_of(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
 
 
 def build_optimiser(

@@ -64,9 +64,10 @@ class Block(nn.Module):
         block_input = x
         last = len(self.units) - 1
         for index, unit in enumerate(self.units):
-            x = unit(x, masks)
+            rectified = index < last and self.activation == "relu"
+            x = unit(x, masks, rectified=rectified)
             if index < last:
-                x = self.dropout(activate(x, self.activation))
+                x = self.dropout(x if rectified else activate(x, self.activation))
         if self.identity:
             x = x + block_input
         for bypass, pane in zip(self.bypasses, panes if self.dense else [block_input], strict=False):

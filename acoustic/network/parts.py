@@ -170,13 +170,20 @@ class Normed(nn.Module):
         elif config.norm == "layer":
             self.norm = LayerNorm(outputs, config.norm_epsilon)
 
-    def normed(self, x: Tensor, masks: Masks, rate: int) -> Tensor:
-        """The norm, without padding in its statistics where the configuration says so."""
+    def normed(self, x: Tensor, masks: Masks, rate: int, *, rectified: bool = False) -> Tensor:
+        """The norm, without padding in its statistics where the configuration says so; `rectified`: what of it is above
+        nought."""
         if self.masks_norm and self.training and isinstance(self.norm, BatchNorm):
             mask = masks.at(x, rate)
             if mask is not None:
-                return self.norm.forward_masked(x, mask)
-        return cast(Tensor, self.norm(x))
+                out = self.norm.forward_masked(x, mask)
+                return F.relu(out) if rectified else out
+        if norms_compiled(self.norm, x):
+            from acoustic.network.norms import batch_normed
+
+            return batch_normed(x, cast(nn.BatchNorm1d, self.norm), rectified=rectified)
+        out = cast(Tensor, self.norm(x))
+        return F.relu(out) if rectified else out
 
 
 class Unit(Normed, Reaching):
@@ -209,12 +216,12 @@ class Unit(Normed, Reaching):
         """The convolution that looks to the left and right."""
         return cast(nn.Conv1d, self.conv) if self.depthwise is None else self.depthwise
 
-    def forward(self, x: Tensor, masks: Masks) -> Tensor:
+    def forward(self, x: Tensor, masks: Masks, *, rectified: bool = False) -> Tensor:
         """[batch, inputs, time] to [batch, outputs, time / stride]."""
         x = slide(self, self.reaching, x, masks, dilation=self.dilation, masked=self.masked)
         if self.depthwise is not None:
             x = convolved(x, self.conv)
-        x = self.normed(x, masks, self.rate * self.stride)
+        x = self.normed(x, masks, self.rate * self.stride, rectified=rectified)
         return x if self.groups == 1 else shuffle(x, self.groups)
 
 
@@ -257,6 +264,12 @@ def slides_compiled(unit: Reaching, conv: nn.Conv1d, x: Tensor, dilation: int) -
     plain = unit.stride == dilation == 1 and is_depthwise(conv) and conv.bias is None
     fits = x.dtype == torch.bfloat16 and x.device.type == "cpu" and lies_by_step(x)
     return plain and conv.training and fits
+
+
+def norms_compiled(norm: nn.Module, x: Tensor) -> bool:
+    """Whether the compiled batch norm does for this: in training in 16 bits on a CPU."""
+    plain = type(norm) is BatchNorm and norm.training and norm.affine and norm.momentum is not None
+    return plain and x.dtype == torch.bfloat16 and x.device.type == "cpu" and lies_by_step(x)
 
 
 class Bypass(Normed):

@@ -110,7 +110,7 @@ class _Taps(torch.autograd.Function):
         x, lengths = x.contiguous(), lengths.long().contiguous()
         taps = weight.detach()[:, 0].T.float().contiguous()
         out = torch.empty_like(x)
-        _slide(_bits(x), taps.numpy(), lengths.numpy(), left, _bits(out))
+        _slide(bits_of(x), taps.numpy(), lengths.numpy(), left, bits_of(out))
         context.save_for_backward(x, taps, lengths)
         context.left = left
         return out
@@ -121,8 +121,8 @@ class _Taps(torch.autograd.Function):
         gradient = gradients[0].contiguous()
         to_x, to_taps = torch.empty_like(x), torch.zeros_like(taps)
         right = len(taps) - 1 - context.left
-        _slide(_bits(gradient), taps.flip(0).numpy(), lengths.numpy(), right, _bits(to_x))
-        _taps_gradient(_bits(x), _bits(gradient), lengths.numpy(), context.left, to_taps.numpy())
+        _slide(bits_of(gradient), taps.flip(0).numpy(), lengths.numpy(), right, bits_of(to_x))
+        _taps_gradient(bits_of(x), bits_of(gradient), lengths.numpy(), context.left, to_taps.numpy())
         return to_x, to_taps.T[:, None].contiguous(), None, None
 
 
@@ -134,7 +134,7 @@ def depthwise(x: Tensor, weight: Tensor, lengths: Tensor, left: int) -> Tensor:
     return out.mT
 
 
-def _bits(tensor: Tensor) -> Bits:
+def bits_of(tensor: Tensor) -> Bits:
     """The same memory."""
     array: Bits = tensor.detach().view(torch.int16).numpy().view(np.uint16)
     return array
