@@ -141,7 +141,7 @@ class Loop:
         try:
             with self._signals():
                 while self.progress.step < self.schedule.total_steps:
-                    since_log.add(self._step(next(steps)))
+                    since_log.add(self._step(*next(steps)))
                     step, now = self.progress.step, time.monotonic()
                     last = step == self.schedule.total_steps
                     if self._comes(self.settings.log_every):
@@ -177,11 +177,11 @@ class Loop:
             heard.append(piece if uses == 1 else piece.without_sound())
         return heard
 
-    def _vary(self, used: tuple[Sequence[Heard], int]) -> list[Heard]:
+    def _vary(self, used: tuple[Sequence[Heard], int]) -> tuple[list[Heard], bool]:
         pieces, use = used
-        return [self.objective.vary(heard, use) for heard in pieces]
+        return [self.objective.vary(heard, use) for heard in pieces], use > 0
 
-    def _step(self, pieces: Sequence[Heard]) -> StepResult:
+    def _step(self, pieces: Sequence[Heard], again: bool) -> StepResult:
         batches = [heard.batch for heard in pieces]
         torch.manual_seed(batches[0].seed)
         rate = self.schedule.rate(self.progress.step)
@@ -222,7 +222,7 @@ class Loop:
         self.progress.step += 1
         self.progress.seconds_heard += values[-1]
         means = {name: value / rows for name, value in zip(("loss", *figures), values[:-1], strict=True)}
-        return StepResult(means, rows, values[-1], float(norm), rate, finite)
+        return StepResult(means, rows, values[-1], float(norm), rate, finite, again)
 
     def _skip(self, batches: Sequence[Batch], buffers: list[Tensor], loss: float, norm: float) -> None:
         """A step that gave no numbers: weights, averages and batch-norm statistics stay as they were."""

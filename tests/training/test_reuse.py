@@ -13,6 +13,8 @@ from training.data.feed import Batch
 from training.errors import TrainingError
 from training.objectives import Heard, vary
 from training.reuse import Reuse, reused
+from training.sums import StepResult, Sums
+from training.watch import Watch
 
 
 def numbers(first: int) -> Iterator[int]:
@@ -114,3 +116,23 @@ def test_stretching_moves_what_happens_in_time() -> None:
     assert not changed[1, :, 20:].any()
     same, frames = stretch(features, torch.tensor([50, 50]), torch.ones(2))
     assert torch.equal(same, features)
+
+
+def test_what_is_heard_again_is_counted_apart_from_what_is_new() -> None:
+    sums = Sums()
+    for words, again in ((1.0, False), (0.25, True), (0.5, False), (0.75, True)):
+        sums.add(StepResult({"loss": 2 * words, "words": words}, 4, 60.0, 1.0, 1e-3, True, again))
+    assert sums.means() == {"loss": 1.5, "words": 0.75, "loss_again": 1.0}
+    assert sums.sound_s == 240.0
+    only_again = Sums()
+    only_again.add(StepResult({"loss": 0.5, "words": 0.25}, 4, 60.0, 1.0, 1e-3, True, True))
+    assert only_again.means() == {"loss": 0.5}
+    watch = Watch(None, total_steps=9)
+    values = {
+        "step": 1,
+        "rate": 1e-3,
+        "gradient": 1,
+        "utterances_per_s": 1,
+        "times_real_time": 1,
+    } | sums.means()
+    assert "loss 1.50 (heard again 1.00) · words 0.75" in watch.line(values)
