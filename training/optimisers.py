@@ -181,8 +181,8 @@ def _handed_round(
 
 
 def orthogonalised(matrices: Tensor, steps: int = 4) -> Tensor:
-    """A matrix, or [count, rows, columns] of them, with all singular values near one, in 16 bits: Newton-Schulz with the
-    quintic of Muon, for which those are enough.
+    """A matrix, or [count, rows, columns] of them, with all singular values near one, in 16 bits: Newton-Schulz with
+    the quintic of Muon, for which those are enough.
 
     The root of the Gram matrix's norm is a closer bound of the largest singular value than the matrix's own norm, and
     is worth nearly a step: four from there come almost as close as five from the other (training/LOG.md, run D).
