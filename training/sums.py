@@ -13,7 +13,7 @@ class StepResult:
     gradient: float
     rate: float
     finite: bool
-    again: bool = False
+    again: bool
     """Whether its sound was used before (`data.uses`)."""
 
 

@@ -1,5 +1,5 @@
 """Batch norm in training in 16 bits on a CPU, compiled, with the rectifier that follows it where one does: two passes
-over memory forward and two back, in a quarter of the time. PyTorch's own way is what tests hold this against.
+over memory forward and two back. PyTorch's own way is what tests hold this against.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from acoustic.network.taps import ALMOST_HALF, HALF, LAST, LONG, Bits, Floats, bits_of
+from acoustic.network.taps import HALF, LONG, Bits, Floats, bits_of, narrowed
 
 Sums = NDArray[np.float64]
 
@@ -46,7 +46,7 @@ def _scaled(x: Bits, scale: Floats, shift: Floats, least: np.float32, out: Bits)
         for c in range(channels):
             wide[c] = max(wide[c] * scale[c] + shift[c], least)
         for c in range(channels):
-            out[t, c] = np.uint16((bits[c] + ALMOST_HALF + ((bits[c] >> HALF) & LAST)) >> HALF)
+            out[t, c] = narrowed(bits[c])
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract", "reassoc"}, error_model="numpy")
@@ -79,7 +79,7 @@ def _back(
         for c in range(channels):
             wide[0, c] = by_gradient[c] * wide[1, c] + by_x[c] * wide[0, c] + shift[c]
         for c in range(channels):
-            to_x[t, c] = np.uint16((bits[0, c] + ALMOST_HALF + ((bits[0, c] >> HALF) & LAST)) >> HALF)
+            to_x[t, c] = narrowed(bits[0, c])
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")

@@ -26,6 +26,12 @@ LONG = 64
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
+def narrowed(wide: np.uint32) -> np.uint16:
+    """The bits of a 32-bit number in 16: rounded to the nearest, to even where two are as near."""
+    return np.uint16((wide + ALMOST_HALF + ((wide >> HALF) & LAST)) >> HALF)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _widen(narrow: Bits, before: int, wide: NDArray[np.uint32]) -> None:
     """With zeros before and after it."""
     steps, channels = narrow.shape
@@ -75,9 +81,8 @@ def _slide(x: Bits, taps: Floats, lengths: NDArray[np.int64], left: int, out: Bi
         for t in range(0, length, FOUR):
             _four_sums(wide, taps, t, sums)
             for i in range(min(FOUR, length - t)):
-                for c in range(channels):  # rounded to the nearest, to even where two are as near
-                    odd = (sum_bits[i, c] >> HALF) & LAST
-                    out[row, t + i, c] = np.uint16((sum_bits[i, c] + ALMOST_HALF + odd) >> HALF)
+                for c in range(channels):
+                    out[row, t + i, c] = narrowed(sum_bits[i, c])
         out[row, length:] = 0
 
 
