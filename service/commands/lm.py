@@ -117,7 +117,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what the search goes by, as a model's card names it (`silica models show`), where not the defaults"
     )
     for verb in (tune, rescore):
-        verb.add_argument("--search", nargs="+", default=[], metavar="NAME=VALUE", help=search)
+        verb.add_argument(
+            "--search", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=search
+        )
     for verb in (measured, info, marks, adapt, tune, readable, rescore):
         verb.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 

@@ -181,7 +181,7 @@ def test_tuning_refuses_to_be_told_what_it_is_to_find(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = ["lm", "tune", str(tmp_path), "--log-probs", str(tmp_path), "--out", str(tmp_path / "tuned")]
-    assert main([*line, "--search", "width=32", "lm_weight=0.5"]) == 2
+    assert main([*line, "--search", "lm_weight=0.5", "--search", "width=32"]) == 2
     assert "--search lm_weight: that is what is tuned" in capsys.readouterr().err
 
 

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--search",
         nargs="+",
+        action="extend",
         default=[],
         metavar="NAME=VALUE",
         help="the search that suits the model, for its card: width, lm_weight, word_bonus, unknown_penalty, ...",
