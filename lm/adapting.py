@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 from lm.building import BuildSettings, convert
 from lm.errors import LanguageError
 from lm.ngram import NGram
+from lm.ngram_table import BEGIN, END, Table, write_arpa
 from lm.toolchain import Progress
 from lm.trie_listing import Level, list_ngrams
 
-BEGIN, END = "<s>", "</s>"
-SMALLEST = 1e-7
-MIX = np.uint64(0x9E3779B97F4A7C15)
 Counts = list[Counter[tuple[int, ...]]]
 
 
@@ -75,12 +73,11 @@ def adapt(
     scorer = ngram.kenlm()
     for order in range(2, ngram.order + 1):
         _mix_level(order, levels, probs, counts, scorer, words, known, settings)
-    backoffs = [_backoffs(order, levels, probs) for order in range(1, ngram.order)]
     out.parent.mkdir(parents=True, exist_ok=True)
     arpa = out.with_suffix(f".{os.getpid()}.adapting.arpa")
     try:
         progress("writing")
-        _write_arpa(arpa, levels, probs, backoffs, words)
+        write_arpa(arpa, levels, probs, words)
         convert(arpa, out, BuildSettings(order=ngram.order, prune=(0,)), progress)
     finally:
         arpa.unlink(missing_ok=True)
@@ -137,7 +134,7 @@ def _mix_level(
     contexts: Counter[tuple[int, ...]] = Counter()
     for ngram, count in found.items():
         contexts[ngram[1:]] += count
-    totals = _Table(np.array(list(contexts), np.int32).reshape(-1, order - 1))
+    totals = Table(np.array(list(contexts), np.int32).reshape(-1, order - 1))
     weight = np.array(list(contexts.values()), np.float64)
     # Every word of the base in a context of the text steps back for the text's own words ...
     at = totals.find(level.words[:, 1:])
@@ -146,7 +143,7 @@ def _mix_level(
     seen = np.array(list(found), np.int32).reshape(-1, order)
     total = weight[totals.find(seen[:, 1:])]
     gained = settings.taken(total) * np.array(list(found.values()), np.float64) / total
-    place = _Table(level.words).find(seen)
+    place = Table(level.words).find(seen)
     np.add.at(probs[order - 1], place[place >= 0], gained[place >= 0])
     fresh = seen[place < 0]
     if not len(fresh):
@@ -157,7 +154,7 @@ def _mix_level(
             added[row] += rest[row] * 10.0 ** _base_log10(
                 scorer, [words[number] for number in reversed(ngram)]
             )
-    parents = _Table(levels[order - 2].words).find(fresh[:, :-1])
+    parents = Table(levels[order - 2].words).find(fresh[:, :-1])
     level.words = np.concatenate([level.words, fresh])
     level.parents = np.concatenate([level.parents, parents])
     probs[order - 1] = np.concatenate([probs[order - 1], added])
@@ -170,63 +167,3 @@ def _base_log10(scorer: Any, ngram: list[str]) -> float:
     text = " ".join(ngram[begins : len(ngram) - ends])
     *_, last = scorer.full_scores(text, bos=begins, eos=ends)
     return float(last[0])
-
-
-def _backoffs(order: int, levels: list[Level], probs: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """log10 backoff of each n-gram of this order, from the sums over the words that follow it."""
-    longer = levels[order]
-    context = _Table(levels[order - 1].words).find(longer.words[:, 1:])
-    kept = context >= 0
-    size = len(levels[order - 1].words)
-    said = np.bincount(context[kept], probs[order][kept], size)
-    below = np.bincount(context[kept], probs[order - 1][longer.parents[kept]], size)
-    left = np.maximum(1.0 - said, SMALLEST) / np.maximum(1.0 - below, SMALLEST)
-    return np.asarray(np.log10(np.clip(left, SMALLEST, 1e3)))
-
-
-class _Table:
-    """Rows of word numbers, found again by a 64-bit hash."""
-
-    def __init__(self, rows: NDArray[np.int32]) -> None:
-        keys = _keys(rows)
-        self._order = np.argsort(keys)
-        self._keys = keys[self._order]
-
-    def find(self, rows: NDArray[np.int32]) -> NDArray[np.int64]:
-        """The place of each row, or -1."""
-        keys = _keys(rows)
-        if not len(self._keys):
-            return np.full(len(keys), -1)
-        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        return np.where(self._keys[at] == keys, self._order[at], -1)
-
-
-def _keys(rows: NDArray[np.int32]) -> NDArray[np.uint64]:
-    keys = np.zeros(len(rows), np.uint64)
-    for column in range(rows.shape[1]):
-        keys = (keys ^ (rows[:, column].astype(np.uint64) + np.uint64(1))) * MIX
-        keys ^= keys >> np.uint64(29)
-    return keys
-
-
-def _write_arpa(
-    path: Path,
-    levels: list[Level],
-    probs: list[NDArray[np.float64]],
-    backoffs: list[NDArray[np.float64]],
-    words: list[str],
-) -> None:
-    never = {words.index(BEGIN)}
-    with path.open("w") as file:
-        file.write("\\data\\\n")
-        file.writelines(f"ngram {order}={len(level.words)}\n" for order, level in enumerate(levels, start=1))
-        for order, level in enumerate(levels, start=1):
-            file.write(f"\n\\{order}-grams:\n")
-            values = np.log10(np.minimum(probs[order - 1], 1.0)).tolist()
-            backoff = backoffs[order - 1].tolist() if order < len(levels) else None
-            for place, ngram in enumerate(level.words.tolist()):
-                text = " ".join(words[number] for number in reversed(ngram))
-                value = -99.0 if order == 1 and ngram[0] in never else values[place]
-                tail = "" if backoff is None or text.endswith(END) else f"\t{backoff[place]:.6g}"
-                file.write(f"{value:.6g}\t{text}{tail}\n")
-        file.write("\n\\end\\\n")

@@ -19,6 +19,8 @@ from lm.errors import LanguageError
 from lm.spelled import spelled_lines
 from lm.toolchain import MAX_ORDER, Progress, tools
 
+LINES_A_REPORT = 1_000_000
+
 
 @dataclass(frozen=True)
 class BuildSettings:
@@ -93,32 +95,38 @@ def build_several(
     texts: Sequence[Path], wanted: dict[Path, BuildSettings], progress: Progress, keep_arpa: bool = False
 ) -> list[BuildReport]:
     """The same text as several models, for instance pruned more and less; the text is read once."""
-    if not texts:
-        raise LanguageError("there is no text to build from; name a file or a recipe")
-    for path in texts:
-        if not path.is_file():  # said before the builder is compiled, which takes minutes the first time
-            raise LanguageError(f"there is no text file {path}")
+    check_texts(texts)
     programs = tools(progress)
     folder = next(iter(wanted)).parent
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="silica-lm-", dir=folder) as scratch:
         begun = time.perf_counter()
-        corpus = _write_corpus(texts, Path(scratch), progress)
+        corpus = write_corpus(texts, Path(scratch), progress)
         reading_s = time.perf_counter() - begun
         reports = []
         for out, settings in wanted.items():
-            report = _build_one(programs.lmplz, corpus, out, settings, progress, keep_arpa)
+            report = build_one(programs.lmplz, corpus, out, settings, progress, keep_arpa)
             reports.append(replace(report, seconds=report.seconds + reading_s))
     return reports
 
 
-def _build_one(
-    lmplz: Path, corpus: "_Corpus", out: Path, settings: BuildSettings, progress: Progress, keep_arpa: bool
+def check_texts(texts: Sequence[Path]) -> None:
+    """Whether there is any and all are there: said before the builder is compiled, which takes minutes once."""
+    if not texts:
+        raise LanguageError("there is no text to build from; name a file or a recipe")
+    for path in texts:
+        if not path.is_file():
+            raise LanguageError(f"there is no text file {path}")
+
+
+def build_one(
+    lmplz: Path, corpus: "Corpus", out: Path, settings: BuildSettings, progress: Progress, keep_arpa: bool
 ) -> BuildReport:
+    """A corpus that is written down already as one model."""
     started = time.perf_counter()
     if out.suffix != ".binary":
         out = out.with_name(out.name + ".binary")
-    corpus = _with_spelled(corpus, settings.spelled_lines)
+    corpus = with_spelled(corpus, settings.spelled_lines)
     vocabulary = {word for word, count in corpus.counts.items() if count >= settings.minimum_count}
     work = corpus.learned.parent
     known = work / "words.txt"
@@ -143,7 +151,7 @@ def _build_one(
         ngrams=arpa_counts(arpa),
         size_bytes=out.stat().st_size,
         seconds=time.perf_counter() - started,
-        held_out=perplexity(out, _read(corpus.held_out)) if corpus.held_out.stat().st_size else None,
+        held_out=perplexity(out, lines_of(corpus.held_out)) if corpus.held_out.stat().st_size else None,
         settings=settings,
     )
 
@@ -211,7 +219,7 @@ def open_kenlm(model: Path) -> Any:
 
 
 @dataclass(frozen=True)
-class _Corpus:
+class Corpus:
     """Text in normal lines: what is learned from, what is measured on, and the words of the first."""
 
     learned: Path
@@ -220,7 +228,8 @@ class _Corpus:
     lines: int
 
 
-def _write_corpus(texts: Sequence[Path], folder: Path, progress: Progress) -> _Corpus:
+def write_corpus(texts: Sequence[Path], folder: Path, progress: Progress) -> Corpus:
+    """The texts in normal lines in this folder, one line in a hundred apart."""
     counts: Counter[str] = Counter()
     lines = 0
     corpus, held_out = folder / "corpus.txt", folder / "held-out.txt"
@@ -234,14 +243,16 @@ def _write_corpus(texts: Sequence[Path], folder: Path, progress: Progress) -> _C
                     learned.write(line + "\n")
                     counts.update(line.split())
                     lines += 1
+                    if lines % LINES_A_REPORT == 0:
+                        progress(f"reading {path.name}: {lines:,} lines so far")
     if len(counts) < 3:
         raise LanguageError(
             f"the text holds {len(counts)} different words; a language model needs running text"
         )
-    return _Corpus(corpus, held_out, counts, lines)
+    return Corpus(corpus, held_out, counts, lines)
 
 
-def _with_spelled(corpus: _Corpus, count: int) -> _Corpus:
+def with_spelled(corpus: Corpus, count: int) -> Corpus:
     """The corpus and so many lines in which its words are spelled: those that it has more than once, which are seldom
     misprints. What they say counts as text."""
     if not count:
@@ -257,10 +268,10 @@ def _with_spelled(corpus: _Corpus, count: int) -> _Corpus:
     with learned.open("a") as file:
         file.writelines(line + "\n" for line in lines)
     counts = corpus.counts + Counter(word for line in lines for word in line.split())
-    return _Corpus(learned, corpus.held_out, counts, corpus.lines + len(lines))
+    return Corpus(learned, corpus.held_out, counts, corpus.lines + len(lines))
 
 
-def _read(path: Path) -> Iterable[str]:
+def lines_of(path: Path) -> Iterable[str]:
     with path.open() as file:
         for line in file:
             yield line.rstrip("\n")

@@ -26,6 +26,7 @@ Record = Any
 KERNEL_FILES = [
     "compiled",
     "confidence",
+    "histories",
     "hotwords",
     "lexicon",
     "ngram_kernel",

@@ -9,14 +9,15 @@ from typing import Any
 
 from lm.building import BuildSettings
 from lm.errors import LanguageError
+from lm.parts import Part
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Texts, found and checked, and how to build from them."""
+    """Texts, found and checked, in the parts that are counted together, and how large the whole may be."""
 
-    texts: tuple[Path, ...]
-    settings: BuildSettings
+    parts: tuple[Part, ...]
+    most_mb: float | None = None
 
 
 def read_recipe(path: Path, folder: Path | None) -> Recipe:
@@ -28,18 +29,31 @@ def read_recipe(path: Path, folder: Path | None) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise LanguageError(f"the recipe {path} is no TOML: {error}") from None
     folder = folder or path.parent
-    texts = tuple(_text(folder, entry, path) for entry in content.get("text", []))
-    if not texts:
+    entries = content.get("text", [])
+    if not entries:
         raise LanguageError(
             f"the recipe {path} names no texts; expected [[text]] entries with file and sha256"
         )
-    options: dict[str, Any] = dict(content.get("settings", {}))
-    if "prune" in options:
-        options["prune"] = tuple(options["prune"])
-    try:
-        return Recipe(texts, BuildSettings(**options))
-    except TypeError as error:
-        raise LanguageError(f"the recipe {path} has a setting that is none: {error}") from None
+    common = dict(content.get("settings", {}))
+    most_mb = common.pop("most_mb", None)
+    named = content.get("part", {"": {}})
+    if strange := {str(entry.get("part", "")) for entry in entries} ^ set(named):
+        raise LanguageError(
+            f"the recipe {path}: expected {', '.join(map(repr, sorted(strange)))} "
+            "both as a [part.NAME] and as the part of a text"
+        )
+    parts = []
+    for name, own in named.items():
+        options: dict[str, Any] = {**common, **own}
+        share = float(options.pop("share", 1.0))
+        if "prune" in options:
+            options["prune"] = tuple(options["prune"])
+        texts = tuple(_text(folder, entry, path) for entry in entries if entry.get("part", "") == name)
+        try:
+            parts.append(Part(texts, BuildSettings(**options), share))
+        except TypeError as error:
+            raise LanguageError(f"the recipe {path} has a setting that is none: {error}") from None
+    return Recipe(tuple(parts), most_mb)
 
 
 def _text(folder: Path, entry: dict[str, Any], recipe: Path) -> Path:

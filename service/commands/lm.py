@@ -136,6 +136,9 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     )
     build.add_argument("--minimum-count", type=int, help="words seen less often become unknown (default 1)")
     build.add_argument("--spelled", type=int, metavar="LINES", help="lines of spelled words and codes to add")
+    build.add_argument(
+        "--most-mb", type=float, metavar="MB", help="keep what is worth most in a file of this size"
+    )
     build.add_argument("--out", type=Path, required=True, metavar="NAME", help="writes NAME.binary")
     build.add_argument("--keep-arpa", action="store_true", help="keep NAME.arpa beside it")
     build.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -185,22 +188,34 @@ def _shown(value: object) -> str:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from lm.building import build
-    from lm.recipe import read_recipe, settings_from
+    from dataclasses import replace
+
+    from lm.building import BuildSettings, build
+    from lm.parts import Part, build_parts
+    from lm.recipe import Recipe, read_recipe, settings_from
 
     if arguments.recipe:
         recipe = read_recipe(arguments.recipe, arguments.texts_folder)
-        texts, settings = recipe.texts, recipe.settings
     else:
-        texts, settings = arguments.texts, None
-    settings = settings_from(
-        settings,
-        order=arguments.order,
-        prune=arguments.prune,
-        minimum_count=arguments.minimum_count,
-        spelled_lines=arguments.spelled,
-    )
-    report = build(texts, arguments.out, settings, _progress, keep_arpa=arguments.keep_arpa)
+        recipe = Recipe((Part(tuple(arguments.texts), BuildSettings()),))
+    parts = [
+        replace(
+            part,
+            settings=settings_from(
+                part.settings,
+                order=arguments.order,
+                prune=arguments.prune,
+                minimum_count=arguments.minimum_count,
+                spelled_lines=arguments.spelled,
+            ),
+        )
+        for part in recipe.parts
+    ]
+    most_mb = arguments.most_mb or recipe.most_mb
+    if len(parts) == 1 and most_mb is None:
+        report = build(parts[0].texts, arguments.out, parts[0].settings, _progress, arguments.keep_arpa)
+    else:
+        report = build_parts(parts, arguments.out, most_mb, _progress, arguments.keep_arpa)
     if arguments.json:
         return _show(report.as_json(), True)
     figures: dict[str, object] = {
@@ -321,7 +336,11 @@ def _prunings(arguments: argparse.Namespace) -> list[Path]:
     texts, base = tuple(arguments.text), None
     if arguments.recipe:
         recipe = read_recipe(arguments.recipe, arguments.texts_folder)
-        texts, base = (*texts, *recipe.texts), recipe.settings
+        if len(recipe.parts) > 1:
+            raise LanguageError(
+                f"--prune builds models of one part; {arguments.recipe} has {len(recipe.parts)}"
+            )
+        texts, base = (*texts, *recipe.parts[0].texts), recipe.parts[0].settings
     if not texts:
         raise LanguageError("--prune builds models: give it text with --text or --recipe")
     wanted = {}

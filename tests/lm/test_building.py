@@ -2,8 +2,10 @@
 
 import gzip
 import hashlib
+import itertools
 import json
 import lzma
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,10 @@ from lm.adapting import AdaptSettings, adapt
 from lm.building import BuildSettings, build, describe, perplexity, shipped_model
 from lm.corpus import HELD_OUT_ONE_IN, is_held_out, normal_lines, sentences
 from lm.errors import LanguageError
+from lm.histories import shares_of_histories
+from lm.merging import Merged, merge, pruned
 from lm.ngram import NGram
+from lm.ngram_table import Table, backoffs
 from lm.recipe import read_recipe, settings_from
 from lm.spelled import DIGITS, LETTERS, PLACES, ZERO, spelled_lines
 from lm.toolchain import KENLM_VERSION, PROGRAMS, cache_folder
@@ -114,7 +119,7 @@ def test_a_recipe_builds_the_same_bytes_twice(written: Path, tmp_path: Path) -> 
         "[settings]\norder = 3\nprune = [0, 0, 1]\nspelled_lines = 40\n"
         f'[[text]]\nfile = "{written.name}"\nsha256 = "{checksum}"\n'
     )
-    read = read_recipe(recipe, written.parent)
+    (read,) = read_recipe(recipe, written.parent).parts
     first = build(read.texts, tmp_path / "first", read.settings, lambda _: None)
     second = build(read.texts, tmp_path / "second", read.settings, lambda _: None)
     assert Path(first.path).read_bytes() == Path(second.path).read_bytes()
@@ -235,6 +240,97 @@ def test_adaptation_knows_the_text_and_stays_a_distribution(tmp_path: Path) -> N
             10 ** (score - scorer.score(context, bos=False, eos=False)) for score in (*following, ending)
         )
         assert total == pytest.approx(1.0, abs=0.2)  # <unk> and quantisation take or add the rest
+
+
+def sums(model: Merged) -> list[float]:
+    """What all words together have after each history of one word, listed or backed off to."""
+    words, pairs = model.levels[:2]
+    history = Table(words.words).find(pairs.words[:, 1:])
+    back = np.power(10.0, backoffs(1, model.levels, model.probs))
+    totals = []
+    for place in np.unique(history):
+        mine = history == place
+        unlisted = np.ones(len(words.words))
+        unlisted[pairs.words[mine, 0]] = 0
+        unlisted[model.words.index("<s>")] = 0
+        totals.append(float(model.probs[1][mine].sum() + back[place] * (model.probs[0] * unlisted).sum()))
+    return totals
+
+
+def test_histories_are_counted_as_they_stand() -> None:
+    lines = ["the quick fox jumps", "the fox plays dead", "nobody plays dead"]
+    model = merge([(DATA / "tiny-both.binary", [], 1.0)])
+    found = shares_of_histories(lines, model.words, model.levels)
+    counts: Counter[tuple[str, ...]] = Counter()
+    for line in lines:
+        said = ["<s>", *(word if word in model.words else "<unk>" for word in line.split())]
+        for end, length in itertools.product(range(1, len(said) + 1), (1, 2)):
+            counts[tuple(said[max(end - length, 0) : end])] += end >= length
+    tokens = sum(len(line.split()) + 1 for line in lines)
+    assert sum(counts.values()) > tokens
+    for level, shares in zip(model.levels, found, strict=False):
+        for row, share in zip(level.words.tolist(), shares, strict=True):
+            assert share * tokens == pytest.approx(
+                counts[tuple(model.words[number] for number in reversed(row))]
+            )
+
+
+def test_a_model_merged_with_itself_is_itself_and_one_distribution() -> None:
+    path, text = DATA / "tiny-both.binary", ["the quick fox jumps"]
+    alone = merge([(path, text, 1.0)])
+    both = merge([(path, text, 0.2), (path, [], 0.8)])
+    assert both.words == alone.words
+    assert sums(both) == pytest.approx([1.0] * len(sums(both)), abs=0.02)
+    for mine, theirs in zip(alone.probs, both.probs, strict=True):
+        assert mine == pytest.approx(theirs)
+    with pytest.raises(LanguageError, match="one order"):
+        merge([(path, text, 0.5), (DATA / "tiny-bigram.binary", text, 0.5)])
+    with pytest.raises(LanguageError, match="share above 0"):
+        merge([(path, text, 0.0)])
+
+
+def test_pruning_keeps_what_counts_and_whatever_it_hangs_on() -> None:
+    whole = merge(
+        [(DATA / "tiny-both.binary", DATA.joinpath("tiny.txt").read_text().lower().splitlines(), 1.0)]
+    )
+    assert pruned(whole, 1e9) is whole
+    sizes = [sum(len(level.words) for level in pruned(whole, kilo * 1e3).levels) for kilo in (4.6, 4.45, 4.3)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] < sum(len(level.words) for level in whole.levels)
+    small = pruned(whole, 4.4e3)
+    assert sums(small) == pytest.approx([1.0] * len(sums(small)), abs=0.02)
+    for below, level in itertools.pairwise(small.levels):
+        assert (below.words[level.parents] == level.words[:, :-1]).all()
+        assert (Table(below.words).find(level.words[:, 1:]) >= 0).all()
+    with pytest.raises(LanguageError, match="words alone take"):
+        pruned(whole, 1e3)
+
+
+@needs_lmplz
+def test_a_recipe_of_two_parts_fits_its_size_and_knows_both(written: Path, tmp_path: Path) -> None:
+    other = tmp_path / "ships.txt"
+    other.write_text(
+        "\n".join(f"every ship carries {count} lamps and {count} ropes." for count in range(2, 300))
+    )
+    recipe = tmp_path / "recipe.toml"
+    texts = "".join(
+        f'[[text]]\npart = "{part}"\nfile = "{path}"\nsha256 = "{hashlib.sha256(path.read_bytes()).hexdigest()}"\n'
+        for part, path in (("birds", written), ("ships", other))
+    )
+    recipe.write_text(
+        f"[settings]\norder = 3\nprune = [0]\nmost_mb = 0.006\n[part.birds]\n[part.ships]\nshare = 2\n{texts}"
+    )
+    assert (
+        main(["lm", "build", "--recipe", str(recipe), "--texts-folder", "/", "--out", str(tmp_path / "a")])
+        == 0
+    )
+    found = tmp_path / "a.binary"
+    assert 4_500 < found.stat().st_size < 6_500
+    assert perplexity(found, ["the red cat saw two birds"]).unknown == 0
+    assert perplexity(found, ["every ship carries two lamps and two ropes"]).perplexity < 20
+    recipe.write_text(recipe.read_text().replace('part = "ships"', 'part = "boats"'))
+    with pytest.raises(LanguageError, match="expected 'boats', 'ships' both as"):
+        read_recipe(recipe, Path("/"))
 
 
 def test_the_model_in_the_box_is_small_and_complete() -> None:
