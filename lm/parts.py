@@ -5,15 +5,14 @@ So a text twenty times as long as another does not drown it, and a file holds th
 
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 from lm.building import (
     BuildReport,
-    BuildSettings,
     Corpus,
+    build,
     build_one,
     check_texts,
     convert,
@@ -22,34 +21,20 @@ from lm.building import (
     with_spelled,
     write_corpus,
 )
-from lm.errors import LanguageError
 from lm.merging import merge, pruned
 from lm.ngram_table import write_arpa
+from lm.recipe import Recipe
 from lm.toolchain import Progress, tools
 
 FINE_BITS = 16
 """Values of a part on the way: they are rounded to the settings' bits once, at the end."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """Texts that are counted together, and what share they have in the whole."""
-
-    texts: tuple[Path, ...]
-    settings: BuildSettings
-    share: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.share > 0:
-            raise LanguageError(f"the share of a part must be above 0, not {self.share}")
-
-
-def build_parts(
-    parts: Sequence[Part], out: Path, most_mb: float | None, progress: Progress, keep_arpa: bool = False
-) -> BuildReport:
-    """Build `out` (a .binary trie) of at most `most_mb` megabytes; each part holds one line in a hundred out."""
-    if most_mb is not None and not most_mb > 0:
-        raise LanguageError(f"the size of a model must be above 0 MB, not {most_mb}")
+def build_recipe(recipe: Recipe, out: Path, progress: Progress, keep_arpa: bool = False) -> BuildReport:
+    """Build `out` (a .binary trie) as a recipe says; each part holds one line in a hundred out."""
+    parts, most_mb = recipe.parts, recipe.most_mb
+    if len(parts) == 1 and most_mb is None:
+        return build(parts[0].texts, out, parts[0].settings, progress, keep_arpa)
     check_texts([text for part in parts for text in part.texts])
     programs, started = tools(progress), time.perf_counter()
     out = out if out.suffix == ".binary" else out.with_name(out.name + ".binary")

@@ -9,7 +9,19 @@ from typing import Any
 
 from lm.building import BuildSettings
 from lm.errors import LanguageError
-from lm.parts import Part
+
+
+@dataclass(frozen=True)
+class Part:
+    """Texts that are counted together, and what share they have in the whole."""
+
+    texts: tuple[Path, ...]
+    settings: BuildSettings
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.share > 0:
+            raise LanguageError(f"the share of a part must be above 0, not {self.share}")
 
 
 @dataclass(frozen=True)
@@ -18,6 +30,20 @@ class Recipe:
 
     parts: tuple[Part, ...]
     most_mb: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.most_mb is not None and not self.most_mb > 0:
+            raise LanguageError(f"the size of a model must be above 0 MB, not {self.most_mb}")
+
+    def with_settings(self, most_mb: float | None, **given: Any) -> "Recipe":
+        """With what was said on the line put over all parts (`settings_from`)."""
+        parts = tuple(replace(part, settings=settings_from(part.settings, **given)) for part in self.parts)
+        return Recipe(parts, self.most_mb if most_mb is None else most_mb)
+
+
+def plain_recipe(texts: Sequence[Path]) -> Recipe:
+    """Texts named on the line, with the defaults."""
+    return Recipe((Part(tuple(texts), BuildSettings()),))
 
 
 def read_recipe(path: Path, folder: Path | None) -> Recipe:

@@ -136,9 +136,7 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     )
     build.add_argument("--minimum-count", type=int, help="words seen less often become unknown (default 1)")
     build.add_argument("--spelled", type=int, metavar="LINES", help="lines of spelled words and codes to add")
-    build.add_argument(
-        "--most-mb", type=float, metavar="MB", help="keep what is worth most in a file of this size"
-    )
+    build.add_argument("--most-mb", type=float, metavar="MB", help="keep what is worth most in so much")
     build.add_argument("--out", type=Path, required=True, metavar="NAME", help="writes NAME.binary")
     build.add_argument("--keep-arpa", action="store_true", help="keep NAME.arpa beside it")
     build.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -188,34 +186,18 @@ def _shown(value: object) -> str:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from dataclasses import replace
+    from lm.parts import build_recipe
+    from lm.recipe import plain_recipe, read_recipe
 
-    from lm.building import BuildSettings, build
-    from lm.parts import Part, build_parts
-    from lm.recipe import Recipe, read_recipe, settings_from
-
-    if arguments.recipe:
-        recipe = read_recipe(arguments.recipe, arguments.texts_folder)
-    else:
-        recipe = Recipe((Part(tuple(arguments.texts), BuildSettings()),))
-    parts = [
-        replace(
-            part,
-            settings=settings_from(
-                part.settings,
-                order=arguments.order,
-                prune=arguments.prune,
-                minimum_count=arguments.minimum_count,
-                spelled_lines=arguments.spelled,
-            ),
-        )
-        for part in recipe.parts
-    ]
-    most_mb = arguments.most_mb or recipe.most_mb
-    if len(parts) == 1 and most_mb is None:
-        report = build(parts[0].texts, arguments.out, parts[0].settings, _progress, arguments.keep_arpa)
-    else:
-        report = build_parts(parts, arguments.out, most_mb, _progress, arguments.keep_arpa)
+    path, folder = arguments.recipe, arguments.texts_folder
+    recipe = (read_recipe(path, folder) if path else plain_recipe(arguments.texts)).with_settings(
+        arguments.most_mb,
+        order=arguments.order,
+        prune=arguments.prune,
+        minimum_count=arguments.minimum_count,
+        spelled_lines=arguments.spelled,
+    )
+    report = build_recipe(recipe, arguments.out, _progress, keep_arpa=arguments.keep_arpa)
     if arguments.json:
         return _show(report.as_json(), True)
     figures: dict[str, object] = {
