@@ -106,7 +106,8 @@ def build_several(
         reports = []
         for out, settings in wanted.items():
             report = build_one(programs.lmplz, corpus, out, settings, progress, keep_arpa)
-            reports.append(replace(report, seconds=report.seconds + reading_s))
+            measured = measure_held_out(Path(report.path), [corpus])
+            reports.append(replace(report, seconds=report.seconds + reading_s, held_out=measured))
     return reports
 
 
@@ -122,7 +123,7 @@ def check_texts(texts: Sequence[Path]) -> None:
 def build_one(
     lmplz: Path, corpus: "Corpus", out: Path, settings: BuildSettings, progress: Progress, keep_arpa: bool
 ) -> BuildReport:
-    """A corpus that is written down already as one model."""
+    """A corpus that is written down already as one model, not yet measured."""
     started = time.perf_counter()
     if out.suffix != ".binary":
         out = out.with_name(out.name + ".binary")
@@ -151,7 +152,7 @@ def build_one(
         ngrams=arpa_counts(arpa),
         size_bytes=out.stat().st_size,
         seconds=time.perf_counter() - started,
-        held_out=perplexity(out, lines_of(corpus.held_out)) if corpus.held_out.stat().st_size else None,
+        held_out=None,
         settings=settings,
     )
 
@@ -250,6 +251,12 @@ def write_corpus(texts: Sequence[Path], folder: Path, progress: Progress) -> Cor
             f"the text holds {len(counts)} different words; a language model needs running text"
         )
     return Corpus(corpus, held_out, counts, lines)
+
+
+def measure_held_out(model: Path, corpora: Iterable[Corpus]) -> Perplexity | None:
+    """Perplexity on the lines that all of these hold out; None where there are none."""
+    lines = [line for corpus in corpora for line in lines_of(corpus.held_out)]
+    return perplexity(model, lines) if lines else None
 
 
 def with_spelled(corpus: Corpus, count: int) -> Corpus:

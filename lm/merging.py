@@ -122,11 +122,11 @@ def _longer(part: list[Level], order: int, level: Level, low: Floats) -> Floats:
 
 def pruned(model: Merged, most_bytes: float) -> Merged:
     """The best of the model that a trie of this size holds."""
-    losses = [_losses(model, order) for order in range(2, len(model.levels) + 1)]
-    low, high = math.log(1e-15), 0.0
     kept = [np.ones(len(level.words), bool) for level in model.levels]
     if _size(model.words, kept) <= most_bytes:
         return model
+    losses = [_losses(model, order) for order in range(2, len(model.levels) + 1)]
+    low, high = math.log(1e-15), 0.0
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         kept = _kept(model, losses, math.exp(middle))

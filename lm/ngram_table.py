@@ -52,12 +52,7 @@ def keys_of(rows: NDArray[np.int32]) -> NDArray[np.uint64]:
     return keys
 
 
-def write_arpa(
-    path: Path,
-    levels: list[Level],
-    probs: list[NDArray[np.float64]],
-    words: list[str],
-) -> None:
+def write_arpa(path: Path, levels: list[Level], probs: list[NDArray[np.float64]], words: list[str]) -> None:
     """All levels with linear probabilities `probs`; every backoff is computed from them."""
     never = {words.index(BEGIN)}
     with path.open("w") as file:

@@ -6,7 +6,6 @@ So a text twenty times as long as another does not drown it, and a file holds th
 import tempfile
 import time
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 from lm.building import (
@@ -17,7 +16,7 @@ from lm.building import (
     check_texts,
     convert,
     lines_of,
-    perplexity,
+    measure_held_out,
     with_spelled,
     write_corpus,
 )
@@ -64,7 +63,6 @@ def build_recipe(recipe: Recipe, out: Path, progress: Progress, keep_arpa: bool 
         progress("writing")
         write_arpa(arpa, whole.levels, whole.probs, whole.words)
         convert(arpa, out, settings, progress)
-        held_out = list(chain.from_iterable(lines_of(corpus.held_out) for corpus in corpora))
         return BuildReport(
             path=str(out),
             words=sum(report.words for report in reports),
@@ -73,6 +71,6 @@ def build_recipe(recipe: Recipe, out: Path, progress: Progress, keep_arpa: bool 
             ngrams=tuple(len(level.words) for level in whole.levels),
             size_bytes=out.stat().st_size,
             seconds=time.perf_counter() - started,
-            held_out=perplexity(out, held_out) if held_out else None,
+            held_out=measure_held_out(out, corpora),
             settings=settings,
         )

@@ -69,17 +69,17 @@ def read_recipe(path: Path, folder: Path | None) -> Recipe:
             "both as a [part.NAME] and as the part of a text"
         )
     parts = []
-    for name, own in named.items():
-        options: dict[str, Any] = {**common, **own}
-        share = float(options.pop("share", 1.0))
-        if "prune" in options:
-            options["prune"] = tuple(options["prune"])
-        texts = tuple(_text(folder, entry, path) for entry in entries if entry.get("part", "") == name)
-        try:
+    try:
+        for name, own in named.items():
+            options: dict[str, Any] = {**common, **own}
+            share = options.pop("share", 1.0)
+            if "prune" in options:
+                options["prune"] = tuple(options["prune"])
+            texts = tuple(_text(folder, entry, path) for entry in entries if entry.get("part", "") == name)
             parts.append(Part(texts, BuildSettings(**options), share))
-        except TypeError as error:
-            raise LanguageError(f"the recipe {path} has a setting that is none: {error}") from None
-    return Recipe(tuple(parts), most_mb)
+        return Recipe(tuple(parts), most_mb)
+    except TypeError as error:
+        raise LanguageError(f"the recipe {path} has a setting that is none: {error}") from None
 
 
 def _text(folder: Path, entry: dict[str, Any], recipe: Path) -> Path:

@@ -42,12 +42,14 @@ def main() -> None:
     transcripts = list(_transcripts(arguments.speech))
     if not transcripts:
         parser.error(f"no transcripts of `dev` or test folders in {arguments.speech}")
-    global _shared
-    _shared = frozenset(run for text in transcripts for run in _runs(text))
+    shared = frozenset(run for text in transcripts for run in _runs(text))
     seen: set[int] = set()
     kept = refused = words = 0
     out = arguments.out
-    with out.with_suffix(".partial").open("w", encoding="utf-8") as file, multiprocessing.Pool() as pool:
+    with (
+        out.with_suffix(".partial").open("w", encoding="utf-8") as file,
+        multiprocessing.Pool(initializer=_remember, initargs=(shared,)) as pool,
+    ):
         for store in stores:
             for name, paragraphs in pool.imap(_book, _books(store), chunksize=4):
                 if paragraphs is None:
@@ -63,6 +65,11 @@ def main() -> None:
                         file.write(paragraph + "\n")
     out.with_suffix(".partial").replace(out)
     print(f"{kept} books, {refused} left out, {len(seen):,} paragraphs, {words:,} words")
+
+
+def _remember(shared: frozenset[str]) -> None:
+    global _shared
+    _shared = shared
 
 
 def _transcripts(speech: Path) -> Iterator[str]:

@@ -318,10 +318,8 @@ def _prunings(arguments: argparse.Namespace) -> list[Path]:
     texts, base = tuple(arguments.text), None
     if arguments.recipe:
         recipe = read_recipe(arguments.recipe, arguments.texts_folder)
-        if len(recipe.parts) > 1:
-            raise LanguageError(
-                f"--prune builds models of one part; {arguments.recipe} has {len(recipe.parts)}"
-            )
+        if len(recipe.parts) > 1 or recipe.most_mb:
+            raise LanguageError(f"--prune wants a recipe of one part without most_mb, not {arguments.recipe}")
         texts, base = (*texts, *recipe.parts[0].texts), recipe.parts[0].settings
     if not texts:
         raise LanguageError("--prune builds models: give it text with --text or --recipe")

@@ -289,6 +289,25 @@ def test_a_model_merged_with_itself_is_itself_and_one_distribution() -> None:
         merge([(path, text, 0.0)])
 
 
+def test_who_has_seen_a_history_says_what_follows_it() -> None:
+    dogs = DATA / "tiny-both.binary", DATA.joinpath("tiny.txt").read_text().splitlines(), 0.5
+    ships = DATA / "tiny-ships.binary", ["every ship carries nine ropes", "nine ropes and a dog"], 0.5
+    both, alone, other = merge([dogs, ships]), merge([ships]), merge([dogs])
+    assert sums(both) == pytest.approx([1.0] * len(sums(both)), abs=0.02)
+
+    def told(model: Merged, *said: str) -> float:
+        row = [model.words.index(word) for word in reversed(said)]
+        return float(model.probs[1][model.levels[1].words.tolist().index(row)])
+
+    def met(model: Merged, word: str) -> float:
+        return float(model.met[0][model.words.index(word)])
+
+    assert told(both, "ship", "carries") == pytest.approx(told(alone, "ship", "carries"), rel=1e-6)
+    weight = met(alone, "a") / (met(alone, "a") + met(other, "a"))
+    assert 0.2 < weight < 0.8  # both have seen it: each says its part, and the first does not know a rope
+    assert told(both, "a", "rope") == pytest.approx(weight * told(alone, "a", "rope"), abs=0.02)
+
+
 def test_pruning_keeps_what_counts_and_whatever_it_hangs_on() -> None:
     whole = merge(
         [(DATA / "tiny-both.binary", DATA.joinpath("tiny.txt").read_text().lower().splitlines(), 1.0)]
@@ -331,6 +350,27 @@ def test_a_recipe_of_two_parts_fits_its_size_and_knows_both(written: Path, tmp_p
     recipe.write_text(recipe.read_text().replace('part = "ships"', 'part = "boats"'))
     with pytest.raises(LanguageError, match="expected 'boats', 'ships' both as"):
         read_recipe(recipe, Path("/"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("[settings]\nmost_mb = -3", "above 0 MB, not -3"),
+        ("[settings]\nmost_mb = 'much'", "a setting that is none"),
+        ("[part.a]\nshare = 0", "above 0, not 0"),
+        ("[part.a]\nshare = 'half'", "a setting that is none"),
+        ("[part.a]\ncolour = 3", "a setting that is none.*colour"),
+    ],
+)
+def test_a_recipe_that_cannot_be_followed_says_why(
+    written: Path, tmp_path: Path, setting: str, said: str
+) -> None:
+    checksum = hashlib.sha256(written.read_bytes()).hexdigest()
+    part = 'part = "a"\n' if "[part.a]" in setting else ""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'{setting}\n[[text]]\n{part}file = "{written.name}"\nsha256 = "{checksum}"\n')
+    with pytest.raises(LanguageError, match=said):
+        read_recipe(recipe, written.parent)
 
 
 def test_the_model_in_the_box_is_small_and_complete() -> None:
