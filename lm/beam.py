@@ -75,9 +75,12 @@ class BeamDecoder:
         # Without a language model there is nothing for a word bonus to make up for, and no word is unknown.
         bonus = settings.word_bonus if has_lm else 0.0
         penalty = settings.unknown_penalty if has_lm else 0.0
+        # What a letter is worth to a language model of which all letters are alike.
+        spelling = settings.lm_weight * math.log(max(1, len(self.alphabet))) if has_lm else 0.0
         # A letter that no known word goes on with gives back what was charged for the word that will not come.
         given_back = max(
-            0.0, self._largest_promise * settings.lm_weight - (0.0 if settings.hotwords else penalty)
+            0.0,
+            self._largest_promise * settings.lm_weight - (0.0 if settings.hotwords else penalty + spelling),
         )
         shape = np.array([settings.width, len(self.alphabet), self.space, has_lm], np.int64)
         weights = np.array(
@@ -85,6 +88,7 @@ class BeamDecoder:
                 settings.lm_weight,
                 bonus,
                 penalty,
+                spelling,
                 settings.token_floor,
                 math.exp(-settings.beam_spread),
                 # No letter and no space multiplies a prefix by more: what falls short even so is not tried.

@@ -37,7 +37,8 @@ class SearchSettings:
     word_bonus: float = 1.0
     """Added once for each word: the language model alone prefers few words."""
     unknown_penalty: float = 10.0
-    """Subtracted once for each word that the language model does not know."""
+    """Subtracted once for each word that the language model does not know; each of its letters from the first one on
+    that no known word goes on with costs besides what an even guess among all of them does, times `lm_weight`."""
     partial_agreement: float = 0.0
     """While an utterance goes on, a word is told once this share of all readings' probability stands behind it; its
     first word at once."""

@@ -8,7 +8,8 @@ from lm.lexicon import step
 from lm.ngram_kernel import query
 
 # Places in `weights` and in `shape`.
-LM_WEIGHT, WORD_BONUS, UNKNOWN_PENALTY, TOKEN_FLOOR, SPREAD, LETTER_GAIN, SPACE_GAIN, BLANK_FACTOR = range(8)
+LM_WEIGHT, WORD_BONUS, UNKNOWN_PENALTY, SPELLING, TOKEN_FLOOR, SPREAD = range(6)
+LETTER_GAIN, SPACE_GAIN, BLANK_FACTOR = range(6, 9)
 WIDTH, LABELS, SPACE, HAS_LM = range(4)
 
 LN10 = math.log(10.0)
@@ -45,7 +46,9 @@ def letter_step(
     match = hotwords[0][node.hotword, label]
     nats += hotwords[1][match] - hotwords[1][node.hotword]
     if state < 0 and match == NO_MATCH:
-        # What no known word begins with and no hotword either is an unknown word already.
+        # What no known word begins with and no hotword either is an unknown word already. Each letter from here on has
+        # its price: were it free, words that follow would hide in it, unparted.
+        nats -= weights[SPELLING]
         if not (node.lexicon < 0 and node.hotword == NO_MATCH):
             nats -= weights[UNKNOWN_PENALTY]
     elif node.lexicon < 0 and node.hotword == NO_MATCH:

@@ -6,7 +6,6 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 
-import kenlm
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -30,13 +29,26 @@ def frames_of(seed: int, frames: int, classes: int = 5, sharpness: float = 1.5) 
     return random_frames(np.random.default_rng(seed), frames, classes, sharpness)
 
 
-def worth(text: str, oracle: kenlm.Model, search: SearchSettings) -> float:
+def lost(words: list[str], place: int, ngram: NGram, search: SearchSettings) -> int:
+    """The letters of a word from the first one on that neither a known word nor a hotword under way goes on with."""
+    word, likely = words[place], {known.decode() for known in ngram.vocabulary()[1:].tolist()}
+    for phrase in (hotword.phrase.split() for hotword in search.hotwords):
+        likely |= {
+            phrase[said] for said in range(len(phrase)) if words[:place][place - said :] == phrase[:said]
+        }
+    begun = {other[:letters] for other in likely for letters in range(len(other) + 1)}
+    return sum(word[: letters + 1] not in begun for letters in range(len(word)))
+
+
+def worth(text: str, ngram: NGram, search: SearchSettings, alphabet: str) -> float:
     """What language model, bonuses, penalties and hotwords add to a finished text, by their definitions."""
-    words = text.split()
+    words, oracle = text.split(), ngram.kenlm()
     known = {word for hotword in search.hotwords for word in hotword.phrase.split()}
-    unknown = sum(word not in oracle and word not in known for word in words)
+    unknown = [place for place, word in enumerate(words) if word not in oracle and word not in known]
     nats = search.lm_weight * math.log(10) * oracle.score(text) + search.word_bonus * len(words)
-    nats -= search.unknown_penalty * unknown
+    nats -= search.unknown_penalty * len(unknown)
+    letters = sum(lost(words, place, ngram, search) for place in unknown)
+    nats -= search.lm_weight * math.log(len(alphabet)) * letters
     for hotword in search.hotwords:
         phrase = hotword.phrase.split()
         starts = range(len(words) - len(phrase) + 1)
@@ -81,7 +93,7 @@ def test_with_everything_on_the_score_is_the_sum_of_its_parts(
     oracle = tiny.kenlm()
     readings = decode(frames, BeamDecoder(SMALL, tiny), search)
     acoustic = all_readings(frames, SMALL)
-    expected = {text: math.log(value) + worth(text, oracle, search) for text, value in acoustic.items()}
+    expected = {text: math.log(value) + worth(text, tiny, search, SMALL) for text, value in acoustic.items()}
     assert {reading.text for reading in readings} == set(expected)
     for reading in readings:
         assert math.isclose(reading.score, expected[reading.text], abs_tol=1e-4), reading.text
