@@ -36,8 +36,9 @@ if [ -f "$allocator" ]; then
     export LD_PRELOAD="$allocator${LD_PRELOAD:+:$LD_PRELOAD}" TCMALLOC_RELEASE_RATE=0
 fi
 # The recipe is meant for two processes; one alone takes each step in two pieces. It begins with random weights; here the
-# model in the box goes on, which needs nothing given any more, at a third of the rate.
+# model in the box goes on, which needs nothing given any more, at a third of the rate and with all alteration.
 exec nice ${PROCESSES:+.venv/bin/torchrun --nproc-per-node "$PROCESSES" --no-python} \
     "$silica" train silica-staged --data "$data" --out "$run" \
-    --set model.start=silica-small-en --set stages.given_steps=0 --set stages.own_steps=0 --set optimiser.rate=0.001 \
+    --set model.start=silica-small-en --set stages.given_steps=0 --set stages.own_steps=0 --set distil.ramp_first=1.0 \
+    --set optimiser.rate=0.001 \
     --set run.processes="${PROCESSES:-1}" --set run.accumulation=$((${PROCESSES:-1} > 1 ? 1 : 2)) "$@"
