@@ -38,6 +38,7 @@ from training.parallel import World
 from training.precision import AUTO, quickest
 from training.recipe import Recipe
 from training.reuse import Reuse
+from training.rounding import attach_rounding
 from training.runs import RunFolder
 from training.schedules import Schedule
 from training.skipping import skip_parts
@@ -145,6 +146,8 @@ def assemble(
         attach_head(model, recipe.distil.hidden_layer)
     if recipe.stages.teacher:
         attach_stages(model, recipe.stages.by)
+    if recipe.run.rounded:
+        attach_rounding(model)
     if recipe.model.skip:
         skip_parts(model, recipe.model.skip)
     seconds = config.frames_per_output / config.frames_per_second

@@ -145,6 +145,7 @@ class RunPart:
     """The rest. A global batch is `processes` x `accumulation` x a batch of the data part. Where that part is large,
     `joint_norms = false` spares the processes from waiting for each other at every batch norm. `evaluate_every` and
     `log_every` count steps, and the last one counts too; 0 is never. An `average_decay` of 0 is no average.
+    `rounded`: weights and activations as INT8 will have them (training.rounding), for a run's last steps.
     """
 
     processes: int = 1
@@ -152,6 +153,7 @@ class RunPart:
     precision: str = "fp32"
     average_decay: float = 0.999
     joint_norms: bool = True
+    rounded: bool = False
     evaluate_every: int = 1000
     log_every: int = 20
     save_every_s: float = 300.0

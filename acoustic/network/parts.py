@@ -204,6 +204,8 @@ class Unit(Normed, Reaching):
         self.left, self.right = block.padding(index)
         self.groups = block.groups
         self.depthwise: nn.Conv1d | None = None
+        self.tapped = nn.Identity()
+        """What the depthwise taps make passes here, for whoever hooks in."""
         if block.separable:
             self.depthwise = nn.Conv1d(inputs, inputs, block.kernel, groups=inputs, bias=False)
             nn.init.xavier_uniform_(self.depthwise.weight)
@@ -220,7 +222,7 @@ class Unit(Normed, Reaching):
         """[batch, inputs, time] to [batch, outputs, time / stride]."""
         x = slide(self, self.reaching, x, masks, dilation=self.dilation, masked=self.masked)
         if self.depthwise is not None:
-            x = convolved(x, self.conv)
+            x = convolved(self.tapped(x), self.conv)
         x = self.normed(x, masks, self.rate * self.stride, rectified=rectified)
         return x if self.groups == 1 else shuffle(x, self.groups)
 
