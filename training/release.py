@@ -75,18 +75,22 @@ def release(
     weights: checkpoint.Dtype = "fp16",
     keep_norms: bool = False,
     search: Mapping[str, float] | None = None,
+    blank: float = 0.0,
 ) -> list[Comparison]:
     """Write `model.safetensors` (folded, FP16 or INT8 weights) and `model.int8.onnx` into a folder, and compare both.
 
     The clips serve twice: their sound gives the INT8 ranges (a minute at least), and all forms hear them. With
     `keep_norms` the batch norms stay apart in the file (whoever serves it folds them): training can go on from it.
-    `search` is what the card shall say of the search that suits the model.
+    `search` is what the card shall say of the search that suits the model. `blank` is added to the score of writing
+    nothing at an output: below nought, a model in doubt leaves less out.
     """
     if not clips:
         raise TrainingError("A release is compared on real speech: name a manifest with some clips.")
     trained = trained_model(source)
     if search:
         trained = replace(trained, card={**trained.card, "search": dict(search)})
+    if blank:
+        trained = _leaning(trained, blank)
     sounds = [read_clip(clip.audio) for clip in clips]
     if int8:
         trained = equalised(trained, sounds)
@@ -112,6 +116,12 @@ def release(
         graph = export_onnx(served, out / "model.int8.onnx", ranges)
         results.append(_compare("int8", graph, _onnx(graph, served), trained, clips, sounds, reference))
     return results
+
+
+def _leaning(trained: Checkpoint, blank: float) -> Checkpoint:
+    scores = trained.state["output.bias"].float().reshape(trained.config.outputs_per_step, -1).clone()
+    scores[:, trained.config.blank] += blank
+    return replace(trained, state={**trained.state, "output.bias": scores.flatten()})
 
 
 def _hear(trained: Checkpoint, sound: Samples) -> torch.Tensor:

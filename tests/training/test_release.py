@@ -59,6 +59,19 @@ def test_the_card_says_which_search_suits_the_model(
     assert written_by(file.file)[1] == SearchSettings(lm_weight=0.6, width=128)
 
 
+def test_a_release_leans_away_from_writing_nothing(trained: Path, minute: list[Clip], tmp_path: Path) -> None:
+    plain, leaning = (
+        checkpoint.load(Path(release(trained, tmp_path / name, minute[:1], int8=False, blank=nats)[0].file))
+        for name, nats in (("plain", 0.0), ("leaning", -0.5))
+    )
+    features = torch.randn(1, 64, 100)
+    with torch.no_grad():
+        before, after = (file.network().eval().logits(features) for file in (plain, leaning))
+    moved = torch.zeros(plain.config.classes)
+    moved[plain.config.blank] = -0.5
+    assert torch.allclose(after - before, moved.expand_as(before), atol=1e-2)
+
+
 def test_training_goes_on_from_a_release_that_keeps_its_norms(
     trained: Path, minute: list[Clip], tmp_path: Path
 ) -> None:

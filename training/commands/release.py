@@ -46,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="fp16",
         help="how the file stores them; int8 (a scale for each output channel) halves it (default: fp16)",
     )
+    parser.add_argument(
+        "--blank",
+        type=float,
+        default=0.0,
+        metavar="NATS",
+        help="add so much to the score of writing nothing: below 0, a model in doubt leaves less out (default: 0)",
+    )
     parser.add_argument("--no-int8", action="store_true", help="no ranges and no ONNX file for INT8")
     parser.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
 
@@ -70,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         weights=arguments.weights,
         keep_norms=arguments.keep_norms,
         search=search,
+        blank=arguments.blank,
     )
     if arguments.json:
         print(json.dumps({"forms": [asdict(result) for result in results]}))
