@@ -14,7 +14,8 @@ PARTS = ("splice", "speed", "vocal_tract", "voice", "room", "noise", "band", "te
 @dataclass(frozen=True)
 class Alteration:
     """Probabilities (0 switches a part off) and ranges. `scaled` weakens or strengthens all of them at
-    once. `before` is the share of rows that a stream with causal normalisation has heard something else before.
+    once. A vocal tract has one factor of its range at the bottom of the spectrum and another at the top. `before` is
+    the share of rows that a stream with causal normalisation has heard something else before.
     """
 
     splice: float = 0.0

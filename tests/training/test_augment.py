@@ -51,16 +51,26 @@ def test_speed_removes_what_would_fold_over() -> None:
 
 
 def test_vocal_tract_moves_frequencies_but_not_time() -> None:
-    warped = augment.warp_vocal_tract(tone(1000.0, rows=2), torch.tensor([0.9, 1.12]))
+    factors = torch.tensor([0.9, 1.12])
+    warped = augment.warp_vocal_tract(tone(1000.0, rows=2), factors, factors)
     assert warped.shape == (2, 16000)
     assert loudest_hertz(warped[0]) == pytest.approx(900, abs=5)
     assert loudest_hertz(warped[1]) == pytest.approx(1120, abs=5)
     assert float(warped[0, 2000:-2000].square().mean().sqrt()) == pytest.approx(0.3 / math.sqrt(2), rel=0.15)
 
 
+def test_a_bent_vocal_tract_moves_low_and_high_frequencies_by_their_own_factors() -> None:
+    low, high = torch.tensor([1.12, 0.9]), torch.tensor([0.9, 1.12])
+    for hertz, share in ((300.0, 4.5 / 45.2), (6000.0, 40.9 / 45.2)):  # mel of the tone by mel of 8 kHz
+        warped = augment.warp_vocal_tract(tone(hertz, rows=2), low, high)
+        for row in range(2):
+            wanted = hertz * float(low[row] + share * (high[row] - low[row]))
+            assert loudest_hertz(warped[row]) == pytest.approx(wanted, rel=0.02)
+
+
 def test_vocal_tract_of_one_changes_nothing() -> None:
     sound = torch.randn(2, 8000, generator=torch.Generator().manual_seed(1)) * 0.1
-    assert torch.allclose(augment.warp_vocal_tract(sound, torch.ones(2)), sound, atol=2e-3)
+    assert torch.allclose(augment.warp_vocal_tract(sound, torch.ones(2), torch.ones(2)), sound, atol=2e-3)
     features = torch.randn(2, 64, 50)
     assert torch.allclose(augment.warp_mel(features, torch.ones(2), torch.ones(2)), features, atol=1e-3)
 

@@ -70,8 +70,8 @@ def alter(
         cut_at[index.to(cut_at.device)] = places[index.to(places.device)]
     index = pick("vocal_tract", plan.vocal_tract)
     if len(index):
-        factors = uniform(len(index), *plan.vocal_tract_range, generator)
-        sound = sound.index_copy(0, index, warp_vocal_tract(sound[index], factors))
+        low, high = (uniform(len(index), *plan.vocal_tract_range, generator) for _ in range(2))
+        sound = sound.index_copy(0, index, warp_vocal_tract(sound[index], low, high))
     index = pick("speed", plan.speed)
     if len(index):
         factors = torch.ones(rows, dtype=torch.float64)

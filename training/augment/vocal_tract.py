@@ -11,11 +11,13 @@ from torch import Tensor
 
 WINDOW_SAMPLES = 512
 HOP_SAMPLES = 128
+TOP_HZ = 8000.0
 
 
-def warp_vocal_tract(sound: Tensor, factors: Tensor) -> Tensor:
-    """Move every frequency f of row i to f * factors[i] (0.85 to 1.15), by a phase vocoder in the frequency
-    axis.
+def warp_vocal_tract(sound: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Move every frequency f of row i to f times a factor (0.85 to 1.15): low[i] at the bottom, high[i] at the top,
+    between them, along the mel scale, what lies between. By a phase vocoder in the frequency axis. Mouths differ in
+    more than length.
 
     A bin takes the magnitude of the bin at k / factor; its phase runs at the moved frequency (phase
     increments wrapped to their principal value, multiplied by the factor, summed), so that overlapping
@@ -33,7 +35,9 @@ def warp_vocal_tract(sound: Tensor, factors: Tensor) -> Tensor:
     )
     bins = spectrum.shape[1]
     centre = torch.arange(bins, device=sound.device, dtype=sound.dtype)
-    factor = factors.to(sound.device, sound.dtype)[:, None]
+    places = _mel(torch.linspace(0.0, TOP_HZ, bins, dtype=torch.float64)) / _mel(torch.tensor(TOP_HZ))
+    lowest, highest = (end.detach().cpu().double()[:, None] for end in (low, high))
+    factor = torch.lerp(lowest, highest, places[None, :]).to(sound)
     source = centre[None, :] / factor
     lower = source.floor().clamp(max=bins - 2).long()
     share = (source - lower).clamp(0.0, 1.0)
@@ -56,9 +60,9 @@ def warp_vocal_tract(sound: Tensor, factors: Tensor) -> Tensor:
     return torch.istft(warped, WINDOW_SAMPLES, HOP_SAMPLES, window=window, center=True, length=sound.shape[1])
 
 
-def warp_mel(features: Tensor, low: Tensor, high: Tensor, top_hz: float = 8000.0) -> Tensor:
+def warp_mel(features: Tensor, low: Tensor, high: Tensor, top_hz: float = TOP_HZ) -> Tensor:
     """Log-mel features `[rows, mels, frames]` with their frequency axis stretched (Slaney mel scale): the lowest band
-    by low[i], the highest by high[i], those between by what lies between. Mouths differ in more than length.
+    by low[i], the highest by high[i], those between by what lies between.
     """
     mels = features.shape[1]
     top = _mel(torch.tensor(top_hz, dtype=torch.float64))
