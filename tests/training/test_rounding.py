@@ -1,5 +1,6 @@
 """Rounding in training is the rounding of the served graph, and leaves the network as it was."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,14 @@ def test_a_recipe_asks_for_it(spoken: Path, tmp_path: Path) -> None:
     assert progress.finished and progress.losses[-1] > 0
 
 
-def test_networks_it_does_not_know_are_refused() -> None:
-    with pytest.raises(TrainingError, match="rounded knows networks of convolutions"):
-        attach_rounding(build(published["silica-attentive"]))
+def test_networks_it_does_not_know_are_refused(small_network: ModelConfig) -> None:
+    first, *others = small_network.blocks
+    dense = (first, *(replace(block, residual="dense_residual") for block in others[:-1]), others[-1])
+    for config in (
+        published["silica-attentive"],
+        replace(small_network, blocks=dense),
+        replace(small_network, norm="weight"),
+        replace(small_network, activation="leaky_relu"),
+    ):
+        with pytest.raises(TrainingError, match=f"cannot round {config.name} as INT8 does"):
+            attach_rounding(build(config))

@@ -36,8 +36,7 @@ def warp_vocal_tract(sound: Tensor, low: Tensor, high: Tensor) -> Tensor:
     bins = spectrum.shape[1]
     centre = torch.arange(bins, device=sound.device, dtype=sound.dtype)
     places = _mel(torch.linspace(0.0, TOP_HZ, bins, dtype=torch.float64)) / _mel(torch.tensor(TOP_HZ))
-    lowest, highest = (end.detach().cpu().double()[:, None] for end in (low, high))
-    factor = torch.lerp(lowest, highest, places[None, :]).to(sound)
+    factor = _between(low, high, places).to(sound)
     source = centre[None, :] / factor
     lower = source.floor().clamp(max=bins - 2).long()
     share = (source - lower).clamp(0.0, 1.0)
@@ -67,8 +66,7 @@ def warp_mel(features: Tensor, low: Tensor, high: Tensor, top_hz: float = TOP_HZ
     mels = features.shape[1]
     top = _mel(torch.tensor(top_hz, dtype=torch.float64))
     centres = _hertz(torch.linspace(0.0, float(top), mels + 2, dtype=torch.float64)[1:-1])
-    lowest, highest = (end.detach().cpu().double()[:, None] for end in (low, high))
-    factors = torch.lerp(lowest, highest, torch.linspace(0.0, 1.0, mels, dtype=torch.float64)[None, :])
+    factors = _between(low, high, torch.linspace(0.0, 1.0, mels, dtype=torch.float64))
     wanted = _mel(centres[None, :] / factors)
     source = (wanted / top * (mels + 1) - 1).clamp(0.0, mels - 1.0).to(features.device)
     lower = source.floor().clamp(max=mels - 2).long()
@@ -78,6 +76,12 @@ def warp_mel(features: Tensor, low: Tensor, high: Tensor, top_hz: float = TOP_HZ
         return torch.gather(features, 1, index[:, :, None].expand(-1, -1, features.shape[2]))
 
     return pick(lower) * (1 - share) + pick(lower + 1) * share
+
+
+def _between(low: Tensor, high: Tensor, places: Tensor) -> Tensor:
+    """What lies between two ends [rows] at places between 0 and 1: [rows, places]."""
+    lowest, highest = (end.detach().cpu().double()[:, None] for end in (low, high))
+    return torch.lerp(lowest, highest, places[None, :])
 
 
 def _principal(angle: Tensor) -> Tensor:
