@@ -10,13 +10,13 @@ import onnx
 import pytest
 import torch
 
-from acoustic import onnx_cache
+from acoustic import calibration, onnx_cache
 from acoustic.calibration import CARD_KEY, calibrate, known_ranges, with_ranges
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import published
 from acoustic.errors import AcousticError
-from acoustic.export import export_onnx, onnx_bytes
+from acoustic.export import build_graph, export_onnx, onnx_bytes
 from acoustic.runtime.cpu import CpuBackend, open_session
 from acoustic.shape import BlockConfig, ModelConfig
 from tests.acoustic.signals import enlivened, sound
@@ -145,6 +145,26 @@ def test_int8_keeps_the_offset_of_a_channel_whose_weights_are_nearly_nothing() -
     ranges = calibrate(checkpoint, [sound(12)], keep=False)
     int8 = CpuBackend(with_ranges(checkpoint, ranges), "int8").whole(sound(2))
     np.testing.assert_allclose(np.exp(int8), np.exp(CpuBackend(checkpoint, "fp32").whole(sound(2))), atol=0.1)
+
+
+def test_a_few_far_numbers_do_not_coarsen_the_steps_of_all_others() -> None:
+    checkpoint = untrained(published["tiny"])
+    network = checkpoint.network().eval()
+    features = noise(600, 1)[0]
+    features[:, 300] *= 200.0
+    ranges = calibration._measure(checkpoint, [features])
+    low, high = float(features.min()), float(features.max())
+    assert ranges["features"][1] - ranges["features"][0] < 0.5 * (high - low)
+    everything = {site: (low, high) if site == "features" else pair for site, pair in ranges.items()}
+    with torch.inference_mode():
+        exact = network(features[None])[0].numpy()
+
+    def apart(chosen: dict[str, tuple[float, float]]) -> float:
+        session = open_session(build_graph(checkpoint, chosen).model.SerializeToString())
+        (heard,) = session.run(None, {"features": features[None].numpy()})
+        return float((np.exp(exact) * (exact - heard)).sum(-1).mean())
+
+    assert apart(ranges) < apart(everything)
 
 
 def test_too_little_speech_is_no_calibration() -> None:
