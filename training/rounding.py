@@ -41,10 +41,12 @@ def rounded_weight(weight: Tensor) -> Tensor:
 
 
 def rounded_activation(x: Tensor) -> Tensor:
-    """In 255 steps between its extremes."""
+    """In 255 steps between its extremes; what lies beyond them is cut off, as the served graph does."""
     low, high = extremes(x.detach())
-    step = (high.clamp(min=0) - low.clamp(max=0)).clamp(min=1e-12) / 255
-    return cast(Tensor, _straight(x, step))
+    low = low.clamp(max=0)
+    step = (high.clamp(min=0) - low).clamp(min=1e-12) / 255
+    zero = (-low / step).round()
+    return cast(Tensor, _straight(x.clamp(-zero * step, (255 - zero) * step), step))
 
 
 def extremes(x: Tensor) -> tuple[Tensor, Tensor]:
