@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
-from acoustic.export import Range, Ranges, build_graph
+from acoustic.export import Range, Ranges, build_graph, onnx_bytes
 from acoustic.features import FrontEnd
 from acoustic.framing import Samples
 from acoustic.onnx_cache import cache_folder, fingerprint
@@ -114,7 +114,7 @@ def _measure(checkpoint: Checkpoint, heard: list[torch.Tensor]) -> dict[str, Ran
     for share in CUT_OFF:
         within = {tensor: _within(sampled[tensor], extremes[tensor], share) for tensor in tensors}
         ranges = {site: within[tensor] for site, tensor in graph.sites.items()}
-        rounded = open_session(build_graph(checkpoint, ranges).model.SerializeToString())
+        rounded = open_session(onnx_bytes(checkpoint, ranges))
         losses = [
             _loss(said, rounded.run(["log_probs"], {"features": features[None].numpy()})[0])
             for features, said in zip(heard, exact, strict=True)

@@ -1,6 +1,6 @@
 """INT8 already in training: weights and activations are rounded in the forward pass as the served graph rounds them,
 and gradients pass as if they were not (a straight-through estimate, Jacob et al. 2018). What the graph does is in
-`acoustic.export`; the extremes that it takes from some minutes of speech are here those of the batch.
+`acoustic.export`; the ranges that it takes from some minutes of speech are here a batch's extremes.
 """
 
 from typing import Any, cast

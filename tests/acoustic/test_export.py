@@ -16,7 +16,7 @@ from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import published
 from acoustic.errors import AcousticError
-from acoustic.export import build_graph, export_onnx, onnx_bytes
+from acoustic.export import export_onnx, onnx_bytes
 from acoustic.runtime.cpu import CpuBackend, open_session
 from acoustic.shape import BlockConfig, ModelConfig
 from tests.acoustic.signals import enlivened, sound
@@ -160,7 +160,7 @@ def test_a_few_far_numbers_do_not_coarsen_the_steps_of_all_others() -> None:
         exact = network(features[None])[0].numpy()
 
     def apart(chosen: dict[str, tuple[float, float]]) -> float:
-        session = open_session(build_graph(checkpoint, chosen).model.SerializeToString())
+        session = open_session(onnx_bytes(checkpoint, chosen))
         (heard,) = session.run(None, {"features": features[None].numpy()})
         return float((np.exp(exact) * (exact - heard)).sum(-1).mean())
 
