@@ -7,7 +7,18 @@ from typing import Any
 
 from training.bounds import ABOVE_NOUGHT, NOUGHT_OR_MORE, ONE_OR_MORE, SHARE, check
 
-PARTS = ("splice", "speed", "vocal_tract", "voice", "room", "noise", "band", "telephone", "quantise")
+PARTS = (
+    "splice",
+    "scramble",
+    "speed",
+    "vocal_tract",
+    "voice",
+    "room",
+    "noise",
+    "band",
+    "telephone",
+    "quantise",
+)
 """The parts of the chain that fall on more rows the stronger it is."""
 
 
@@ -19,6 +30,8 @@ class Alteration:
     """
 
     splice: float = 0.0
+    scramble: float = 0.0
+    scramble_s: tuple[float, float] = (0.25, 1.0)
     speed: float = 0.8
     speed_range: tuple[float, float] = (0.85, 1.15)
     vocal_tract: float = 0.4
@@ -41,7 +54,7 @@ class Alteration:
 
     def __post_init__(self) -> None:
         check("augment", self, SHARE, *PARTS, "level", "nothing", "before", "given_room_share")
-        check("augment", self, ABOVE_NOUGHT, "speed_range", "vocal_tract_range")
+        check("augment", self, ABOVE_NOUGHT, "speed_range", "vocal_tract_range", "scramble_s")
         check("augment", self, ONE_OR_MORE, "quantise_bits")
 
     def scaled(self, strength: float) -> "Alteration":

@@ -216,10 +216,11 @@ def objective_for(
     """
     banks = read_banks(_paths((recipe.data.noise,), data)[0], device) if recipe.data.noise else None
     part = recipe.distil
-    if recipe.augment.splice and not part.teacher:
+    if (recipe.augment.splice or recipe.augment.scramble) and not (part.teacher or recipe.stages.teacher):
         raise TrainingError(
-            "augment.splice joins pieces of two clips, and neither a transcript nor a stored label says what is heard "
-            "then: set augment.splice to 0, or let a teacher answer on the spot (distil.teacher)."
+            "augment.splice joins pieces of two clips, augment.scramble those of one in another order, and neither a "
+            "transcript nor a stored label says what is heard then: set both to 0, or let a teacher answer on the spot "
+            "(distil.teacher, stages.teacher)."
         )
     if recipe.stages.teacher:
         from acoustic.catalogue import find

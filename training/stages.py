@@ -44,7 +44,7 @@ SLIGHT = 0.3
 """Noise on the features, in deviations, that shows which channels count."""
 LEAST_SHARE = 0.1
 """What any channel counts."""
-SPEAKER = frozenset({"splice", "speed", "vocal_tract"})
+SPEAKER = frozenset({"splice", "scramble", "speed", "vocal_tract"})
 """What the speaker does: parts of the chain that the teacher hears too."""
 STAGES = "stages"
 """What the hooks are called among a student's attributes."""
@@ -240,7 +240,13 @@ class StagedObjective:
         speaker = _without(plan, {*PARTS, "level", "nothing"} - SPEAKER)
         generator = torch.Generator().manual_seed(batch_seed(batch.seed, 0, 1))
         spoken = alter(batch.sound, batch.lengths, speaker, generator)
-        batch = replace(batch, sound=spoken.sound, lengths=spoken.lengths)
+        cut = (
+            (spoken.cut_at < spoken.lengths).nonzero().flatten().tolist()
+        )  # no transcript says what is heard then
+        targets, target_lengths = spoken_targets(batch, cut)
+        batch = replace(
+            batch, sound=spoken.sound, lengths=spoken.lengths, targets=targets, target_lengths=target_lengths
+        )
         heard = hear(batch, self.front_end, _without(plan, SPEAKER), self.banks, DITHER)
         taught = self.teacher.hear(spoken.sound, spoken.lengths)
         frames = -(-spoken.lengths // self.config.features.hop_samples)

@@ -232,10 +232,25 @@ def test_cut_and_join_keeps_the_beginning_and_takes_another_end() -> None:
     assert any(float(joined[row, -1]) not in (0.0, float(row + 1)) for row in range(4))
 
 
+def test_scrambling_keeps_every_piece_and_says_that_no_transcript_holds() -> None:
+    sound = torch.arange(1.0, 40001.0).repeat(2, 1)
+    lengths = torch.tensor([40000, 30000])
+    sound[1, 30000:] = 0.0
+    plan = replace(NO_ALTERATION, scramble=1.0, scramble_s=(0.25, 0.5))
+    result = augment.alter(sound, lengths, plan, torch.Generator().manual_seed(5))
+    assert result.cut_at.tolist() == [0, 0] and torch.equal(result.lengths, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        made = result.sound[row, :length]
+        kept = made[made == made.round()]  # nearly all of the rest is faded
+        assert len(kept.unique()) > 0.8 * length and kept.min() >= 1 and kept.max() <= length
+        assert int((kept.diff().abs() > 1000).sum()) >= 3, "pieces of at most half a second"
+        assert not torch.equal(kept, kept.sort().values) and not result.sound[row, length:].any()
+
+
 def test_the_chain_repeats_under_a_seed_and_differs_between_seeds() -> None:
     sound = torch.randn(6, 12000, generator=torch.Generator().manual_seed(6)) * 0.1
     lengths = torch.tensor([12000, 11000, 10000, 9000, 8000, 7000])
-    plan = Alteration(splice=0.5, voice=0.5, room=0.5, telephone=0.5)
+    plan = Alteration(splice=0.5, scramble=0.5, voice=0.5, room=0.5, telephone=0.5)
 
     def altered(seed: int) -> augment.Altered:
         return augment.alter(sound, lengths, plan, torch.Generator().manual_seed(seed))

@@ -15,6 +15,7 @@ from acoustic.network import build
 from acoustic.shape import BlockConfig, ModelConfig
 from training.alteration import NO_ALTERATION, NO_MASKS
 from training.assemble import assemble
+from training.data.feed import Batch
 from training.data.manifests import read_manifest
 from training.data.sound import read_clip
 from training.distill import Ramp
@@ -26,6 +27,7 @@ from training.stages import (
     LEAST_SHARE,
     STAGES,
     STEPS_PER_DEVIATION,
+    StagedHeard,
     StagedObjective,
     Stages,
     StageTeacher,
@@ -159,6 +161,37 @@ def test_stages_that_do_not_fit_are_named(teacher: Checkpoint, student: ModelCon
             banks=None,
             masks=NO_MASKS,
         )
+
+
+def test_a_row_whose_words_are_cut_up_has_stages_and_no_words(
+    teacher: Checkpoint, student: ModelConfig, spoken: Path
+) -> None:
+    clips = read_manifest(spoken)[:2]
+    ear = StageTeacher(teacher, (1, 2), CPU)
+    ear.measure(clips)
+    sounds = [torch.from_numpy(read_clip(clip.audio)) for clip in clips]
+    lengths = torch.tensor([len(sound) for sound in sounds])
+    sound = torch.nn.utils.rnn.pad_sequence(sounds, batch_first=True)
+    batch = Batch(sound, lengths, torch.tensor([3, 4, 5]), torch.tensor([2, 1]), ("a", "b"), seed=7)
+
+    def heard(scramble: float) -> StagedHeard:
+        plan = replace(NO_ALTERATION, scramble=scramble)
+        return StagedObjective(
+            config=student,
+            device=CPU,
+            teacher=ear,
+            part=PART,
+            alteration=plan,
+            ramp=Ramp(first=1.0),
+            banks=None,
+            masks=NO_MASKS,
+        ).hear(batch)
+
+    plain, scrambled = heard(0.0), heard(1.0)
+    assert plain.batch.targets.tolist() == [3, 4, 5] and plain.batch.target_lengths.tolist() == [2, 1]
+    assert scrambled.batch.target_lengths.tolist() == [0, 0]
+    assert scrambled.taught[0].shape == plain.taught[0].shape
+    assert not torch.equal(scrambled.taught[0], plain.taught[0]), "the teacher hears the pieces too"
 
 
 def test_a_teacher_hears_what_its_student_can_know_of_loudness(teacher: Checkpoint) -> None:

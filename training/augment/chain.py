@@ -11,10 +11,10 @@ from torch import Tensor
 from training.alteration import Alteration
 from training.augment.bands import band_limit, telephone
 from training.augment.codecs import quantise
-from training.augment.draw import chosen_rows, integers, normal, quick_length, uniform
+from training.augment.draw import SAMPLE_RATE, chosen_rows, integers, normal, quick_length, uniform
 from training.augment.level import change_level, mix, random_segments
 from training.augment.rooms import reverberate, simulate_rooms
-from training.augment.splice import cut_and_join
+from training.augment.splice import cut_and_join, scramble
 from training.augment.tempo import change_speed
 from training.augment.vocal_tract import warp_vocal_tract
 
@@ -68,6 +68,12 @@ def alter(
         spliced, _, places = cut_and_join(sound, lengths, generator)
         sound = sound.index_copy(0, index, spliced[index])
         cut_at[index.to(cut_at.device)] = places[index.to(places.device)]
+    index = pick("scramble", plan.scramble) if plan.scramble else torch.zeros(0, dtype=torch.long)
+    if len(index):
+        shortest, longest = (round(seconds * SAMPLE_RATE) for seconds in plan.scramble_s)
+        own = lengths[index.to(lengths.device)]
+        sound = sound.index_copy(0, index, scramble(sound[index], own, shortest, longest, generator))
+        cut_at[index.to(cut_at.device)] = 0
     index = pick("vocal_tract", plan.vocal_tract)
     if len(index):
         low, high = (uniform(len(index), *plan.vocal_tract_range, generator) for _ in range(2))

@@ -37,6 +37,28 @@ def join(
     return front + back, total.to(first_lengths.device, first_lengths.dtype)
 
 
+def scramble(
+    sound: Tensor, lengths: Tensor, shortest: int, longest: int, generator: torch.Generator
+) -> Tensor:
+    """Every row's pieces, `shortest` to `longest` samples each, in another order, faded where they meet: a voice that
+    says no words. For targets made from the sound itself.
+    """
+    index = torch.arange(sound.shape[1]).repeat(len(sound), 1)
+    share = torch.ones(sound.shape)
+    for row, length in enumerate(lengths.tolist()):
+        ends = (torch.randint(shortest, longest + 1, (length // shortest + 1,), generator=generator)).cumsum(
+            0
+        )
+        starts = [0, *(end for end in ends.tolist() if end + shortest <= length)]
+        pieces = [torch.arange(*span) for span in zip(starts, [*starts[1:], length], strict=True)]
+        order = torch.randperm(len(pieces), generator=generator).tolist()
+        index[row, :length] = torch.cat([pieces[piece] for piece in order])
+        edges = [torch.arange(len(pieces[piece])) for piece in order]
+        apart = torch.cat([torch.minimum(edge, edge.flip(0)) for edge in edges])
+        share[row, :length] = ((apart + 1) / FADE_SAMPLES).clamp(max=1.0)
+    return torch.gather(sound, 1, index.to(sound.device)) * share.to(sound)
+
+
 def cut_and_join(
     sound: Tensor, lengths: Tensor, generator: torch.Generator, *, shortest_share: float = 0.3
 ) -> tuple[Tensor, Tensor, Tensor]:
