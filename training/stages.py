@@ -240,9 +240,8 @@ class StagedObjective:
         speaker = _without(plan, {*PARTS, "level", "nothing"} - SPEAKER)
         generator = torch.Generator().manual_seed(batch_seed(batch.seed, 0, 1))
         spoken = alter(batch.sound, batch.lengths, speaker, generator)
-        cut = (
-            (spoken.cut_at < spoken.lengths).nonzero().flatten().tolist()
-        )  # no transcript says what is heard then
+        # No transcript says what is heard in a row that is cut up.
+        cut = (spoken.cut_at < spoken.lengths).nonzero().flatten().tolist()
         targets, target_lengths = spoken_targets(batch, cut)
         batch = replace(
             batch, sound=spoken.sound, lengths=spoken.lengths, targets=targets, target_lengths=target_lengths

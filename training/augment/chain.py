@@ -70,7 +70,7 @@ def alter(
         cut_at[index.to(cut_at.device)] = places[index.to(places.device)]
     index = pick("scramble", plan.scramble) if plan.scramble else torch.zeros(0, dtype=torch.long)
     if len(index):
-        shortest, longest = (round(seconds * SAMPLE_RATE) for seconds in plan.scramble_s)
+        shortest, longest = (max(1, round(s * SAMPLE_RATE)) for s in sorted(plan.scramble_s))
         own = lengths[index.to(lengths.device)]
         sound = sound.index_copy(0, index, scramble(sound[index], own, shortest, longest, generator))
         cut_at[index.to(cut_at.device)] = 0

@@ -46,10 +46,8 @@ def scramble(
     index = torch.arange(sound.shape[1]).repeat(len(sound), 1)
     share = torch.ones(sound.shape)
     for row, length in enumerate(lengths.tolist()):
-        ends = (torch.randint(shortest, longest + 1, (length // shortest + 1,), generator=generator)).cumsum(
-            0
-        )
-        starts = [0, *(end for end in ends.tolist() if end + shortest <= length)]
+        spans = torch.randint(shortest, longest + 1, (length // shortest + 1,), generator=generator)
+        starts = [0, *(end for end in spans.cumsum(0).tolist() if end + shortest <= length)]
         pieces = [torch.arange(*span) for span in zip(starts, [*starts[1:], length], strict=True)]
         order = torch.randperm(len(pieces), generator=generator).tolist()
         index[row, :length] = torch.cat([pieces[piece] for piece in order])
