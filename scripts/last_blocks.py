@@ -49,6 +49,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     torch.manual_seed(arguments.seed)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     try:
         start = Path(arguments.start)
         student = trained_model(start) if start.exists() else find(arguments.start)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from acoustic.checkpoint import Checkpoint
 from acoustic.features import FrontEnd
-from acoustic.network.parts import BatchNorm, Masks, Unit, by_step, convolved
+from acoustic.network import Network
+from acoustic.network.parts import BatchNorm, Masks, by_step, convolved
 from training.averages import MovingAverage
 from training.data.feed import encode
 from training.data.manifests import Clip
@@ -25,7 +26,7 @@ from training.features import batch_features
 from training.finetune import start_from
 from training.optimisers import build_optimiser
 from training.precision import Precision, quickest
-from training.stages import STEPS_PER_DEVIATION, StageTeacher, stage_loss
+from training.stages import STEPS_PER_DEVIATION, StageTeacher, compile_taps, stage_loss
 from training.staging import StagesPart
 
 CPU = torch.device("cpu")
@@ -54,19 +55,16 @@ class Plan:
 
 
 class Rest(nn.Module):
-    """A student's blocks from `first` on, and what they write. Norms stay as they were learnt."""
+    """A network's blocks from `first` on, and what they write. They learn, nothing else does, and norms stay as they
+    were learnt."""
 
-    def __init__(self, student: Checkpoint, first: int, stage: int) -> None:
+    def __init__(self, network: Network, first: int, stage: int) -> None:
         super().__init__()
-        self.whole, config = start_from(student)
-        self.blocks = self.whole.blocks[first:]
-        self.output = self.whole.output
+        network.requires_grad_(False)
+        self.blocks = network.blocks[first:].requires_grad_(True)
+        self.output = network.output.requires_grad_(True)
         self.stage = stage - first
-        self.every = config.stride_frames
-        for weight in self.whole.parameters():
-            weight.requires_grad_(False)
-        for part in (self.blocks, self.output):
-            part.requires_grad_(True)
+        self.every = network.config.stride_frames
         for norm in self.modules():
             if isinstance(norm, BatchNorm):
                 norm.eval()
@@ -85,7 +83,7 @@ def keep(student: Checkpoint, block: int, clips: Sequence[Clip]) -> Iterator[Kep
     """What that block makes of each clip as it is; clips that cannot be read or have no words are passed over."""
     network, front_end = student.network().requires_grad_(False), FrontEnd(student.config.features)
     precision = Precision(quickest(CPU), CPU)
-    compiled(network)
+    compile_taps(network)
     for clip in clips:
         labels = encode(clip, student.config.alphabet)
         try:
@@ -123,7 +121,8 @@ def learn(
     ear = StageTeacher(teacher, (known, wanted), CPU, student.config.features)
     ear.measure(clips)
     blocks = ear.network.blocks[known + 1 : wanted + 1]
-    rest = Rest(student, before + 1, stage)
+    network, _ = start_from(student)
+    rest = Rest(network, before + 1, stage)
     optimiser = build_optimiser("muon", rest, rate=plan.rate, betas=(0.9, 0.99), momentum=0.95)
     average = MovingAverage(rest, AVERAGE_DECAY)
     precision = Precision(quickest(CPU), CPU)
@@ -170,15 +169,8 @@ def learn(
             tell(step + 1, *(sum(values) / len(told) for values in zip(*told, strict=True)))
             told = []
     with average.in_place_of(rest):
-        state = {name: value.detach().clone() for name, value in rest.whole.state_dict().items()}
+        state = {name: value.detach().clone() for name, value in network.state_dict().items()}
     return replace(student, state=state)
-
-
-def compiled(network: nn.Module) -> None:
-    """Depthwise taps by the compiled kernel, as in training (acoustic.network.taps)."""
-    for unit in network.modules():
-        if isinstance(unit, Unit) and unit.depthwise is not None:
-            unit.depthwise.training = True
 
 
 def _outputs_a_second(student: Checkpoint) -> float:

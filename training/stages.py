@@ -72,9 +72,7 @@ class StageTeacher:
         self._device = device
         self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(quickest(device))
         if device.type == "cpu":
-            for unit in self.network.modules():
-                if isinstance(unit, Unit) and unit.depthwise is not None:
-                    unit.depthwise.training = True  # the compiled taps (acoustic.network.taps)
+            compile_taps(self.network)
         self.scales: list[float] = []
         self.shares: list[Tensor] = []
         """For each block how much each of its channels counts, one on average."""
@@ -141,6 +139,13 @@ class StageTeacher:
                 scores = convolved(masks.apply(x, self.config.stride_frames), self.network.output)
                 made.append(scores.mT.float().log_softmax(-1))
         return made
+
+
+def compile_taps(network: Network) -> None:
+    """Depthwise taps by the compiled kernel, which otherwise serves training alone (acoustic.network.taps)."""
+    for unit in network.modules():
+        if isinstance(unit, Unit) and unit.depthwise is not None:
+            unit.depthwise.training = True
 
 
 def heard_like(teacher: FeatureConfig, student: FeatureConfig | None) -> FeatureConfig:

@@ -13,6 +13,7 @@ from acoustic.shape import BlockConfig, ModelConfig
 from training.data.manifests import Clip, read_manifest
 from training.errors import TrainingError
 from training.features import batch_features
+from training.finetune import start_from
 from training.rest import Plan, Rest, keep, learn
 from training.staging import StagesPart
 
@@ -56,6 +57,18 @@ def test_the_last_blocks_come_nearer_and_the_others_stay_as_they_were(
     assert not torch.equal(learnt.state["output.weight"], student.state["output.weight"])
 
 
+def test_what_is_learnt_is_the_average(
+    student: Checkpoint, teacher: Checkpoint, spoken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clips = read_manifest(spoken)
+    kept = list(keep(student, 0, clips))
+    # So slow an average that the weights in it never move; what is no weight is copied, as ever.
+    monkeypatch.setattr("training.averages.torch._foreach_lerp_", lambda values, towards, share: None)
+    still = learn(student, teacher, PART, clips, kept, replace(PLAN, steps=3))
+    for name, weight in still.state.items():
+        assert torch.equal(weight, student.state[name]), name
+
+
 def test_what_is_kept_is_what_the_network_makes(student: Checkpoint, spoken: Path) -> None:
     from acoustic.features import FrontEnd
     from acoustic.network.parts import Masks
@@ -74,7 +87,7 @@ def test_what_is_kept_is_what_the_network_makes(student: Checkpoint, spoken: Pat
         network = student.network()
         masks = Masks(frames)
         made = network.blocks[0]([features], masks)
-        _, written = Rest(student, 1, 1)(first.made.float().mT[None] / 16, Masks(frames))
+        _, written = Rest(start_from(student)[0], 1, 1)(first.made.float().mT[None] / 16, Masks(frames))
         expected, _ = network(features, frames)
     assert first.made.dtype == torch.uint8 and first.made.shape == made[0].mT.shape
     assert (first.made.float() / 16 - made[0].mT.clamp(max=255 / 16)).abs().max() < 0.1
