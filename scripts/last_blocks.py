@@ -4,8 +4,8 @@
 
 DATA is the folder that scripts/gather_speech.py makes, START a run's folder or a checkpoint file (or the name of an
 installed model). What the blocks before make of the clips in --sets is kept in memory (90 MB an hour of sound) and
-heard again and again; average what comes out with START or another run's end (scripts/mean_weights.py). One core; two
-with different seeds may run side by side.
+heard again and again; a run that is stopped leaves nothing. Average what comes out with START or another run's end
+(scripts/mean_weights.py). One core; two with different seeds may run side by side.
 """
 
 import argparse
@@ -81,9 +81,9 @@ def main() -> None:
         began = time.monotonic()
         plan = Plan(arguments.steps, arguments.rate, arguments.words, seed=arguments.seed)
         trained = learn(student, find(part.teacher), part, clips, kept, plan, tell)
-    except (AcousticError, TrainingError) as error:
+        checkpoint.save(arguments.out, trained.config, trained.state, trained.card)
+    except (AcousticError, TrainingError, OSError) as error:
         sys.exit(f"last_blocks: {error}")
-    checkpoint.save(arguments.out, trained.config, trained.state, trained.card)
 
 
 if __name__ == "__main__":

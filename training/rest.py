@@ -5,6 +5,7 @@ The last stage learns what its teacher's block makes of the *student's* outputs,
 that. A step costs a fifth of one of the whole network (training/LOG.md, run AB); `scripts/last_blocks.py` runs it.
 """
 
+import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from training.optimisers import build_optimiser
 from training.precision import Precision, quickest
 from training.stages import STEPS_PER_DEVIATION, StageTeacher, compile_taps, stage_loss
 from training.staging import StagesPart
+
+log = logging.getLogger("silica.training")
 
 CPU = torch.device("cpu")
 WARMUP_STEPS = 30
@@ -80,7 +83,8 @@ class Rest(nn.Module):
 
 
 def keep(student: Checkpoint, block: int, clips: Sequence[Clip]) -> Iterator[Kept]:
-    """What that block makes of each clip as it is; clips that cannot be read or have no words are passed over."""
+    """What that block makes of each clip as it is. Clips without words are passed over, and those that cannot be read,
+    which are named."""
     network, front_end = student.network().requires_grad_(False), FrontEnd(student.config.features)
     precision = Precision(quickest(CPU), CPU)
     compile_taps(network)
@@ -88,7 +92,8 @@ def keep(student: Checkpoint, block: int, clips: Sequence[Clip]) -> Iterator[Kep
         labels = encode(clip, student.config.alphabet)
         try:
             sound = torch.from_numpy(read_clip(clip.audio))[None]
-        except ClipError:
+        except ClipError as error:
+            log.warning("passed over: %s", error)
             continue
         with torch.no_grad(), precision.region():
             features, frames = batch_features(front_end, sound, torch.tensor([sound.shape[1]]))

@@ -2,12 +2,15 @@
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from acoustic.config import published
+from acoustic.checkpoint import Checkpoint
+from acoustic.config import FIXED, published
+from acoustic.network import build
 from acoustic.shape import BlockConfig, ModelConfig
 from training.data.manifests import Clip, write_manifest
 from training.data.sound import SAMPLE_RATE, read_clip
@@ -58,3 +61,21 @@ def small_network() -> ModelConfig:
         BlockConfig(1, 128),
     )
     return ModelConfig("small", published["tiny"].features, blocks)
+
+
+@pytest.fixture(scope="session")
+def teacher(small_network: ModelConfig) -> Checkpoint:
+    """Random weights whose blocks 1 and 2 a student may learn."""
+    torch.manual_seed(5)
+    return Checkpoint(small_network, build(small_network).eval().state_dict())
+
+
+@pytest.fixture(scope="session")
+def student() -> ModelConfig:
+    """Blocks 0 and 1 of it make as many channels as the teacher's blocks 1 and 2, at its rate."""
+    blocks = (
+        BlockConfig(7, 96, 2, stride=2, separable=True, look_ahead=1),
+        BlockConfig(7, 96, 2, separable=True, residual="residual", look_ahead=1),
+        BlockConfig(1, 64),
+    )
+    return ModelConfig("mini", replace(FIXED, edge="zero"), blocks)

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from acoustic.checkpoint import Checkpoint
-from acoustic.config import FIXED
 from acoustic.network import build
-from acoustic.shape import BlockConfig, ModelConfig
+from acoustic.shape import ModelConfig
 from training.data.manifests import Clip, read_manifest
 from training.errors import TrainingError
 from training.features import batch_features
@@ -22,21 +21,9 @@ PLAN = Plan(steps=60, rate=3e-3, seconds=10.0)
 
 
 @pytest.fixture(scope="module")
-def teacher(small_network: ModelConfig) -> Checkpoint:
-    torch.manual_seed(5)
-    return Checkpoint(small_network, build(small_network).eval().state_dict())
-
-
-@pytest.fixture(scope="module")
-def student() -> Checkpoint:
+def student(student: ModelConfig) -> Checkpoint:
     torch.manual_seed(6)
-    blocks = (
-        BlockConfig(7, 96, 2, stride=2, separable=True, look_ahead=1),
-        BlockConfig(7, 96, 2, separable=True, residual="residual", look_ahead=1),
-        BlockConfig(1, 64),
-    )
-    config = ModelConfig("mini", replace(FIXED, edge="zero"), blocks)
-    return Checkpoint(config, build(config).eval().state_dict(), {"title": "mini"})
+    return Checkpoint(student, build(student).eval().state_dict(), {"title": "mini"})
 
 
 def test_the_last_blocks_come_nearer_and_the_others_stay_as_they_were(
@@ -69,7 +56,9 @@ def test_what_is_learnt_is_the_average(
         assert torch.equal(weight, student.state[name]), name
 
 
-def test_what_is_kept_is_what_the_network_makes(student: Checkpoint, spoken: Path) -> None:
+def test_what_is_kept_is_what_the_network_makes(
+    student: Checkpoint, spoken: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     from acoustic.features import FrontEnd
     from acoustic.network.parts import Masks
     from training.data.sound import read_clip
@@ -79,14 +68,14 @@ def test_what_is_kept_is_what_the_network_makes(student: Checkpoint, spoken: Pat
     unreadable = replace(clip, audio=spoken / "nowhere.wav")
     first, *others = keep(student, 0, [clip, nothing_said, unreadable])
     assert not others and len(clips) > 1
+    assert "nowhere.wav" in caplog.text
     sound = torch.from_numpy(read_clip(clip.audio))[None]
     features, frames = batch_features(
         FrontEnd(student.config.features), sound, torch.tensor([sound.shape[1]])
     )
     with torch.no_grad():
         network = student.network()
-        masks = Masks(frames)
-        made = network.blocks[0]([features], masks)
+        made = network.blocks[0]([features], Masks(frames))
         _, written = Rest(start_from(student)[0], 1, 1)(first.made.float().mT[None] / 16, Masks(frames))
         expected, _ = network(features, frames)
     assert first.made.dtype == torch.uint8 and first.made.shape == made[0].mT.shape

@@ -12,7 +12,7 @@ from acoustic.checkpoint import Checkpoint
 from acoustic.config import FIXED
 from acoustic.features import FrontEnd
 from acoustic.network import build
-from acoustic.shape import BlockConfig, ModelConfig
+from acoustic.shape import ModelConfig
 from training.alteration import NO_ALTERATION, NO_MASKS
 from training.assemble import assemble
 from training.data.feed import Batch
@@ -40,22 +40,6 @@ from training.staging import StagesPart
 
 CPU = torch.device("cpu")
 PART = StagesPart("teacher", of=(1, 2), by=(0, 1), late=(1, 3))
-
-
-@pytest.fixture(scope="module")
-def teacher(small_network: ModelConfig) -> Checkpoint:
-    torch.manual_seed(5)
-    return Checkpoint(small_network, build(small_network).eval().state_dict())
-
-
-@pytest.fixture(scope="module")
-def student() -> ModelConfig:
-    blocks = (
-        BlockConfig(7, 96, 2, stride=2, separable=True, look_ahead=1),
-        BlockConfig(7, 96, 2, separable=True, residual="residual", look_ahead=1),
-        BlockConfig(1, 64),
-    )
-    return ModelConfig("mini", replace(FIXED, edge="zero"), blocks)
 
 
 def test_the_teachers_blocks_are_kept_in_bytes_of_like_deviation(teacher: Checkpoint, spoken: Path) -> None:
