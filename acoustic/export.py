@@ -235,13 +235,22 @@ class Graph:
     def model(self) -> Any:
         """The finished, checked model."""
         inputs, outputs = self.ports()
-        graph = helper.make_graph(self.nodes, "silica", inputs, outputs, self.constants)
+        graph = helper.make_graph(self._needed([port.name for port in outputs]), "silica", inputs, outputs, self.constants)
         model = helper.make_model(
             graph, producer_name="silica", opset_imports=[helper.make_opsetid("", OPSET)]
         )
         model.ir_version = 9
         onnx.checker.check_model(model)
         return model
+
+    def _needed(self, outputs: Sequence[str]) -> list[Any]:
+        """The nodes that anything comes of: ONNX Runtime would run the others too."""
+        wanted, kept = set(outputs), []
+        for node in reversed(self.nodes):
+            if wanted.intersection(node.output):
+                wanted.update(node.input)
+                kept.append(node)
+        return kept[::-1]
 
 
 @torch.no_grad()

@@ -47,9 +47,12 @@ class CarriedGraph(Graph):
     _ahead: int = 0
     _rate: int = 1
     _loose: bool = False
+    _turned: bool = False
+    """The 8-bit kernels want [1, rows, time, channels]: so is what is carried in INT8, and nothing is turned round."""
 
     def __post_init__(self) -> None:
         self._ahead = self.config.look_ahead_frames
+        self._turned = self.ranges is not None
 
     def begin(self) -> str:
         one = self.node("Unsqueeze", "features", self.constant(np.array([0])))
@@ -94,9 +97,14 @@ class CarriedGraph(Graph):
         rounded, steps = self._rounded.get(x, (x, None))
         pieces = self.pieces.setdefault(channels, [])
         name = f"state_{channels}_{len(pieces)}"
-        whole = self.node("Concat", name, rounded, axis=3)
+        axis = 2 if self._turned else 3
+        if self._turned:
+            rounded = self.node("Transpose", rounded, perm=[0, 2, 3, 1])
+        whole = self.node("Concat", name, rounded, axis=axis)
         begin, end = self._at("hop", unit.rate, 0), self._at("hop", unit.rate, unit.left)
-        following = self.node("Slice", whole, begin, end, self.constant(np.array([3])))
+        following = self.node("Slice", whole, begin, end, self.constant(np.array([axis])))
+        if self._turned:
+            whole = self.node("Transpose", whole, perm=[0, 3, 1, 2])
         zero = 0
         if steps is not None:
             zero = self._zero_of(steps[1])
@@ -153,19 +161,29 @@ class CarriedGraph(Graph):
         followings = []
         for (channels, pieces), group in zip(self.pieces.items(), groups, strict=True):
             steps = [piece.steps for piece in pieces]
-            shape = self.constant(np.array([1, -1, channels, sum(steps)]))
-            before.append(helper.make_node("Reshape", [group, shape], [f"{group}_apart"]))
+            axis = 2 if self._turned else 3
+            rows = [1, -1, sum(steps), channels] if self._turned else [1, -1, channels, sum(steps)]
             before.append(
-                helper.make_node("Transpose", [f"{group}_apart"], [f"{group}_rows"], perm=[0, 2, 1, 3])
+                helper.make_node("Reshape", [group, self.constant(np.array(rows))], [f"{group}_apart"])
             )
+            if not self._turned:
+                before.append(
+                    helper.make_node("Transpose", [f"{group}_apart"], [f"{group}_rows"], perm=[0, 2, 1, 3])
+                )
             names = [f"{group}_{index}" for index in range(len(pieces))]
             before.append(
-                helper.make_node("Split", [f"{group}_rows", self.constant(np.array(steps))], names, axis=3)
+                helper.make_node(
+                    "Split",
+                    [f"{group}_apart" if self._turned else f"{group}_rows", self.constant(np.array(steps))],
+                    names,
+                    axis=axis,
+                )
             )
-            joined = self.node("Concat", *(piece.following for piece in pieces), axis=3)
-            turned = self.node("Transpose", joined, perm=[0, 2, 1, 3])
+            joined = self.node("Concat", *(piece.following for piece in pieces), axis=axis)
+            if not self._turned:
+                joined = self.node("Transpose", joined, perm=[0, 2, 1, 3])
             flat = self.constant(np.array([-1, channels * sum(steps)]))
-            followings.append(self.node("Reshape", turned, flat))
+            followings.append(self.node("Reshape", joined, flat))
         self.nodes[:0] = before
         self.nodes.append(helper.make_node("Concat", followings, ["next_state"], name="next_state", axis=1))
 
@@ -195,6 +213,6 @@ def empty_state(table: str, rounded: bool) -> NDArray[Any]:
     parts: list[NDArray[Any]] = []
     for channels, pieces in json.loads(table):
         row = np.repeat([zero for _, zero in pieces], [steps for steps, _ in pieces])
-        parts.append(np.tile(row, channels))
+        parts.append(np.repeat(row, channels) if rounded else np.tile(row, channels))
     empty: NDArray[Any] = np.concatenate(parts).astype(np.uint8 if rounded else np.float32)
     return empty

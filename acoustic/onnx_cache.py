@@ -14,8 +14,8 @@ from acoustic.checkpoint import LARGEST_WEIGHT, Checkpoint
 from acoustic.export import OPSET, Ranges, export_onnx, onnx_bytes
 from acoustic.folding import fold
 
-BUILDER = 2  # raise it when the same checkpoint is built differently
-CARRIED_BUILDER = "carried 1"  # and this one for the graphs with carried state
+BUILDER = 3  # raise it when the same checkpoint is built differently
+CARRIED_BUILDER = "carried 2"  # and this one for the graphs with carried state
 KEPT_FILES = 12
 
 
