@@ -16,9 +16,10 @@ from onnx import TensorProto, helper
 
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
-from acoustic.export import Range, Ranges, build_graph, onnx_bytes
+from acoustic.export import build_graph, onnx_bytes
 from acoustic.features import FrontEnd
 from acoustic.framing import Samples
+from acoustic.graph import Range, Ranges
 from acoustic.onnx_cache import cache_folder, fingerprint
 
 Values = NDArray[np.float32]

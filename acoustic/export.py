@@ -6,31 +6,24 @@ are no masks.
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
-import onnx
 import torch
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 from torch import Tensor
 
-from acoustic.checkpoint import LARGEST_WEIGHT, Checkpoint
+from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
+from acoustic.export_carried import CarriedGraph
+from acoustic.export_layers import layers
 from acoustic.folding import fold
+from acoustic.graph import Graph, Pane, Ranges
 from acoustic.network.assemble import Block, Network
 from acoustic.network.layers import Layers
-from acoustic.network.parts import LayerNorm, Normed, Reaching, Unit
-from acoustic.shape import ModelConfig
-
-Range = tuple[float, float]
-Ranges = Mapping[str, Range]
-Value = NDArray[Any]
-
-OPSET = 17
+from acoustic.network.parts import LayerNorm, Normed, Unit
 
 
 def export_onnx(
@@ -68,189 +61,9 @@ def onnx_bytes(
 
     hidden: what the block of this number makes is a second output, [batch, channels, 1, steps].
     """
-    kind = Graph
-    if carried:
-        from acoustic.export_carried import CarriedGraph
-
-        kind = CarriedGraph
+    kind = CarriedGraph if carried else Graph
     graph = build_graph(checkpoint, ranges, kind, half=half, hidden=hidden)
     return cast(bytes, graph.model.SerializeToString())
-
-
-@dataclass
-class Graph:
-    """An ONNX graph under construction. `sites` names the tensors whose range INT8 must know."""
-
-    lone: ClassVar[int] = 1
-    """Which dimension of [batch, rows, time, channels] is always one."""
-    config: ModelConfig
-    ranges: Ranges | None
-    half: bool = False
-    """Weights that are not INT8 are stored in FP16."""
-    nodes: list[Any] = field(default_factory=list)
-    constants: list[Any] = field(default_factory=list)
-    sites: dict[str, str] = field(default_factory=dict)
-    hidden: tuple[str, int] | None = None
-    """A tensor that is a second output, and its channels."""
-
-    def node(self, operation: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node; the name of its (one) output."""
-        name = f"{operation.lower()}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operation, list(inputs), [name], name=name, **attributes))
-        return name
-
-    def apart(self, x: str, parts: int, axis: int) -> list[str]:
-        """A tensor in so many equal parts."""
-        names = [f"{x}_{part}" for part in range(parts)]
-        self.nodes.append(helper.make_node("Split", [x], names, name=f"split_{x}", axis=axis))
-        return names
-
-    def constant(self, value: Value | Tensor) -> str:
-        """Add a constant; its name."""
-        array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-        name = f"constant_{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(array, name))
-        return name
-
-    def site(self, name: str, tensor: str) -> str:
-        """A tensor that INT8 rounds to 8 bits; in FP32 only its name is noted."""
-        self.sites[name] = tensor
-        if self.ranges is None:
-            return tensor
-        scale, zero = self._step(name)
-        steps = (self.constant(np.array(scale, np.float32)), self.constant(np.array(zero, np.uint8)))
-        return self.restored(self.node("QuantizeLinear", tensor, *steps), steps)
-
-    def restored(self, rounded: str, steps: tuple[str, str]) -> str:
-        """8-bit numbers as the numbers they stand for."""
-        return self.node("DequantizeLinear", rounded, *steps)
-
-    # What a graph for streams with carried state does otherwise (`acoustic.export_carried`).
-
-    def begin(self) -> str:
-        """The features as [batch, mels, 1, frames]."""
-        return self.node("Unsqueeze", "features", self.constant(np.array([2])))
-
-    def reached(self, x: str, unit: Reaching) -> tuple[str, int]:
-        """What is heard, and how many zeros belong to its left."""
-        return x, unit.left
-
-    def cut(self, x: str, rate: int) -> str:
-        """An earlier tensor, no longer than what the newest ones still need of it."""
-        return x
-
-    def rows(self) -> str:
-        """The third dimension of every tensor, as a constant for shapes."""
-        return self.constant(np.array([1]))
-
-    def by_time(self, x: str) -> str:
-        """A tensor as [rows, time, channels]."""
-        turned = self.node("Transpose", x, perm=[0, 2, 3, 1])
-        return self.node("Squeeze", turned, self.constant(np.array([self.lone])))
-
-    def by_channel(self, x: str) -> str:
-        """The reverse."""
-        whole = self.node("Unsqueeze", x, self.constant(np.array([self.lone])))
-        return self.node("Transpose", whole, perm=[0, 3, 1, 2])
-
-    def finish(self, x: str) -> str:
-        """[batch, channels, 1, steps] to [batch, 1, steps, channels]."""
-        return self.node("Transpose", x, perm=[0, 2, 3, 1])
-
-    def ports(self) -> tuple[list[Any], list[Any]]:
-        """Inputs and outputs of the whole graph."""
-        mels, classes = self.config.features.mels, self.config.classes
-        outputs = [
-            helper.make_tensor_value_info("log_probs", TensorProto.FLOAT, ["batch", "outputs", classes])
-        ]
-        if self.hidden:
-            name, channels = self.hidden
-            outputs.append(
-                helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", channels, 1, "steps"])
-            )
-        features = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", mels, "frames"])
-        return [features], outputs
-
-    def convolution(self, x: str, x_site: str, weight: Tensor, bias: Tensor | None, **attributes: Any) -> str:
-        """A convolution over time, in [batch, channels, 1, time]: the fast kernels are the 2-D ones."""
-        kernel = weight.detach().float().numpy()[:, :, None, :]
-        offset = None if bias is None else bias.detach().float().numpy()
-        if self.ranges is None:
-            inputs = [self.weights(kernel)] + ([] if offset is None else [self.constant(offset)])
-        else:
-            inputs = self._rounded_weights(x_site, kernel, offset)
-        return self.node("Conv", x, *inputs, kernel_shape=[1, kernel.shape[-1]], **attributes)
-
-    def product(
-        self, x: str, x_site: str, layer: torch.nn.Conv1d, first: int = 0, end: int | None = None
-    ) -> str:
-        """Channels mixed step by step, in [rows, time, channels]; of those that come out a part where asked for."""
-        matrix = layer.weight.detach().float().numpy()[first:end, :, 0].T
-        if self.ranges is None:
-            weights = self.weights(matrix)
-        else:
-            scale = np.maximum(np.abs(matrix).max(axis=0) / LARGEST_WEIGHT, 1e-12).astype(np.float32)
-            whole = self.constant(np.round(matrix / scale).astype(np.int8))
-            per_column = (self.constant(scale), self.constant(np.zeros(len(scale), np.int8)))
-            weights = self.node("DequantizeLinear", whole, *per_column, axis=1)
-        assert layer.bias is not None
-        return self.node("Add", self.node("MatMul", x, weights), self.constant(layer.bias[first:end].float()))
-
-    def weights(self, kernel: Value) -> str:
-        """A constant that FP16 files store in 16 bits."""
-        if not self.half:
-            return self.constant(kernel)
-        return self.node("Cast", self.constant(kernel.astype(np.float16)), to=TensorProto.FLOAT)
-
-    def _rounded_weights(self, x_site: str, kernel: Value, offset: Value | None) -> list[str]:
-        scale = np.abs(kernel).reshape(kernel.shape[0], -1).max(axis=1) / LARGEST_WEIGHT
-        if offset is not None:
-            # Weights near nought beside a plain offset: in such fine steps 32 bits would not hold the offset.
-            scale = np.maximum(scale, np.abs(offset).reshape(-1) / (self._step(x_site)[0] * 2.0**30))
-        scale = np.maximum(scale, 1e-12).astype(np.float32)
-        whole = np.round(kernel / scale[:, None, None, None]).astype(np.int8)
-        per_channel = (self.constant(scale), self.constant(np.zeros(len(scale), np.int8)))
-        inputs = [self.node("DequantizeLinear", self.constant(whole), *per_channel, axis=0)]
-        if offset is not None:
-            product = (scale.astype(np.float64) * self._step(x_site)[0]).astype(np.float32)
-            steps = np.clip(np.round(offset / product), -(2**31), 2**31 - 1).astype(np.int32)
-            zeros = self.constant(np.zeros(len(scale), np.int32))
-            inputs.append(
-                self.node("DequantizeLinear", self.constant(steps), self.constant(product), zeros, axis=0)
-            )
-        return inputs
-
-    def _step(self, name: str) -> tuple[float, int]:
-        """Scale and zero point of an activation: zero itself is always hit exactly."""
-        assert self.ranges is not None
-        if name not in self.ranges:
-            raise AcousticError(
-                f"The INT8 ranges do not know {name}: they were measured for another model. Run `silica calibrate`."
-            )
-        low, high = min(self.ranges[name][0], 0.0), max(self.ranges[name][1], 0.0)
-        scale = max((high - low) / 255.0, 1e-12)
-        return scale, round(-low / scale)
-
-    @property
-    def model(self) -> Any:
-        """The finished, checked model."""
-        inputs, outputs = self.ports()
-        graph = helper.make_graph(self._needed([port.name for port in outputs]), "silica", inputs, outputs, self.constants)
-        model = helper.make_model(
-            graph, producer_name="silica", opset_imports=[helper.make_opsetid("", OPSET)]
-        )
-        model.ir_version = 9
-        onnx.checker.check_model(model)
-        return model
-
-    def _needed(self, outputs: Sequence[str]) -> list[Any]:
-        """The nodes that anything comes of: ONNX Runtime would run the others too."""
-        wanted, kept = set(outputs), []
-        for node in reversed(self.nodes):
-            if wanted.intersection(node.output):
-                wanted.update(node.input)
-                kept.append(node)
-        return kept[::-1]
 
 
 @torch.no_grad()
@@ -264,23 +77,22 @@ def build_graph(
 ) -> Graph:
     """The whole network as a graph."""
     network = fold(checkpoint).network()
-    from acoustic.export_layers import layers
-
     graph = kind(network.config, ranges, half)
-    panes = [(graph.site("features", graph.begin()), "features")]
+    panes = [Pane(graph.site("features", graph.begin()), "features", network.config.features.mels)]
     for index, block in enumerate(network.blocks):
         name = f"blocks.{index}"
         last = index == len(network.blocks) - 1
         if isinstance(block, Layers):
-            out = layers(graph, block, name, *panes[-1])
+            out = layers(graph, block, name, panes[-1].x, panes[-1].site)
             out = out if last else graph.site(name, out)
         else:
             assert isinstance(block, Block)
             out = _block(graph, block, name, panes, last=last)
         if index == hidden:
             graph.hidden = (out, network.config.blocks[index].channels)
-        panes = [*panes, (out, name)] if network.keeps_panes and index else [(out, name)]
-    _output(graph, network, panes[-1][0])
+        pane = Pane(out, name, network.config.blocks[index].channels)
+        panes = [*panes, pane] if network.keeps_panes and index else [pane]
+    _output(graph, network, panes[-1].x)
     if hidden is not None and graph.hidden is None:
         raise AcousticError(
             f"{network.config.name} has no block {hidden}: they are numbered 0 to {len(network.blocks) - 1}."
@@ -288,17 +100,20 @@ def build_graph(
     return graph
 
 
-def _block(graph: Graph, block: Block, name: str, panes: Sequence[tuple[str, str]], *, last: bool) -> str:
+def _block(graph: Graph, block: Block, name: str, panes: Sequence[Pane], *, last: bool) -> str:
     """The block's output; its site is the block's name."""
-    x, site = panes[-1]
+    given = panes[-1]
     first = cast(Unit, block.units[0])
     rates = [first.rate // step for step in block.steps]
     if block.joins and len(panes) > 1:
-        cut = [graph.cut(pane, rate) for (pane, _), rate in zip(panes, rates, strict=True)]
-        pieces = [_every(graph, pane, step) for pane, step in zip(cut, block.steps, strict=True)]
+        pieces = [
+            _every(graph, graph.cut(pane.x, pane.channels, rate, step), step)
+            for pane, rate, step in zip(panes, rates, block.steps, strict=True)
+        ]
         site = f"{name}.joined"
-        x = graph.site(site, graph.node("Concat", *pieces, axis=1))
-    block_input, input_site = x, site
+        joined = graph.site(site, graph.node("Concat", *pieces, axis=1))
+        given = Pane(joined, site, sum(pane.channels for pane in panes))
+    x, site = given.x, given.site
     for index, unit in enumerate(block.units):
         assert isinstance(unit, Unit)
         unit_name = f"{name}.units.{index}"
@@ -308,13 +123,14 @@ def _block(graph: Graph, block: Block, name: str, panes: Sequence[tuple[str, str
             x = graph.site(site, _activated(graph, x, block.activation, rounded=graph.ranges is not None))
     if block.identity or len(block.bypasses):
         x = graph.site(f"{name}.main", x)
-    terms = [graph.cut(block_input, first.rate)] if block.identity else []
+    terms = [graph.cut(given.x, given.channels, first.rate)] if block.identity else []
     for index, bypass in enumerate(block.bypasses):
         assert isinstance(bypass, Normed)
-        source, source_site = panes[index] if block.dense else (block_input, input_site)
-        source = graph.cut(source, rates[index] if block.dense else first.rate)
+        source = panes[index] if block.dense else given
+        rate, step = rates[index] if block.dense else first.rate, cast(int, bypass.stride)
+        beside = _every(graph, graph.cut(source.x, source.channels, rate, step), step)
         weight, offset = _weights(bypass)
-        term = graph.convolution(_every(graph, source, cast(int, bypass.stride)), source_site, weight, offset)
+        term = graph.convolution(beside, source.site, weight, offset)
         terms.append(graph.site(f"{name}.bypasses.{index}", _normed(graph, bypass, term)))
     for index, term in enumerate(terms):
         x = graph.node("Add", x, term)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acoustic.export import Graph
+from acoustic.graph import Graph
 from acoustic.network.layers import OUT_OF_REACH, Attention, FeedForward, GatedConvolution, Layers
 from acoustic.network.parts import LayerNorm
 
@@ -27,7 +27,8 @@ def layers(graph: Graph, block: Layers, name: str, x: str, site: str) -> str:
             more = _attention(graph, part, part_name, x)
         elif isinstance(part, GatedConvolution):
             more = _gated(graph, part, part_name, x)
-            x = graph.by_time(graph.cut(graph.by_channel(x), part.rate)) if part.right else x
+            if part.right:
+                x = graph.by_time(graph.cut(graph.by_channel(x), part.out.out_channels, part.rate))
         else:
             more = _forward(graph, cast(FeedForward, part), part_name, x)
         x = graph.node("Add", x, more)

@@ -1,7 +1,8 @@
 """Carried state in PyTorch: what every convolution and attention heard last goes from window to window as one row
 of numbers.
 
-The ONNX graph of the same arithmetic is `acoustic.export_carried`; the row is laid out alike.
+The ONNX graph of the same arithmetic is `acoustic.export_carried`, which hears nothing twice; here what lies ahead is
+heard anew in every window, as rows of one bucket are.
 """
 
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ from acoustic.carried import Memory, State
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.features import FeatureStream, FrontEnd
-from acoustic.framing import Samples
+from acoustic.framing import Samples, sample_span
 from acoustic.normalisation import first_memory, normalise_causal, normalise_fixed, normalise_running
 from acoustic.shape import FeatureConfig, ModelConfig
 from acoustic.windows import Heard, LogProbs, StreamWindows, Window, WindowPlan
@@ -105,19 +105,34 @@ def _with_constants(features: FeatureConfig) -> FeatureConfig:
 
 
 def window_features(
-    front_end: FrontEnd, config: FeatureConfig, window: Window, hop_frames: int = 0
+    front_end: FrontEnd, config: FeatureConfig, window: Window
 ) -> tuple[Tensor, Memory | None]:
-    """A window's normalised features [mels, frames], and the memory for the next window of its stream, which begins
-    `hop_frames` on."""
+    """A window's normalised features [mels, frames], and the memory for the next window of its stream."""
     span = window.span
     features = front_end.frames(window.samples, span.first_frame, span.end_frame)
     if config.normalise == "fixed":
         return normalise_fixed(config, features), None
-    if config.normalise == "causal":
-        normalised, course = normalise_causal(config, features, causal_memory(window))
-        return normalised, course.at(hop_frames)
     new_frames = slice(span.new_first - span.first_frame, None)
     return normalise_running(config, features, running_memory(window), new_frames)
+
+
+def new_features(front_end: FrontEnd, config: ModelConfig, window: Window) -> tuple[Tensor, Memory | None]:
+    """Of a window with carried state the normalised features that no window before it has needed, and what causal
+    normalisation knows after them."""
+    span, shape = window.span, config.features
+    ahead = config.look_ahead_frames
+    begin = span.first_frame + ahead if span.first_frame else 0
+    end = span.end_frame if span.last else span.keep_end * config.frames_per_output + ahead
+    if begin < end:
+        heard_from = sample_span(shape, span.first_frame, span.end_frame)[0]
+        first, last = (place - heard_from for place in sample_span(shape, begin, end))
+        features = front_end.frames(window.samples[first : None if span.last else last], begin, end)
+    else:  # the last window may bring nothing that was not heard ahead
+        features = torch.zeros(shape.mels, 0)
+    if shape.normalise == "fixed":
+        return normalise_fixed(shape, features), None
+    normalised, course = normalise_causal(shape, features, causal_memory(window))
+    return normalised, course.at(-1)
 
 
 def running_memory(window: Window) -> Memory | None:

@@ -19,7 +19,7 @@ from acoustic.calibration import known_ranges, needed_ranges
 from acoustic.carried import Memory, State
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
-from acoustic.export_carried import METADATA_KEY, empty_state
+from acoustic.export_carried import METADATA_KEY, Layout
 from acoustic.features import FrontEnd
 from acoustic.framing import Samples
 from acoustic.onnx_cache import onnx_content
@@ -30,10 +30,10 @@ from acoustic.runtime.backend import (
     Precision,
     carried_state,
     failed,
-    hop_frames,
     in_pieces,
     joined,
     kept_outputs,
+    new_features,
     stream_pieces,
     streaming_config,
     whole_features_of,
@@ -43,8 +43,6 @@ from acoustic.windows import Heard, LogProbs, Window, carries, default_plan, wit
 
 MOST_ROWS = 8
 """More rows share the reading of the weights no better."""
-EVERYTHING = 2**40
-"""More frames than any window has."""
 
 
 class CpuBackend:
@@ -67,27 +65,25 @@ class CpuBackend:
         self._session = open_session(onnx_content(checkpoint, ranges, carried=carried))
         self._empty: State | None = None
         if carried:
-            table = self._session.get_modelmeta().custom_metadata_map[METADATA_KEY]
-            self._empty = State(empty_state(table, rounded=ranges is not None))
+            self._layout = Layout.read(self._session.get_modelmeta().custom_metadata_map[METADATA_KEY])
+            self._empty = State(self._layout.empty(rounded=ranges is not None))
 
     def forward(self, windows: Sequence[Window]) -> list[Heard]:
         """Each window's log-probabilities, in the order given."""
         heard: dict[int, Heard] = {}
-        rows: dict[tuple[int, int], list[Row]] = {}
+        rows: dict[Shape, list[Row]] = {}
         for index, window in enumerate(windows):
             if not window.span.carried:
                 heard[index] = self._hear(window)
                 continue
-            # The last window of a stream hears all that is left and leaves nothing behind.
-            hop = hop_frames(self.config, window)
-            row = self._row(index, window, hop)
+            row = self._row(index, window)
             if not torch.isfinite(row.features).all():
                 heard[index] = failed(self.config, row.window, NOT_FINITE)
                 continue
-            rows.setdefault((hop, window.span.frames), []).append(row)
-        for (hop, _), alike in rows.items():
+            rows.setdefault(row.shape, []).append(row)
+        for shape, alike in rows.items():
             for first in range(0, len(alike), MOST_ROWS):
-                heard.update(self._hear_rows(alike[first : first + MOST_ROWS], hop))
+                heard.update(self._hear_rows(alike[first : first + MOST_ROWS], shape))
         return [heard[index] for index in range(len(windows))]
 
     def whole(self, samples: Samples) -> LogProbs:
@@ -104,14 +100,17 @@ class CpuBackend:
     def run(self, features: Tensor) -> NDArray[np.float32]:
         """Normalised features [mels, frames] to log-probabilities [outputs, classes]."""
         if self._empty is not None:
-            log_probs, _ = self._step(features[None].numpy(), self._empty.values[None], 0)
+            shape = Shape(features.shape[-1], features.shape[-1], first=True, last=True)
+            log_probs, _ = self._step(features[None].numpy(), self._empty.values[None], shape)
             return cast(NDArray[np.float32], log_probs[0])
         (log_probs,) = self._session.run(None, {"features": features[None].numpy()})
         return cast(NDArray[np.float32], log_probs[0])
 
     @torch.no_grad()
     def _hear(self, window: Window) -> Heard:
-        features, memory = self._features(window)
+        begin_s = time.perf_counter()
+        features, memory = window_features(self.front_end, self.config.features, window)
+        self.features_s += time.perf_counter() - begin_s
         # INT8 would round a NaN to some number and go on: the features are what tells.
         if not torch.isfinite(features).all():
             return failed(self.config, window, NOT_FINITE)
@@ -120,48 +119,53 @@ class CpuBackend:
             return failed(self.config, window, NOT_HEARD)
         return Heard(window.span, log_probs, memory)
 
-    def _features(self, window: Window, hop_frames: int = 0) -> tuple[Tensor, Memory | None]:
-        begin_s = time.perf_counter()
-        found = window_features(self.front_end, self.config.features, window, hop_frames)
-        self.features_s += time.perf_counter() - begin_s
-        return found
-
     @torch.no_grad()
-    def _row(self, index: int, window: Window, hop_frames: int) -> "Row":
+    def _row(self, index: int, window: Window) -> "Row":
         if self._empty is None:
             raise AcousticError(f"{self.config.name} carries no state: cut its streams by its own plan.")
-        state = carried_state(window, self._empty)
-        features, memory = self._features(window, hop_frames)
+        state, span = carried_state(window, self._empty), window.span
+        begin_s = time.perf_counter()
+        features, memory = new_features(self.front_end, self.config, window)
+        self.features_s += time.perf_counter() - begin_s
+        completed = span.frames if span.last else span.kept * self.config.frames_per_output
+        shape = Shape(features.shape[-1], completed, first=not span.first_frame, last=span.last)
         # A window that fails hands on the state it was given, also where that is the empty one.
-        return Row(index, replace(window, memory=state), features, state, memory)
+        return Row(index, replace(window, memory=state), features, state, memory, shape)
 
-    def _hear_rows(self, rows: "Sequence[Row]", hop_frames: int) -> dict[int, Heard]:
+    def _hear_rows(self, rows: "Sequence[Row]", shape: "Shape") -> dict[int, Heard]:
         """Windows of one length, each with its state, as one run."""
         features = np.stack([row.features.numpy() for row in rows])
         states = np.stack([row.state.values for row in rows])
-        log_probs, following = self._step(features, states, hop_frames)
+        log_probs, following = self._step(features, states, shape)
         heard = {}
         for place, row in enumerate(rows):
-            kept = log_probs[place, kept_outputs(self.config, row.window)].copy()
+            kept = log_probs[place, : row.window.span.kept].copy()
             if np.isfinite(kept).all() and np.isfinite(following[place]).all():
-                state = State(following[place].copy(), row.memory) if hop_frames else row.state
+                state = row.state if shape.last else State(following[place].copy(), row.memory)
                 heard[row.index] = Heard(row.window.span, kept, state)
             else:
                 heard[row.index] = failed(self.config, row.window, NOT_HEARD)
         return heard
 
     def _step(
-        self, features: NDArray[np.float32], states: NDArray[Any], hop_frames: int
+        self, features: NDArray[np.float32], states: NDArray[Any], shape: "Shape"
     ) -> tuple[NDArray[np.float32], NDArray[Any]]:
-        """[rows, mels, frames] and [rows, values]; without a hop everything is heard to its end."""
-        given = {
-            "features": features,
-            "state": states,
-            "hop": np.array([hop_frames], np.int64),
-            "wanted": np.array([hop_frames or EVERYTHING], np.int64),
-        }
-        log_probs, following = self._session.run(None, given)
-        return log_probs, following
+        """[rows, mels, frames] and [rows, values] to log-probabilities and the states that follow."""
+        places = self._layout.places(shape.completed, first=shape.first, last=shape.last)
+        given = {"features": features, "places": places, **self._layout.apart(states)}
+        log_probs, *following = self._session.run(None, given)
+        return log_probs, self._layout.together(following)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What runs have in common that may run together: new frames, frames completed, the first of its stream, the
+    last."""
+
+    frames: int
+    completed: int
+    first: bool
+    last: bool
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,8 @@ class Row:
     features: Tensor
     state: State
     memory: Memory | None
-    """What causal normalisation knows a hop on."""
+    """What causal normalisation knows afterwards."""
+    shape: Shape
 
 
 def open_session(content: bytes) -> onnxruntime.InferenceSession:
