@@ -4,22 +4,29 @@
 
 DATA is the folder that scripts/gather_speech.py makes, START a run's folder or a checkpoint file (or the name of an
 installed model). What the blocks before make of the clips in --sets is kept in memory (90 MB an hour of sound) and
-heard again and again; a run that is stopped leaves nothing. Average what comes out with START or another run's end
-(scripts/mean_weights.py). One core; two with different seeds may run side by side.
+heard again and again; with --noise half of the clips lie in noise, and most are louder or softer. A run that is stopped
+leaves nothing. Average what comes out with START or another run's end (scripts/mean_weights.py). One core; two with
+different seeds may run side by side.
 """
 
 import argparse
 import random
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from acoustic import checkpoint
 from acoustic.catalogue import find
 from acoustic.errors import AcousticError
+from training.alteration import NO_ALTERATION
+from training.augment import alter
 from training.data.manifests import read_manifest
+from training.data.noise import read_banks
 from training.errors import TrainingError
 from training.recipe import load_recipe
 from training.release import trained_model
@@ -27,6 +34,15 @@ from training.rest import Plan, keep, learn
 
 SETS = ("shared/speech/train-librispeech", "shared/speech/train-crowd")
 LONGEST_S = 16.5
+
+
+NOISY = replace(NO_ALTERATION, noise=0.5, noise_snr_db=(4.0, 25.0), level=0.8, level_db=(-12.0, 18.0))
+
+
+def noisy(folder: Path, seed: int) -> Callable[[Tensor], Tensor]:
+    """Changes one sound after the other, each in its own way."""
+    banks, drawn = read_banks(folder, torch.device("cpu")), torch.Generator().manual_seed(seed)
+    return lambda sound: alter(sound, torch.tensor([sound.shape[1]]), NOISY, drawn, banks).sound
 
 
 def main() -> None:
@@ -40,6 +56,7 @@ def main() -> None:
         "--recipe", default="silica-staged", help="its stages and teacher (default: %(default)s)"
     )
     parser.add_argument("--sets", nargs="+", default=SETS, help="folders below DATA (default: %(default)s)")
+    parser.add_argument("--noise", type=Path, help="half of the clips are heard in noise out of this folder")
     parser.add_argument("--most", type=int, default=0, help="take at most so many clips (default: all)")
     parser.add_argument("--steps", type=int, default=Plan.steps)
     parser.add_argument("--rate", type=float, default=Plan.rate)
@@ -63,7 +80,8 @@ def main() -> None:
         clips = random.Random(arguments.seed).sample(clips, min(arguments.most or len(clips), len(clips)))
         began = time.monotonic()
         kept = []
-        for row in keep(student, part.by[-2] if part.by else 0, clips):
+        change = noisy(arguments.noise, arguments.seed) if arguments.noise else lambda sound: sound
+        for row in keep(student, part.by[-2] if part.by else 0, clips, change):
             kept.append(row)
             if len(kept) % 500 == 0:
                 print(

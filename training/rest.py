@@ -82,16 +82,21 @@ class Rest(nn.Module):
         return made, convolved(masks.apply(x, self.every), self.output).mT.float().log_softmax(-1)
 
 
-def keep(student: Checkpoint, block: int, clips: Sequence[Clip]) -> Iterator[Kept]:
-    """What that block makes of each clip as it is. Clips without words are passed over, and those that cannot be read,
-    which are named."""
+def keep(
+    student: Checkpoint,
+    block: int,
+    clips: Sequence[Clip],
+    change: Callable[[Tensor], Tensor] = lambda sound: sound,
+) -> Iterator[Kept]:
+    """What that block makes of each clip, changed as `change` changes sound [1, samples] (as it is). Clips without
+    words are passed over, and those that cannot be read, which are named."""
     network, front_end = student.network().requires_grad_(False), FrontEnd(student.config.features)
     precision = Precision(quickest(CPU), CPU)
     compile_taps(network)
     for clip in clips:
         labels = encode(clip, student.config.alphabet)
         try:
-            sound = torch.from_numpy(read_clip(clip.audio))[None]
+            sound = change(torch.from_numpy(read_clip(clip.audio))[None])
         except ClipError as error:
             log.warning("passed over: %s", error)
             continue

@@ -67,6 +67,8 @@ def test_what_is_kept_is_what_the_network_makes(
     nothing_said = replace(clip, text=None)
     unreadable = replace(clip, audio=spoken / "nowhere.wav")
     first, *others = keep(student, 0, [clip, nothing_said, unreadable])
+    (softer,) = keep(student, 0, [clip], lambda sound: sound / 2)
+    assert softer.made.shape == first.made.shape and not torch.equal(softer.made, first.made)
     assert not others and len(clips) > 1
     assert "nowhere.wav" in caplog.text
     sound = torch.from_numpy(read_clip(clip.audio))[None]
