@@ -6,6 +6,7 @@ Positions are in feature frames (10 ms); what the windows need is a property her
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from acoustic.errors import AcousticError
@@ -218,7 +219,7 @@ class ModelConfig:
         """Characters and the blank."""
         return len(self.alphabet) + 1
 
-    @property
+    @cached_property
     def stride_frames(self) -> int:
         """Feature frames for one step of the network."""
         stride = 1
@@ -236,12 +237,12 @@ class ModelConfig:
         """Feature frames a second."""
         return self.features.sample_rate / self.features.hop_samples
 
-    @property
+    @cached_property
     def left_frames(self) -> int:
         """Frames before a step's first frame that its outputs can depend on."""
         return self._reach(0)
 
-    @property
+    @cached_property
     def look_ahead_frames(self) -> int:
         """Frames after a step's first frame that its outputs can depend on."""
         return self._reach(1)
