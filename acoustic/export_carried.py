@@ -154,7 +154,8 @@ class CarriedGraph(Graph):
         self._before, self._ahead = self._ahead, self._ahead - unit.right * rate
         due = self._ahead // (rate * stride)
         late = self._before // rate - due * stride
-        # A run may bring nothing new to hear. With a stride that needs an input too many, and gives an output too many.
+        # The last run may bring nothing new to hear. A convolution with a stride must not lack inputs then: it has a
+        # stride of them more where none are late, and the output that they give again is trimmed.
         again = stride if stride > 1 and not late else 0
         begin = 0 if stride > 1 else late
         if stride > 1 or late:

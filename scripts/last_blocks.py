@@ -34,8 +34,6 @@ from training.rest import Plan, keep, learn
 
 SETS = ("shared/speech/train-librispeech", "shared/speech/train-crowd")
 LONGEST_S = 16.5
-
-
 NOISY = replace(NO_ALTERATION, noise=0.5, noise_snr_db=(4.0, 25.0), level=0.8, level_db=(-12.0, 18.0))
 
 
@@ -80,7 +78,7 @@ def main() -> None:
         clips = random.Random(arguments.seed).sample(clips, min(arguments.most or len(clips), len(clips)))
         began = time.monotonic()
         kept = []
-        change = noisy(arguments.noise, arguments.seed) if arguments.noise else lambda sound: sound
+        change = noisy(arguments.noise, arguments.seed) if arguments.noise else None
         for row in keep(student, part.by[-2] if part.by else 0, clips, change):
             kept.append(row)
             if len(kept) % 500 == 0:

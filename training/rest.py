@@ -86,20 +86,21 @@ def keep(
     student: Checkpoint,
     block: int,
     clips: Sequence[Clip],
-    change: Callable[[Tensor], Tensor] = lambda sound: sound,
+    change: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Kept]:
-    """What that block makes of each clip, changed as `change` changes sound [1, samples] (as it is). Clips without
-    words are passed over, and those that cannot be read, which are named."""
+    """What that block makes of each clip; `change` changes its sound [1, samples] before. Clips without words are
+    passed over, and those that cannot be read, which are named."""
     network, front_end = student.network().requires_grad_(False), FrontEnd(student.config.features)
     precision = Precision(quickest(CPU), CPU)
     compile_taps(network)
     for clip in clips:
         labels = encode(clip, student.config.alphabet)
         try:
-            sound = change(torch.from_numpy(read_clip(clip.audio))[None])
+            sound = torch.from_numpy(read_clip(clip.audio))[None]
         except ClipError as error:
             log.warning("passed over: %s", error)
             continue
+        sound = change(sound) if change else sound
         with torch.no_grad(), precision.region():
             features, frames = batch_features(front_end, sound, torch.tensor([sound.shape[1]]))
             masks, x = Masks(frames), by_step(features)

@@ -108,9 +108,7 @@ class CpuBackend:
 
     @torch.no_grad()
     def _hear(self, window: Window) -> Heard:
-        begin_s = time.perf_counter()
-        features, memory = window_features(self.front_end, self.config.features, window)
-        self.features_s += time.perf_counter() - begin_s
+        features, memory = self._features(window)
         # INT8 would round a NaN to some number and go on: the features are what tells.
         if not torch.isfinite(features).all():
             return failed(self.config, window, NOT_FINITE)
@@ -119,14 +117,21 @@ class CpuBackend:
             return failed(self.config, window, NOT_HEARD)
         return Heard(window.span, log_probs, memory)
 
+    def _features(self, window: Window) -> tuple[Tensor, Memory | None]:
+        begin_s = time.perf_counter()
+        if window.span.carried:
+            found = new_features(self.front_end, self.config, window)
+        else:
+            found = window_features(self.front_end, self.config.features, window)
+        self.features_s += time.perf_counter() - begin_s
+        return found
+
     @torch.no_grad()
     def _row(self, index: int, window: Window) -> "Row":
         if self._empty is None:
             raise AcousticError(f"{self.config.name} carries no state: cut its streams by its own plan.")
         state, span = carried_state(window, self._empty), window.span
-        begin_s = time.perf_counter()
-        features, memory = new_features(self.front_end, self.config, window)
-        self.features_s += time.perf_counter() - begin_s
+        features, memory = self._features(window)
         completed = span.frames if span.last else span.kept * self.config.frames_per_output
         shape = Shape(features.shape[-1], completed, first=not span.first_frame, last=span.last)
         # A window that fails hands on the state it was given, also where that is the empty one.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -105,7 +106,11 @@ def test_every_kind_of_layer_goes_on_where_it_stopped(name: str, precision: Prec
     config = NETWORKS[name]
     checkpoint = enlivened(untrained(config))
     ranges = calibrate(checkpoint, [sound(12)], keep=False) if precision == "int8" else None
-    session = open_session(onnx_bytes(checkpoint, ranges, carried=True))
+    content = onnx_bytes(checkpoint, ranges, carried=True)
+    graph = onnx.load_from_string(content).graph
+    read = {name for node in graph.node for name in node.input} | {port.name for port in graph.output}
+    assert all(read.intersection(node.output) for node in graph.node)  # nothing is computed that nobody reads
+    session = open_session(content)
     layout = Layout.read(session.get_modelmeta().custom_metadata_map[METADATA_KEY])
     features = torch.randn(2, 64, frames, generator=torch.Generator().manual_seed(5)).numpy()
     (whole,) = open_session(onnx_bytes(checkpoint, ranges)).run(None, {"features": features})
