@@ -7,6 +7,10 @@ import json
 from collections import deque
 from dataclasses import dataclass
 
+LONGEST_OPEN_S = 600.0
+"""Servers decide an utterance long before (after 30 s, unless told otherwise): what they have had for longer and spoke
+no final of is silence."""
+
 
 @dataclass
 class Entry:
@@ -74,6 +78,9 @@ class ReplayLog:
         self._acknowledged_commands = max(
             self._acknowledged_commands, self._session_commands + received_commands
         )
+        if self.frame_bytes:
+            samples = self._acknowledged_bytes // self.frame_bytes - round(LONGEST_OPEN_S * self.rate)
+            self._decided = max(self._decided, samples * self.frame_bytes)
         self._trim()
 
     def decided(self, end_s: float) -> None:

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.clients.replay import ReplayLog
+from service.clients.replay import LONGEST_OPEN_S, ReplayLog
 
 
 def payloads(entries):
@@ -94,3 +94,21 @@ def test_what_is_final_and_acknowledged_is_let_go(parts):
         log.acknowledge(log.sent_bytes, 0)
         log.decided(log.sent_bytes / 10)
         assert not log._entries, "a stream of a day holds no more than a stream of a minute"
+
+
+def test_hours_of_silence_are_let_go_too_and_a_new_session_goes_on_at_their_end():
+    log = ReplayLog(2, 10)
+    for _ in range(3 * 3600):
+        log.add(bytes(20))
+        log.acknowledge(log.sent_bytes, 0)
+    assert sum(len(entry.payload) for entry in log._entries) <= (LONGEST_OPEN_S + 1) * 20
+    sent = log.restart()
+    assert log.offset_s == 3 * 3600 - LONGEST_OPEN_S
+    assert sum(map(len, payloads(sent))) == LONGEST_OPEN_S * 20
+
+
+def test_silence_of_which_the_server_has_nothing_is_kept():
+    log = ReplayLog(2, 10)
+    for _ in range(3600):
+        log.add(bytes(20))
+    assert len(log.restart()) == 3600
