@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 
 LONGEST_OPEN_S = 600.0
-"""Servers decide an utterance long before (after 30 s, unless told otherwise): what they have had for longer and spoke
+"""Servers decide an utterance long before (after two minutes at the most): what they have had for longer and spoke
 no final of is silence."""
 
 
