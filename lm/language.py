@@ -21,11 +21,12 @@ class Language:
         if name == "none":
             return cls()
         if name == "shipped":
-            return cls(NGram.shipped())
+            return cls(NGram.shipped(), Rescoring.shipped())
         if Path(name).suffix != ".json":
             return cls(NGram.load(name))
         rescoring = Rescoring.load(Path(name))
-        return cls(cls.load(rescoring.search_model).ngram, rescoring)
+        search = rescoring.search_model
+        return cls(NGram.shipped() if search == "shipped" else NGram.load(search), rescoring)
 
     def decoder(self, kind: DecoderKind, alphabet: str) -> Decoder:
         """A decoder of this kind; the beam search ranks again at the end of an utterance, if there is a way to."""

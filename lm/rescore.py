@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,20 +20,23 @@ from lm.errors import LanguageError
 from lm.hypothesis import Hypothesis
 from lm.search_settings import SearchSettings
 
-if TYPE_CHECKING:
-    from lm.transformer_xl.model import Memory
-
-LONGEST_CONTEXT_WORDS = 256
 SENTENCES_BEFORE = 4
 LONGEST_LIST = 200
-SLICE_READINGS = 2
 
 
 class Rescorer(Protocol):
     """Knows how probable a text is, after what was said before."""
 
-    def log_probs(self, texts: Sequence[str], before: Sequence[str] = ()) -> list[float]:
-        """Natural-log probability of each text as the sentence after the sentences `before`."""
+    def slices(self, texts: Sequence[str], before: Sequence[str] = ()) -> Iterator[list[float] | None]:
+        """Natural-log probability of each text as the sentence after the sentences `before`: None after each slice of
+        work, a few milliseconds, and the figures at last."""
+
+
+def log_probs(rescorer: Rescorer, texts: Sequence[str], before: Sequence[str] = ()) -> list[float]:
+    """What a rescorer says of the texts, all at once."""
+    *_, found = rescorer.slices(texts, before)
+    assert found is not None
+    return found
 
 
 class NGramRescorer:
@@ -45,56 +48,13 @@ class NGramRescorer:
         self._model: Any = open_kenlm(model)
         self._unknown_penalty = unknown_penalty
 
-    def log_probs(self, texts: Sequence[str], before: Sequence[str] = ()) -> list[float]:
+    def slices(self, texts: Sequence[str], before: Sequence[str] = ()) -> Iterator[list[float] | None]:
         """Scores of the sentences by themselves; an unknown word costs the penalty besides."""
         found = []
         for text in texts:
             unknown = sum(word not in self._model for word in text.split())
             found.append(float(self._model.score(text)) * math.log(10.0) - unknown * self._unknown_penalty)
-        return found
-
-
-class TransformerRescorer:
-    """A Transformer-XL: the whole list in one batch, after a memory of the sentences before."""
-
-    def __init__(self, weights: Path) -> None:
-        from lm.transformer_xl.storage import load
-
-        self._network, self._vocabulary = load(weights)
-
-    def log_probs(self, texts: Sequence[str], before: Sequence[str] = ()) -> list[float]:
-        """Scores of the texts, each read after the same memory; an unknown word costs its share of <unk>."""
-        import torch
-
-        if not texts:
-            return []
-        words = self._vocabulary
-        lines = [[words.end, *words.encode(text), words.end] for text in texts]
-        longest = max(map(len, lines))
-        padded = torch.tensor([line + [words.end] * (longest - len(line)) for line in lines])
-        share = math.log(words.unknown_kinds)
-        with torch.inference_mode():
-            memory = tuple(layer.expand(len(texts), -1, -1) for layer in self._memory(before))
-            found, _ = self._network.log_probs(padded[:, :-1], padded[:, 1:], memory)
-        scores = []
-        for row, line in enumerate(lines):
-            unknown = line.count(words.unknown)
-            scores.append(float(found[row, : len(line) - 1].sum()) - unknown * share)
-        return scores
-
-    def _memory(self, before: Sequence[str]) -> "Memory":
-        """What the network remembers after the sentences before, the latest ones that fit."""
-        import torch
-
-        numbers = [
-            number for text in before for number in (self._vocabulary.end, *self._vocabulary.encode(text))
-        ]
-        numbers = numbers[-LONGEST_CONTEXT_WORDS:]
-        memory = self._network.empty_memory(1)
-        segment = self._network.config.segment
-        for start in range(0, len(numbers), segment):
-            _, memory = self._network(torch.tensor([numbers[start : start + segment]]), memory)
-        return memory
+        yield found
 
 
 @dataclass(frozen=True)
@@ -106,13 +66,28 @@ class RescoreSettings:
     weights: tuple[float, ...]
     longest_list: int = 16
     """Readings that are ranked again. Each costs a rescorer's time."""
+    searched: tuple[float, float] | None = None
+    """The search's own two when these were chosen. A search that trusts the language less than that one did, because
+    its network is surer, trusts all of this less in proportion. None: these count as they are, whatever the search."""
 
     def __post_init__(self) -> None:
-        numbers = (self.lm_weight, self.word_bonus, *self.weights)
+        numbers = (self.lm_weight, self.word_bonus, *self.weights, *(self.searched or ()))
         if not all(math.isfinite(number) for number in numbers):
             raise LanguageError(f"rescoring weights must be finite numbers, not {numbers}")
         if not 1 <= self.longest_list <= LONGEST_LIST:
             raise LanguageError(f"a list of {self.longest_list} readings: expected 1 to {LONGEST_LIST}")
+        if self.searched and self.searched[0] <= 0:
+            raise LanguageError(
+                "rescoring weights are in proportion to a search that trusts a language model"
+            )
+
+    def beside(self, search: SearchSettings) -> tuple[float, float, tuple[float, ...]]:
+        """What is added to a search's own weight and bonus, and the rescorers' weights, for a list of `search`."""
+        if self.searched is None:
+            return self.lm_weight - search.lm_weight, self.word_bonus - search.word_bonus, self.weights
+        trust = search.lm_weight / self.searched[0]
+        more = (self.lm_weight - self.searched[0], self.word_bonus - self.searched[1])
+        return trust * more[0], trust * more[1], tuple(trust * weight for weight in self.weights)
 
 
 def rescore(
@@ -138,17 +113,18 @@ def in_slices(
     """The same a few milliseconds at a time, for a process with other work: None after each slice, the list at last."""
     if len(rescorers) != len(settings.weights):
         raise LanguageError(f"{len(rescorers)} rescorers but {len(settings.weights)} weights: one each")
+    more_lm, more_bonus, weights = settings.beside(search)
     totals = [
         hypothesis.score
-        + (settings.lm_weight - search.lm_weight) * hypothesis.language_score * math.log(10.0)
-        + (settings.word_bonus - search.word_bonus) * len(hypothesis.words)
+        + more_lm * hypothesis.language_score * math.log(10.0)
+        + more_bonus * len(hypothesis.words)
         for hypothesis in n_best
     ]
-    for rescorer, weight in zip(rescorers, settings.weights, strict=True):
-        for first in range(0, len(n_best), SLICE_READINGS):
-            texts = [hypothesis.text for hypothesis in n_best[first : first + SLICE_READINGS]]
-            for place, score in enumerate(rescorer.log_probs(texts, before), start=first):
-                totals[place] += weight * score
+    texts = [hypothesis.text for hypothesis in n_best]
+    for rescorer, weight in zip(rescorers, weights, strict=True):
+        for scores in rescorer.slices(texts, before):
+            if scores is not None:
+                totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
             yield None
     order = sorted(range(len(n_best)), key=lambda place: (-totals[place], place))
     yield tuple(replace(n_best[place], score=totals[place]) for place in order)
@@ -175,6 +151,7 @@ class Rescoring:
                 float(kept["word_bonus"]),
                 tuple(weight for _, weight in models),
                 int(kept["longest_list"]),
+                (float(searched[0]), float(searched[1])) if (searched := kept.get("searched")) else None,
             )
         except OSError:
             raise LanguageError(
@@ -186,6 +163,12 @@ class Rescoring:
             ) from None
         rescorers = tuple(open_rescorer(model) for model, _ in models)
         return cls(rescorers, settings, search if search == "shipped" else str(path.parent / search))
+
+    @classmethod
+    def shipped(cls) -> "Rescoring | None":
+        """What the box ranks with, or None where it has nothing for it."""
+        path = Path(__file__).parent / "pretrained" / "ranking.json"
+        return cls.load(path) if path.is_file() else None
 
     def save(self, path: Path, models: Sequence[Path]) -> None:
         """Write the weights, and where the models lie as seen from the file."""
@@ -202,6 +185,7 @@ class Rescoring:
             "lm_weight": self.settings.lm_weight,
             "word_bonus": self.settings.word_bonus,
             "longest_list": self.settings.longest_list,
+            "searched": self.settings.searched,
             "models": named,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +194,11 @@ class Rescoring:
 
 def open_rescorer(model: Path) -> Rescorer:
     """A Transformer-XL (.safetensors) or a KenLM file."""
-    return TransformerRescorer(model) if model.suffix == ".safetensors" else NGramRescorer(model)
+    if model.suffix == ".safetensors":
+        from lm.transformer_xl.reader import Reader
+
+        return Reader.load(model)
+    return NGramRescorer(model)
 
 
 class RescoringDecoder:

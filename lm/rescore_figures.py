@@ -17,7 +17,7 @@ from lm.decoders import open_decoder
 from lm.errors import LanguageError
 from lm.hypothesis import Hypothesis
 from lm.ngram import NGram
-from lm.rescore import SENTENCES_BEFORE, Rescorer
+from lm.rescore import SENTENCES_BEFORE, Rescorer, log_probs
 from lm.score import ErrorCounts, word_errors
 from lm.search_settings import SearchSettings
 from lm.tuning import ALPHABET, Clip
@@ -25,8 +25,8 @@ from lm.tuning import ALPHABET, Clip
 Scores = NDArray[np.float64]
 # Weights of the search's own n-gram, of each rescorer, and the bonus a word.
 Weights = tuple[float, ...]
-SEARCH_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)
-RESCORER_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+SEARCH_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1)
+RESCORER_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 WORD_BONUSES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 
 
@@ -101,7 +101,7 @@ def figures(
             if carry and recording_of(clips[before].audio) == recording_of(clip.audio)
         ]
         texts = [hypothesis.text for hypothesis in found[-1]]
-        scores.append([rescorer.log_probs(texts, earlier) for rescorer in rescorers.values()])
+        scores.append([log_probs(rescorer, texts, earlier) for rescorer in rescorers.values()])
         if place % 100 == 99:
             progress(f"{place + 1} of {len(clips)} clips")
     lists = side_by_side(clips, found, scores, settings)

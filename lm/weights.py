@@ -14,6 +14,9 @@ from lm.errors import LanguageError
 if TYPE_CHECKING:
     from torch import Tensor
 
+SCALE = ".scale"
+"""What a matrix in eight bits has beside it: a factor a row."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -44,6 +47,21 @@ def write_weights(path: Path, form: Form, weights: "Mapping[str, Tensor]", card:
         fresh.unlink(missing_ok=True)
 
 
+def in_eight_bits(weights: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """Matrices as whole numbers, 127 steps either way of what each row's largest weight is; vectors in 16 bits."""
+    import torch
+
+    packed: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if tensor.dim() != 2:
+            packed[name] = tensor.half()
+            continue
+        scale = (tensor.float().abs().amax(dim=1) / 127).clamp(min=1e-4).half()
+        packed[name + SCALE] = scale
+        packed[name] = (tensor.float() / scale.float().unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)
+    return packed
+
+
 def read_weights(path: Path, form: Form) -> tuple[dict[str, NDArray[np.float32]], dict[str, str]]:
     """The weights in 32 bits, and the card."""
     from safetensors import SafetensorError, safe_open
@@ -53,11 +71,15 @@ def read_weights(path: Path, form: Form) -> tuple[dict[str, NDArray[np.float32]]
     try:
         with safe_open(path, framework="numpy") as file:
             card: dict[str, str] = file.metadata() or {}
-            weights = {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise LanguageError(f"{path} is no safetensors file: {error}") from None
     if card.get("form") != form.name:
         raise LanguageError(
             f"{path} is no {form.kind} of ours: expected form {form.name!r}, found {card.get('form')!r}"
         )
+    scales = {name: stored.pop(name + SCALE) for name in list(stored) if name + SCALE in stored}
+    weights = {name: tensor.astype(np.float32) for name, tensor in stored.items()}
+    for name, scale in scales.items():
+        weights[name] *= scale.astype(np.float32)[:, None]
     return weights, card

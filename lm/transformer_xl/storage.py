@@ -3,32 +3,48 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lm.transformer_xl.model import TransformerConfig, TransformerXL
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.transformer_xl.shape import TransformerConfig
 from lm.transformer_xl.vocabulary import Vocabulary
-from lm.weights import Form, read_weights, write_weights
+from lm.weights import Form, in_eight_bits, read_weights, write_weights
+
+if TYPE_CHECKING:
+    from lm.transformer_xl.model import TransformerXL
 
 FORM = Form("silica transformer-xl 1", "Transformer-XL", "silica train-lm TEXT --out FOLDER")
 
 
-def save(path: Path, network: TransformerXL, vocabulary: Vocabulary) -> None:
+def save(path: Path, network: "TransformerXL", vocabulary: Vocabulary, eight_bits: bool = False) -> None:
     """Write the file whole or not at all."""
     card = {
         "config": json.dumps(asdict(network.config)),
         "words": " ".join(vocabulary.words),
         "unknown_kinds": str(vocabulary.unknown_kinds),
     }
-    write_weights(path, FORM, network.state_dict(), card)
+    weights = network.state_dict()
+    write_weights(path, FORM, in_eight_bits(weights) if eight_bits else weights, card)
 
 
-def load(path: Path) -> tuple[TransformerXL, Vocabulary]:
-    """The network, ready to score, and its words."""
-    import torch
-
+def read(path: Path) -> tuple[dict[str, NDArray[np.float32]], TransformerConfig, Vocabulary]:
+    """Weights, shape and words, without PyTorch."""
     weights, card = read_weights(path, FORM)
     shape: dict[str, Any] = json.loads(card["config"])
-    network = TransformerXL(TransformerConfig(**{**shape, "cutoffs": tuple(shape["cutoffs"])}))
+    config = TransformerConfig(**{**shape, "cutoffs": tuple(shape["cutoffs"])})
+    return weights, config, Vocabulary(card["words"].split(" "), int(card["unknown_kinds"]))
+
+
+def load(path: Path) -> "tuple[TransformerXL, Vocabulary]":
+    """The network as PyTorch knows it, ready to be measured or trained on, and its words."""
+    import torch
+
+    from lm.transformer_xl.model import TransformerXL
+
+    weights, config, vocabulary = read(path)
+    network = TransformerXL(config)
     network.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
     network.eval()
-    return network, Vocabulary(card["words"].split(" "), int(card["unknown_kinds"]))
+    return network, vocabulary

@@ -23,12 +23,14 @@ from numpy.typing import NDArray
 from lm.building import Perplexity
 from lm.corpus import is_held_out, normal_lines
 from lm.errors import LanguageError
-from lm.transformer_xl.model import TransformerConfig, TransformerXL
+from lm.transformer_xl.model import TransformerXL
+from lm.transformer_xl.shape import TransformerConfig
 from lm.transformer_xl.storage import load, save
 from lm.transformer_xl.vocabulary import Vocabulary
 
-WEIGHTS, STATE, LEARNED, MEASURED = (
+WEIGHTS, PACKED, STATE, LEARNED, MEASURED = (
     "transformer-xl.safetensors",
+    "transformer-xl-8-bits.safetensors",
     "training-state.pt",
     "learned.npy",
     "measured.txt",

@@ -349,15 +349,12 @@ def _readable(arguments: argparse.Namespace) -> int:
 def _rescore(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict, replace
 
-    import torch
-
     from lm.ngram import NGram
     from lm.rescore import RescoreSettings, Rescoring, open_rescorer
     from lm.rescore_figures import figures
     from lm.search_settings import read_suited, suited
     from lm.tuning import read_clips
 
-    torch.set_num_threads(1)
     clips = read_clips(arguments.manifest, arguments.log_probs)
     rescorers = {str(path): open_rescorer(path) for path in arguments.rescorer}
     search = suited({"search": read_suited(arguments.search)})
@@ -375,7 +372,8 @@ def _rescore(arguments: argparse.Namespace) -> int:
     )
     if arguments.out:
         last = found.steps[-1].best_weights
-        settings = RescoreSettings(last[0], last[-1], last[1:-1], arguments.longest_list)
+        searched = (search.lm_weight, search.word_bonus) if search.lm_weight > 0 else None
+        settings = RescoreSettings(last[0], last[-1], last[1:-1], arguments.longest_list, searched)
         search_model = str(arguments.model)
         Rescoring(tuple(rescorers.values()), settings, search_model).save(arguments.out, arguments.rescorer)
     if arguments.json:

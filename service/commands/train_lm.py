@@ -48,8 +48,18 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from lm.errors import LanguageError
-    from lm.transformer_xl.model import TransformerConfig
-    from lm.transformer_xl.training import MEASURED, STATE, WEIGHTS, TrainingSettings, measure, prepare, train
+    from lm.transformer_xl.shape import TransformerConfig
+    from lm.transformer_xl.storage import save
+    from lm.transformer_xl.training import (
+        MEASURED,
+        PACKED,
+        STATE,
+        WEIGHTS,
+        TrainingSettings,
+        measure,
+        prepare,
+        train,
+    )
 
     def progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -85,7 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
     figures: dict[str, Any] = {"held_out": "nothing: one line in a hundred would be"}
     if held_out:
         figures = asdict(measure(network, vocabulary, held_out))
-    figures["weights"] = str(arguments.out / WEIGHTS)
+    packed = arguments.out / PACKED
+    save(packed, network, vocabulary, eight_bits=True)
+    figures["weights"], figures["in_8_bits"] = str(arguments.out / WEIGHTS), str(packed)
     figures["parameters"] = sum(weights.numel() for weights in network.parameters())
     if arguments.json:
         print(json.dumps(figures))

@@ -2,12 +2,12 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from lm.decoders import open_decoder
 from lm.errors import LanguageError
@@ -20,14 +20,11 @@ from lm.rescore import (
     RescoreSettings,
     Rescoring,
     RescoringDecoder,
-    TransformerRescorer,
+    log_probs,
     rescore,
 )
 from lm.rescore_figures import ranked, side_by_side, stairs
 from lm.search_settings import SearchSettings
-from lm.transformer_xl.model import TransformerConfig, TransformerXL
-from lm.transformer_xl.storage import save
-from lm.transformer_xl.vocabulary import Vocabulary
 from lm.tuning import ALPHABET, Clip, read_clips, tune, write
 from service.commands import main
 from tests.lm.conftest import DATA
@@ -44,8 +41,9 @@ class Fixed:
     def __init__(self, scores: dict[str, float]) -> None:
         self.scores = scores
 
-    def log_probs(self, texts: Sequence[str], before: Sequence[str] = ()) -> list[float]:
-        return [self.scores[text] for text in texts]
+    def slices(self, texts: Sequence[str], before: Sequence[str] = ()) -> Iterator[list[float] | None]:
+        yield None
+        yield [self.scores[text] for text in texts]
 
 
 SEARCH = SearchSettings(lm_weight=0.5, word_bonus=1.0)
@@ -76,6 +74,16 @@ def test_one_weight_a_rescorer() -> None:
         RescoreSettings(0.5, 1.0, (math.nan,))
     with pytest.raises(LanguageError, match="list of 0"):
         RescoreSettings(0.5, 1.0, (), longest_list=0)
+    with pytest.raises(LanguageError, match="in proportion"):
+        RescoreSettings(0.5, 1.0, (), searched=(0.0, 1.0))
+
+
+def test_a_search_that_trusts_the_language_half_as_much_trusts_its_ranking_half_as_much() -> None:
+    settings = RescoreSettings(1.2, 0.5, (0.8,), searched=(1.0, 0.0))
+    more_lm, more_bonus, weights = settings.beside(SearchSettings(lm_weight=0.5, word_bonus=1.0))
+    assert (more_lm, more_bonus, *weights) == pytest.approx((0.1, 0.25, 0.4))
+    more_lm, more_bonus, weights = settings.beside(SearchSettings(lm_weight=1.0, word_bonus=0.0))
+    assert (more_lm, more_bonus, *weights) == pytest.approx((0.2, 0.5, 0.8))
 
 
 def test_a_rescoring_decoder_ranks_again_when_an_utterance_ends(tmp_path: Path) -> None:
@@ -92,12 +100,13 @@ def test_a_rescoring_decoder_ranks_again_when_an_utterance_ends(tmp_path: Path) 
 
     wanted = Rescoring(
         (NGramRescorer(DATA / "tiny-plain.binary"),),
-        RescoreSettings(0.0, 1.0, (3.0,), longest_list=8),
+        RescoreSettings(0.0, 1.0, (3.0,), longest_list=8, searched=(0.75, 1.5)),
         str(DATA / "tiny-bigram.binary"),
     )
     wanted.save(tmp_path / "rescoring.json", [DATA / "tiny-plain.binary"])
     loaded = Rescoring.load(tmp_path / "rescoring.json")
     assert loaded.settings == wanted.settings
+    loaded = replace(loaded, settings=replace(loaded.settings, searched=None))
     moved = RescoringDecoder(beam, loaded).start(search)
     moved.push(frames)
     *slices, found = moved.finish_in_slices()
@@ -150,37 +159,9 @@ def test_what_would_help_one_speaker_and_harm_the_others_is_not_counted() -> Non
 def test_an_n_gram_rescorer_says_what_kenlm_says() -> None:
     rescorer = NGramRescorer(DATA / "tiny-plain.binary", unknown_penalty=3.0)
     ngram = NGram.load(DATA / "tiny-plain.binary")
-    known, strange = rescorer.log_probs(["a ban and a band", "a ban zzz"])
+    known, strange = log_probs(rescorer, ["a ban and a band", "a ban zzz"])
     assert known == pytest.approx(ngram.score("a ban and a band") * math.log(10), abs=1e-4)
     assert strange == pytest.approx(ngram.score("a ban zzz") * math.log(10) - 3.0, abs=1e-4)
-
-
-@pytest.fixture(scope="module")
-def transformer(tmp_path_factory: pytest.TempPathFactory) -> TransformerRescorer:
-    torch.manual_seed(3)
-    vocabulary = Vocabulary(["</s>", "<unk>", "the", "cat", "dog", "sleeps"], unknown_kinds=20)
-    config = TransformerConfig(vocabulary=6, width=16, layers=2, heads=2, segment=4, memory=4, cutoffs=())
-    path = tmp_path_factory.mktemp("xl") / "x.safetensors"
-    save(path, TransformerXL(config), vocabulary)
-    return TransformerRescorer(path)
-
-
-def test_a_text_scores_alike_alone_and_in_a_list(transformer: TransformerRescorer) -> None:
-    texts = ["the cat sleeps", "the", "", "the dog and the cat"]
-    together = transformer.log_probs(texts, ["the dog sleeps"])
-    for text, score in zip(texts, together, strict=True):
-        assert transformer.log_probs([text], ["the dog sleeps"])[0] == pytest.approx(score, abs=1e-4)
-
-
-def test_what_was_said_before_counts_and_unknown_words_cost_their_share(
-    transformer: TransformerRescorer,
-) -> None:
-    (alone,), (after,) = (transformer.log_probs(["the cat"], before) for before in ((), ("the dog sleeps",)))
-    assert alone != pytest.approx(after, abs=1e-4)
-    known, unknown = transformer.log_probs(["cat", "zebra"])
-    assert unknown < -math.log(20)
-    assert known > unknown
-    assert transformer.log_probs([]) == []
 
 
 def spelled(text: str, sureness: float = 6.0) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from lm.errors import LanguageError
-from lm.transformer_xl.model import TransformerConfig, TransformerXL, relative_shift
+from lm.transformer_xl.model import TransformerXL, relative_shift
+from lm.transformer_xl.shape import TransformerConfig
 from lm.transformer_xl.storage import load, save
 from lm.transformer_xl.training import MEASURED, STATE, WEIGHTS, TrainingSettings, measure, prepare, train
 from lm.transformer_xl.vocabulary import Vocabulary
@@ -218,7 +219,9 @@ def test_the_command_trains_measures_and_guards_a_begun_run(
     assert main([*line, "--steps", "30"]) == 2
     assert "--resume" in capsys.readouterr().err
     assert main([*line, "--steps", "30", "--resume"]) == 0
-    assert json.loads(capsys.readouterr().out)["weights"].endswith(WEIGHTS)
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["weights"].endswith(WEIGHTS)
+    assert load(Path(figures["in_8_bits"]))[1].words == load(Path(figures["weights"]))[1].words
     other = text.with_name("other.txt")
     other.write_text("another text\n" * 99)
     assert main([line[0], str(other), *line[2:], "--steps", "40", "--resume"]) == 2

@@ -1,0 +1,198 @@
+"""What a Transformer-XL thinks of many readings of one utterance, in numpy.
+
+Readings are alike for most of their length, so they are read as a tree: what several share is read once, and every word
+sees the words on its own way back to the root. What was said before is the trunk. That is what `model.py` computes for
+each reading by itself (tests compare them), for a third of the work, and a decode worker need not hold PyTorch.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.transformer_xl.shape import TransformerConfig
+from lm.transformer_xl.storage import read
+from lm.transformer_xl.vocabulary import Vocabulary
+
+LONGEST_TRUNK_WORDS = 256
+SLICE_WORDS = 64
+"""Words that are read between two looks at other work: some two milliseconds."""
+Matrix = NDArray[np.float32]
+
+
+class Tree:
+    """Words that readings are made of; each node is a word after its own way back to the root."""
+
+    def __init__(self, trunk: Sequence[int], furthest: int) -> None:
+        self.words = np.array(trunk, dtype=np.int64)
+        self._furthest = furthest
+        self._children: dict[tuple[int, int], int] = {}
+        self._numbers = list(trunk)
+        self._parents = [-1, *range(len(trunk) - 1)]
+        self._root = len(trunk) - 1
+
+    def add(self, line: Sequence[int], end: int) -> list[tuple[int, int]]:
+        """A reading's words become nodes where they are not yet; each of its steps as (node, the word that follows)."""
+        steps = []
+        node = self._root
+        for word in line:
+            steps.append((node, word))
+            if (node, word) not in self._children:
+                self._children[node, word] = len(self._numbers)
+                self._numbers.append(word)
+                self._parents.append(node)
+            node = self._children[node, word]
+        return [*steps, (node, end)]
+
+    def laid_out(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The words, and how many words back each node lies for each: [nodes, nodes], -1 where it is not seen."""
+        count = len(self._numbers)
+        back = np.full((count, count), -1, dtype=np.int64)
+        for node, parent in enumerate(self._parents):
+            if parent >= 0:
+                seen = back[parent, :node] >= 0
+                back[node, :node] = np.where(seen, back[parent, :node] + 1, -1)
+            back[node, node] = 0
+        back[back > self._furthest] = -1
+        return np.array(self._numbers, dtype=np.int64), back
+
+
+class Reader:
+    """The network as it is used for ranking."""
+
+    def __init__(self, weights: dict[str, Matrix], config: TransformerConfig, vocabulary: Vocabulary) -> None:
+        self.config, self.vocabulary = config, vocabulary
+        self._weights = weights
+        depth = config.width // config.heads
+        # What each distance says to each layer, the same for every text: [heads, depth, distances].
+        distances = sinusoids(config.memory + 1, config.width)
+        self._positions = [
+            (distances @ weights[f"layers.{layer}.attention.position.weight"].T)
+            .reshape(-1, config.heads, depth)
+            .transpose(1, 2, 0)
+            for layer in range(config.layers)
+        ]
+        self._head = np.concatenate([weights["words.tables.0"], weights["words.cluster_vectors"]])
+        self._head_bias = np.concatenate([weights["words.biases.0"], weights["words.cluster_biases"]])
+
+    @classmethod
+    def load(cls, path: Path) -> "Reader":
+        """Read a file that `silica train-lm` or `silica lm pack` wrote."""
+        return cls(*read(path))
+
+    def slices(self, texts: Sequence[str], before: Sequence[str] = ()) -> Iterator[list[float] | None]:
+        """Natural-log probability of each text, the end of the sentence included, after the sentences `before`; a word
+        that is not known costs its share of <unk>. None after each few milliseconds of work, the figures at last."""
+        words = self.vocabulary
+        trunk = [number for text in before for number in (words.end, *words.encode(text))]
+        tree = Tree([*trunk[-LONGEST_TRUNK_WORDS:], words.end], self.config.memory)
+        lines = [tree.add(words.encode(text), words.end) for text in texts]
+        places = {
+            step: place for place, step in enumerate(dict.fromkeys(step for line in lines for step in line))
+        }
+        asked = np.array(list(places), dtype=np.int64).reshape(-1, 2)
+        found = np.empty(len(places), dtype=np.float64)
+        numbers, back = tree.laid_out()
+        kept = [
+            np.empty((2, self.config.heads, len(numbers), self.config.width // self.config.heads), np.float32)
+            for _ in range(self.config.layers)
+        ]
+        for first in range(0, len(numbers), SLICE_WORDS):
+            end = min(first + SLICE_WORDS, len(numbers))
+            hidden = self._read(numbers[first:end], back[first:end, :end], first, kept)
+            (here,) = ((asked[:, 0] >= first) & (asked[:, 0] < end)).nonzero()
+            if len(here):
+                found[here] = self._log_probs(hidden[asked[here, 0] - first], asked[here, 1])
+            yield None
+        share = math.log(words.unknown_kinds)
+        unknown = [sum(word == words.unknown for _, word in line) for line in lines]
+        yield [
+            float(found[[places[step] for step in line]].sum()) - missing * share
+            for line, missing in zip(lines, unknown, strict=True)
+        ]
+
+    def _read(
+        self, numbers: NDArray[np.int64], back: NDArray[np.int64], first: int, kept: list[Matrix]
+    ) -> Matrix:
+        """Nodes to hidden vectors; `kept` holds the keys and values of the nodes before and takes theirs in."""
+        weights, config = self._weights, self.config
+        count, end = back.shape
+        unseen = back < 0
+        distances = np.broadcast_to(np.where(unseen, 0, back), (config.heads, count, end))
+        hidden = self._embed(numbers)
+        for layer in range(config.layers):
+            name = f"layers.{layer}."
+            normal = self._norm(hidden, name + "attention_norm")
+            query = self._heads(normal @ weights[name + "attention.query.weight"].T)
+            both = (normal @ weights[name + "attention.key_value.weight"].T).reshape(
+                count, 2, config.heads, -1
+            )
+            kept[layer][:, :, first:end] = both.transpose(1, 2, 0, 3)
+            key, value = kept[layer][:, :, :end]
+            scores = (query + weights[name + "attention.content_bias"]) @ key.transpose(0, 2, 1)
+            far = (query + weights[name + "attention.position_bias"]) @ self._positions[layer]
+            scores += np.take_along_axis(far, distances, axis=2)
+            scores /= math.sqrt(config.width // config.heads)
+            scores[:, unseen] = -np.inf
+            scores -= scores.max(axis=2, keepdims=True)
+            np.exp(scores, out=scores)
+            scores /= scores.sum(axis=2, keepdims=True)
+            mixed = (scores @ value).transpose(1, 0, 2).reshape(count, config.width)
+            hidden = hidden + mixed @ weights[name + "attention.out.weight"].T
+            inner = self._norm(hidden, name + "inner_norm") @ weights[name + "wide.weight"].T
+            inner = gelu(inner + weights[name + "wide.bias"])
+            hidden = hidden + inner @ weights[name + "narrow.weight"].T + weights[name + "narrow.bias"]
+        return self._norm(hidden, "norm")
+
+    def _heads(self, rows: Matrix) -> Matrix:
+        return rows.reshape(len(rows), self.config.heads, -1).transpose(1, 0, 2)
+
+    def _norm(self, rows: Matrix, name: str) -> Matrix:
+        centred = rows - rows.mean(axis=1, keepdims=True)
+        centred /= np.sqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5)
+        return np.asarray(centred * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"])
+
+    def _embed(self, numbers: NDArray[np.int64]) -> Matrix:
+        vectors = np.empty((len(numbers), self.config.width), np.float32)
+        for cluster, (first, end) in enumerate(self.config.clusters):
+            (at,) = ((numbers >= first) & (numbers < end)).nonzero()
+            rows = self._weights[f"words.tables.{cluster}"][numbers[at] - first]
+            vectors[at] = rows @ self._weights[f"words.read.{cluster - 1}.weight"].T if cluster else rows
+        return vectors
+
+    def _log_probs(self, hidden: Matrix, targets: NDArray[np.int64]) -> Matrix:
+        """Natural-log probability of each word after its hidden vector."""
+        (_, shortlist), *rarer = self.config.clusters
+        index = np.minimum(targets, shortlist - 1)
+        for cluster, (first, end) in enumerate(rarer):
+            index[(targets >= first) & (targets < end)] = shortlist + cluster
+        found = _chosen(hidden @ self._head.T + self._head_bias, index)
+        for cluster, (first, end) in enumerate(rarer):
+            (at,) = ((targets >= first) & (targets < end)).nonzero()
+            if len(at):
+                narrow = hidden[at] @ self._weights[f"words.write.{cluster}.weight"].T
+                tail = narrow @ self._weights[f"words.tables.{cluster + 1}"].T
+                found[at] += _chosen(tail + self._weights[f"words.biases.{cluster + 1}"], targets[at] - first)
+        return found
+
+
+def _chosen(scores: Matrix, index: NDArray[np.int64]) -> Matrix:
+    """The log-softmax of each row at one place."""
+    most = scores.max(axis=1)
+    total = np.log(np.exp(scores - most[:, None]).sum(axis=1)) + most
+    return np.asarray(scores[np.arange(len(scores)), index] - total)
+
+
+def gelu(rows: Matrix) -> Matrix:
+    """As PyTorch's, by the hyperbolic tangent."""
+    bent = np.tanh(np.float32(math.sqrt(2 / math.pi)) * (rows + np.float32(0.044715) * rows * rows * rows))
+    return np.asarray(np.float32(0.5) * rows * (1 + bent))
+
+
+def sinusoids(count: int, width: int) -> Matrix:
+    """Distances 0 ... count-1 as sines and cosines."""
+    distance = np.arange(count, dtype=np.float32)[:, None]
+    turned = distance * (10000.0 ** (-np.arange(0.0, width, 2.0) / width)).astype(np.float32)
+    return np.concatenate([np.sin(turned), np.cos(turned)], axis=1)[:, :width]

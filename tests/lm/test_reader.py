@@ -1,0 +1,138 @@
+"""The Transformer-XL in numpy: a tree of readings says what PyTorch says of each reading by itself."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lm.errors import LanguageError
+from lm.rescore import log_probs, open_rescorer
+from lm.transformer_xl.model import TransformerXL
+from lm.transformer_xl.reader import SLICE_WORDS, Reader, Tree
+from lm.transformer_xl.shape import TransformerConfig
+from lm.transformer_xl.storage import load, read, save
+from lm.transformer_xl.vocabulary import Vocabulary
+
+WORDS = Vocabulary(["</s>", "<unk>", *(f"w{number}" for number in range(58))], unknown_kinds=20)
+TEXTS = [
+    "w1 w2 w3",
+    "w1",
+    "",
+    "w1 w2 w50 w3",
+    "w1 w2 w3 w4 w40",
+    "w9 w2 w3",
+    "w1 zebra w3",
+    " ".join(["w1", "w30"] * 20),
+]
+
+
+@pytest.fixture(params=[(), (20,), (10, 30)])
+def network(request: pytest.FixtureRequest) -> TransformerXL:
+    torch.manual_seed(3)
+    config = TransformerConfig(
+        vocabulary=60, width=16, layers=2, heads=2, inner=32, segment=8, memory=64, cutoffs=request.param
+    )
+    made = TransformerXL(config).eval()
+    with torch.no_grad():
+        for weights in made.parameters():  # what begins as nothing would hide a mistake
+            weights.add_(0.1 * torch.randn_like(weights))
+    return made
+
+
+def by_itself(network: TransformerXL, text: str, before: list[str]) -> float:
+    """What PyTorch says of one text, word by word."""
+    said = [number for line in before for number in (WORDS.end, *WORDS.encode(line))]
+    line = [*said, WORDS.end, *WORDS.encode(text), WORDS.end]
+    targets = torch.tensor([line[1:]])
+    with torch.inference_mode():
+        found, _ = network.log_probs(torch.tensor([line[:-1]]), targets, network.empty_memory(1))
+    spoken = found[0, len(said) :]
+    return float(spoken.sum()) - math.log(20) * int((targets[0, len(said) :] == WORDS.unknown).sum())
+
+
+@pytest.mark.parametrize("before", [[], ["w5 w6", "w50 w7 zebra"]])
+def test_a_tree_of_readings_says_what_each_by_itself_is_told(
+    network: TransformerXL, before: list[str], tmp_path: Path
+) -> None:
+    save(tmp_path / "x.safetensors", network, WORDS)
+    reader = Reader.load(tmp_path / "x.safetensors")
+    *pauses, found = reader.slices(TEXTS, before)
+    assert set(pauses) == {None}
+    assert found == pytest.approx([by_itself(network, text, before) for text in TEXTS], abs=1e-3)
+    assert log_probs(reader, TEXTS[3:4], before) == pytest.approx(found[3:4], abs=1e-4)
+    assert log_probs(reader, []) == []
+
+
+def test_a_word_sees_as_far_back_as_the_memory_reaches(tmp_path: Path) -> None:
+    """Segment by segment, each word sees `memory` words before it and no more: as in training, so in the tree."""
+    torch.manual_seed(4)
+    config = TransformerConfig(
+        vocabulary=60, width=16, layers=2, heads=2, inner=32, segment=8, memory=8, cutoffs=()
+    )
+    network = TransformerXL(config).eval()
+    save(tmp_path / "x.safetensors", network, WORDS)
+    text = " ".join(f"w{number % 50}" for number in range(39))
+    line = [WORDS.end, *WORDS.encode(text), WORDS.end]
+    memory, expected = network.empty_memory(1), 0.0
+    with torch.inference_mode():
+        for start in range(0, 40, 8):
+            here, after = torch.tensor([line[start : start + 8]]), torch.tensor([line[start + 1 : start + 9]])
+            found, memory = network.log_probs(here, after, memory)
+            expected += float(found.sum())
+    assert log_probs(Reader.load(tmp_path / "x.safetensors"), [text])[0] == pytest.approx(expected, abs=1e-3)
+
+
+def test_what_readings_share_is_read_once() -> None:
+    tree = Tree([0], furthest=64)
+    first, second = tree.add([2, 3, 4], 0), tree.add([2, 3, 5], 0)
+    assert first[:2] == second[:2] == [(0, 2), (1, 3)]
+    assert (first[2:], second[2:]) == ([(2, 4), (3, 0)], [(2, 5), (4, 0)])
+    words, back = tree.laid_out()
+    assert words.tolist() == [0, 2, 3, 4, 5]
+    assert back[3].tolist() == [3, 2, 1, 0, -1]
+    assert back[4].tolist() == [3, 2, 1, -1, 0]
+
+
+def test_a_long_list_is_read_in_slices(network: TransformerXL, tmp_path: Path) -> None:
+    save(tmp_path / "x.safetensors", network, WORDS)
+    texts = [f"w{number} w2 w3" for number in range(40)]
+    *pauses, _ = Reader.load(tmp_path / "x.safetensors").slices(texts)
+    assert len(pauses) == math.ceil((1 + 3 * 40) / SLICE_WORDS)
+
+
+def test_what_was_said_before_counts_and_unknown_words_cost_their_share(
+    network: TransformerXL, tmp_path: Path
+) -> None:
+    save(tmp_path / "x.safetensors", network, WORDS)
+    reader = open_rescorer(tmp_path / "x.safetensors")
+    (alone,), (after,) = (log_probs(reader, ["w1 w2"], before) for before in ((), ("w3 w4",)))
+    assert alone != pytest.approx(after, abs=1e-4)
+    assert log_probs(reader, ["zebra"])[0] < -math.log(20)
+
+
+def test_eight_bits_say_nearly_the_same_in_a_quarter_of_the_room(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    config = TransformerConfig(vocabulary=60, width=64, layers=2, heads=2, inner=256, cutoffs=(20,))
+    network = TransformerXL(config).eval()
+    whole, packed = tmp_path / "whole.safetensors", tmp_path / "packed.safetensors"
+    save(whole, network, WORDS)
+    save(packed, network, WORDS, eight_bits=True)
+    assert packed.stat().st_size < 0.4 * whole.stat().st_size
+    weights, *_ = read(whole)
+    rounded, *_ = read(packed)
+    assert weights.keys() == rounded.keys()
+    for name, tensor in weights.items():
+        assert rounded[name].dtype == np.float32
+        largest = np.abs(tensor).max(axis=-1, keepdims=True, initial=1e-4)
+        assert (np.abs(rounded[name] - tensor) <= largest / 200).all(), name
+    found = log_probs(Reader.load(packed), TEXTS)
+    assert found == pytest.approx(log_probs(Reader.load(whole), TEXTS), rel=0.02)
+    load(packed)  # PyTorch reads it as well: to be measured, to be gone on from
+
+
+def test_a_file_that_is_no_transformer_xl_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(b"no")
+    with pytest.raises(LanguageError, match="no safetensors"):
+        Reader.load(tmp_path / "x.safetensors")
