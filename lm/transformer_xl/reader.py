@@ -195,4 +195,4 @@ def sinusoids(count: int, width: int) -> Matrix:
     """Distances 0 ... count-1 as sines and cosines."""
     distance = np.arange(count, dtype=np.float32)[:, None]
     turned = distance * (10000.0 ** (-np.arange(0.0, width, 2.0) / width)).astype(np.float32)
-    return np.concatenate([np.sin(turned), np.cos(turned)], axis=1)[:, :width]
+    return np.asarray(np.concatenate([np.sin(turned), np.cos(turned)], axis=1)[:, :width])
