@@ -47,6 +47,8 @@ LOOK_S = 0.3
 """So long the machine is watched before the first estimate is told."""
 LEARN_S = 10.0
 """Sound that must have been heard before its cost is believed."""
+COMPANY = {"cpu": 8, "cuda": 16}
+"""Windows heard together when as many streams speak as are promised: those that came during the batch before."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +282,7 @@ class Device:
             context,
             tuple(sorted(options.hops_s)),
             self._decode_workers,
-            batch=1 if self.kind == "cpu" else 16,
+            batch=COMPANY[self.kind],
             fronts=options.fronts,
         )
 

@@ -32,7 +32,8 @@ OVERDUE_S = 15.0
 """A batch that takes so long, and fifty times what was expected, has hung its worker."""
 GPU_RULES = Rules(largest_batch=64, longest_batch_s=0.05)
 CPU_RULES = Rules(largest_batch=16, longest_live_s=0.04, longest_batch_s=0.04)
-"""On a CPU thread a batch is no faster than its windows, company only saves messages: short batches."""
+"""On a CPU thread company makes a window cheaper by a sixth (FP32) to two fifths (INT8), but all wait for the last
+one: short batches."""
 MOST_TRIES = 3
 """A window lost so often, the last times alone, is given up: its stream fails, no other."""
 LONGEST_PAUSE_S = 10.0
