@@ -65,7 +65,9 @@ class RescoreSettings:
     word_bonus: float
     weights: tuple[float, ...]
     longest_list: int = 16
-    """Readings that are ranked again. Each costs a rescorer's time."""
+    """Readings that are ranked again, at the most. Each costs a rescorer's time."""
+    spread: float = 4.0
+    """So many nats behind the search's best a reading is given up: hardly ever does one win from there."""
     searched: tuple[float, float] | None = None
     """The search's own two when these were chosen. A search that trusts the language less than that one did, because
     its network is surer, trusts all of this less in proportion. None: these count as they are, whatever the search."""
@@ -76,6 +78,10 @@ class RescoreSettings:
             raise LanguageError(f"rescoring weights must be finite numbers, not {numbers}")
         if not 1 <= self.longest_list <= LONGEST_LIST:
             raise LanguageError(f"a list of {self.longest_list} readings: expected 1 to {LONGEST_LIST}")
+        if not self.spread > 0:
+            raise LanguageError(
+                f"a spread of {self.spread} nats leaves nothing to rank: expected more than 0"
+            )
         if self.searched and self.searched[0] <= 0:
             raise LanguageError(
                 "rescoring weights are in proportion to a search that trusts a language model"
@@ -151,6 +157,7 @@ class Rescoring:
                 float(kept["word_bonus"]),
                 tuple(weight for _, weight in models),
                 int(kept["longest_list"]),
+                float(kept["spread"]),
                 (float(searched[0]), float(searched[1])) if (searched := kept.get("searched")) else None,
             )
         except OSError:
@@ -185,6 +192,7 @@ class Rescoring:
             "lm_weight": self.settings.lm_weight,
             "word_bonus": self.settings.word_bonus,
             "longest_list": self.settings.longest_list,
+            "spread": self.settings.spread,
             "searched": self.settings.searched,
             "models": named,
         }
@@ -230,11 +238,12 @@ class RescoredUtterance:
 
     def finish_in_slices(self) -> Iterator[tuple[Hypothesis, ...] | None]:
         """As finish(), a few milliseconds at a time: None after each slice of work, the readings at last."""
-        found = self._searched.finish()
+        found, rescoring = self._searched.finish(), self._rescoring
+        wanted, spread = self._settings.n_best, rescoring.settings.spread
+        found = found[:wanted] + tuple(one for one in found[wanted:] if one.score >= found[0].score - spread)
         if len(found) > 1:
-            rescoring = self._rescoring
             for ranked in in_slices(found, rescoring.rescorers, rescoring.settings, self._settings):
                 if ranked is not None:
                     found = ranked
                 yield None
-        yield found[: self._settings.n_best]
+        yield found[:wanted]

@@ -373,7 +373,7 @@ def _rescore(arguments: argparse.Namespace) -> int:
     if arguments.out:
         last = found.steps[-1].best_weights
         searched = (search.lm_weight, search.word_bonus) if search.lm_weight > 0 else None
-        settings = RescoreSettings(last[0], last[-1], last[1:-1], arguments.longest_list, searched)
+        settings = RescoreSettings(last[0], last[-1], last[1:-1], arguments.longest_list, searched=searched)
         search_model = str(arguments.model)
         Rescoring(tuple(rescorers.values()), settings, search_model).save(arguments.out, arguments.rescorer)
     if arguments.json:

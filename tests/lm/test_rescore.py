@@ -122,6 +122,27 @@ def test_a_rescoring_decoder_ranks_again_when_an_utterance_ends(tmp_path: Path) 
     assert isinstance(language.decoder("greedy", ALPHABET), GreedyDecoder)
 
 
+def test_readings_far_behind_are_given_up_unless_they_are_asked_for() -> None:
+    class Told(Fixed):
+        def slices(self, texts: Sequence[str], before: Sequence[str] = ()) -> Iterator[list[float] | None]:
+            asked.append(len(texts))
+            yield [0.0] * len(texts)
+
+    beam = open_decoder("beam", ALPHABET, NGram.load(DATA / "tiny-plain.binary"))
+    frames = spelled("a ban and a band", 1.0)
+    asked: list[int] = []
+    for n_best, spread, expected in ((1, 1e9, 8), (1, 1e-9, 0), (3, 1e-9, 3)):
+        settings = RescoreSettings(0.5, 1.0, (0.5,), longest_list=8, spread=spread)
+        decoder = RescoringDecoder(beam, Rescoring((Told({}),), settings))
+        utterance = decoder.start(SearchSettings(n_best=n_best))
+        utterance.push(frames)
+        asked.clear()
+        assert len(utterance.finish()) == n_best
+        assert sum(asked) == expected
+    with pytest.raises(LanguageError, match="nothing to rank"):
+        RescoreSettings(0.5, 1.0, (), spread=0.0)
+
+
 def test_a_file_that_is_no_rescoring_is_refused(tmp_path: Path) -> None:
     (tmp_path / "no.json").write_text("{}")
     with pytest.raises(LanguageError, match="no rescoring that"):
