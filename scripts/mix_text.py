@@ -67,9 +67,11 @@ def general(part: Part, draw: random.Random) -> tuple[Runs, int]:
 def books(path: Path, words: int, draw: random.Random) -> Runs:
     """So many words of one large file, a run here and a run there."""
     runs: Runs = []
-    size, places = path.stat().st_size, words // RUN_WORDS
+    size, places, read = path.stat().st_size, words // RUN_WORDS, 0
     with path.open("rb") as file:
         for place in range(places):
+            if read >= words:
+                break
             file.seek(int(size * (place + draw.random() * 0.5) / places))
             file.readline()
             run: list[str] = []
@@ -77,6 +79,7 @@ def books(path: Path, words: int, draw: random.Random) -> Runs:
                 text = paragraph.decode("utf-8", "ignore").rstrip("\n")
                 run += joined([normal for each in sentences(text) if (normal := normalise(each))], draw)
             runs.append(run)
+            read += length(run)
     return runs
 
 
