@@ -18,7 +18,7 @@ from lm.transformer_xl.vocabulary import Vocabulary
 
 LONGEST_TRUNK_WORDS = 256
 SLICE_WORDS = 64
-"""Words that are read between two looks at other work: some two milliseconds."""
+"""Words that are read between two looks at other work: ten milliseconds of a core."""
 Matrix = NDArray[np.float32]
 
 
