@@ -58,6 +58,7 @@ def test_a_tree_of_readings_says_what_each_by_itself_is_told(
 ) -> None:
     save(tmp_path / "x.safetensors", network, WORDS)
     reader = Reader.load(tmp_path / "x.safetensors")
+    reader.alike = 99
     *pauses, found = reader.slices(TEXTS, before)
     assert set(pauses) == {None}
     assert found == pytest.approx([by_itself(network, text, before) for text in TEXTS], abs=1e-3)
@@ -81,11 +82,12 @@ def test_a_word_sees_as_far_back_as_the_memory_reaches(tmp_path: Path) -> None:
             here, after = torch.tensor([line[start : start + 8]]), torch.tensor([line[start + 1 : start + 9]])
             found, memory = network.log_probs(here, after, memory)
             expected += float(found.sum())
-    assert log_probs(Reader.load(tmp_path / "x.safetensors"), [text])[0] == pytest.approx(expected, abs=1e-3)
+    reader = Reader.load(tmp_path / "x.safetensors")
+    assert log_probs(reader, [text])[0] == pytest.approx(expected, abs=1e-3)
 
 
 def test_what_readings_share_is_read_once() -> None:
-    tree = Tree([0], furthest=64)
+    tree = Tree([0], furthest=64, alike=4)
     first, second = tree.add([2, 3, 4], 0), tree.add([2, 3, 5], 0)
     assert first[:2] == second[:2] == [(0, 2), (1, 3)]
     assert (first[2:], second[2:]) == ([(2, 4), (3, 0)], [(2, 5), (4, 0)])
@@ -93,6 +95,28 @@ def test_what_readings_share_is_read_once() -> None:
     assert words.tolist() == [0, 2, 3, 4, 5]
     assert back[3].tolist() == [3, 2, 1, 0, -1]
     assert back[4].tolist() == [3, 2, 1, -1, 0]
+
+
+def test_readings_meet_again_after_four_words_that_are_the_same() -> None:
+    tree = Tree([0], furthest=64, alike=4)
+    first, second = tree.add([2, 3, 4, 5, 6, 7, 8], 0), tree.add([2, 9, 4, 5, 6, 7, 8], 0)
+    assert [node for node, _ in first] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert [node for node, _ in second] == [0, 1, 8, 9, 10, 11, 6, 7]
+    words, back = tree.laid_out()
+    assert words.tolist() == [0, 2, 3, 4, 5, 6, 7, 8, 9, 4, 5, 6]
+    assert back[7, 2] == 5 and back[7, 8] == -1  # what follows sees the first reading's word
+
+
+def test_a_reading_that_repeats_itself_does_not_go_round_in_a_circle(
+    network: TransformerXL, tmp_path: Path
+) -> None:
+    tree = Tree([0], furthest=64, alike=4)
+    steps = tree.add([2, 3, 2, 3, 2, 3, 2, 3], 0)
+    assert [node for node, _ in steps] == list(range(9))
+    save(tmp_path / "x.safetensors", network, WORDS)
+    text = "w1 w2 w3 w4 w1 w2 w3 w4 w1 w2 w3 w4"
+    (found,) = log_probs(Reader.load(tmp_path / "x.safetensors"), [text])
+    assert found == pytest.approx(by_itself(network, text, []), abs=1e-3)
 
 
 def test_a_long_list_is_read_in_slices(network: TransformerXL, tmp_path: Path) -> None:

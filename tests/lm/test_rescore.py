@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -258,3 +260,25 @@ def test_the_command_searches_as_it_is_told_and_writes_what_a_decoder_opens(
     assert Language.load(str(out)).rescoring is not None
     assert main([*line, "--search", "breadth=8"]) == 2
     assert "breadth" in capsys.readouterr().err
+
+
+def test_the_box_ranks_again_and_needs_no_pytorch_for_it() -> None:
+    code = (
+        "import sys\n"
+        "from lm.language import Language\n"
+        "from lm.rescore import RescoringDecoder\n"
+        "from lm.tuning import ALPHABET\n"
+        "decoder = Language.load('shipped').decoder('beam', ALPHABET)\n"
+        "assert isinstance(decoder, RescoringDecoder)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_box_prefers_what_people_say() -> None:
+    rescoring = Rescoring.shipped()
+    assert rescoring is not None
+    (likely, unlikely) = log_probs(rescoring.rescorers[0], ["he went to the house", "he want two the house"])
+    assert likely > unlikely + 5
+    assert rescoring.settings.searched is not None
