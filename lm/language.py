@@ -21,7 +21,8 @@ class Language:
         if name == "none":
             return cls()
         if name == "shipped":
-            return cls(NGram.shipped(), Rescoring.shipped())
+            ngram = NGram.shipped()
+            return cls(ngram, Rescoring.shipped() if ngram else None)
         if Path(name).suffix != ".json":
             return cls(NGram.load(name))
         rescoring = Rescoring.load(Path(name))

@@ -7,7 +7,7 @@ search found, each with its weight. What was said before may be carried on as th
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,9 +27,11 @@ LONGEST_LIST = 200
 class Rescorer(Protocol):
     """Knows how probable a text is, after what was said before."""
 
-    def slices(self, texts: Sequence[str], before: Sequence[str] = ()) -> Iterator[list[float] | None]:
+    def slices(
+        self, texts: Sequence[str], before: Sequence[str] = (), spared: Collection[str] = ()
+    ) -> Iterator[list[float] | None]:
         """Natural-log probability of each text as the sentence after the sentences `before`: None after each slice of
-        work, a few milliseconds, and the figures at last."""
+        work, some ten milliseconds, and the figures at last. Words in `spared` cost nothing for being unknown."""
 
 
 def log_probs(rescorer: Rescorer, texts: Sequence[str], before: Sequence[str] = ()) -> list[float]:
@@ -48,12 +50,15 @@ class NGramRescorer:
         self._model: Any = open_kenlm(model)
         self._unknown_penalty = unknown_penalty
 
-    def slices(self, texts: Sequence[str], before: Sequence[str] = ()) -> Iterator[list[float] | None]:
+    def slices(
+        self, texts: Sequence[str], before: Sequence[str] = (), spared: Collection[str] = ()
+    ) -> Iterator[list[float] | None]:
         """Scores of the sentences by themselves; an unknown word costs the penalty besides."""
         found = []
         for text in texts:
-            unknown = sum(word not in self._model for word in text.split())
+            unknown = sum(word not in self._model and word not in spared for word in text.split())
             found.append(float(self._model.score(text)) * math.log(10.0) - unknown * self._unknown_penalty)
+            yield None
         yield found
 
 
@@ -127,12 +132,17 @@ def in_slices(
         for hypothesis in n_best
     ]
     texts = [hypothesis.text for hypothesis in n_best]
+    spared = {word for hotword in search.hotwords for word in hotword.phrase.lower().split()}
     for rescorer, weight in zip(rescorers, weights, strict=True):
-        for scores in rescorer.slices(texts, before):
+        if not weight:
+            continue
+        for scores in rescorer.slices(texts, before, spared):
             if scores is not None:
                 totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
             yield None
-    order = sorted(range(len(n_best)), key=lambda place: (-totals[place], place))
+    # What is far behind may be told, but is not put first: else more readings asked for would change the first.
+    far = [hypothesis.score < n_best[0].score - settings.spread for hypothesis in n_best]
+    order = sorted(range(len(n_best)), key=lambda place: (far[place], -totals[place], place))
     yield tuple(replace(n_best[place], score=totals[place]) for place in order)
 
 
@@ -152,19 +162,22 @@ class Rescoring:
             kept: dict[str, Any] = json.loads(path.read_text())
             models = [(path.parent / str(model["file"]), float(model["weight"])) for model in kept["models"]]
             search = str(kept["search_model"])
+            searched = kept.get("searched")
             settings = RescoreSettings(
                 float(kept["lm_weight"]),
                 float(kept["word_bonus"]),
                 tuple(weight for _, weight in models),
                 int(kept["longest_list"]),
-                float(kept["spread"]),
-                (float(searched[0]), float(searched[1])) if (searched := kept.get("searched")) else None,
+                float(kept.get("spread", RescoreSettings.spread)),
+                (float(searched[0]), float(searched[1])) if searched else None,
             )
         except OSError:
             raise LanguageError(
                 f"there is no rescoring {path}; `silica lm rescore --out` writes one"
             ) from None
-        except (ValueError, KeyError, TypeError) as error:
+        except LanguageError as error:
+            raise LanguageError(f"{path}: {error}") from None
+        except (ValueError, KeyError, TypeError, IndexError) as error:
             raise LanguageError(
                 f"{path} is no rescoring that `silica lm rescore --out` wrote ({error!r})"
             ) from None

@@ -22,7 +22,7 @@ class WordTables(nn.Module):
         super().__init__()
         self.clusters = config.clusters
         self.width = config.width
-        widths = [max(8, config.width // config.narrowing**cluster) for cluster in range(len(self.clusters))]
+        widths = config.widths
         self.tables = nn.ParameterList(
             nn.Parameter(torch.randn(end - first, width) / math.sqrt(width))
             for (first, end), width in zip(self.clusters, widths, strict=True)

@@ -8,7 +8,8 @@ word, which costs nothing that can be measured and halves the work. Each way by 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from lm.transformer_xl.vocabulary import Vocabulary
 
 LONGEST_TRUNK_WORDS = 256
 SLICE_WORDS = 64
-"""Words that are read between two looks at other work: ten milliseconds of a core."""
+"""Words that are read between two looks at other work: some ten milliseconds of a core."""
 ALIKE_WORDS = 4
 """Readings whose last so many words are the same go on as one."""
 Matrix = NDArray[np.float32]
@@ -29,39 +30,37 @@ Matrix = NDArray[np.float32]
 class Tree:
     """Words that readings are made of; each node is a word after its own way back to the root."""
 
-    def __init__(self, trunk: Sequence[int], furthest: int, alike: int) -> None:
+    def __init__(self, trunk: Sequence[int], furthest: int, alike: int = ALIKE_WORDS) -> None:
         self._furthest, self._alike = furthest, alike
         self._numbers = list(trunk)
         self._parents = [-1, *range(len(trunk) - 1)]
         self._root = len(trunk) - 1
-        self._known: dict[tuple[int, ...], int] = {}
+        self._known: dict[tuple[tuple[int, ...], int], int] = {}
 
     def add(self, line: Sequence[int], end: int) -> list[tuple[int, int]]:
         """A reading's words become nodes where they are not yet; each of its steps as (node, the word that follows)."""
-        steps, way, node = [], set(), self._root
+        steps, node = [], self._root
+        said: Counter[tuple[int, ...]] = Counter()
         for place, word in enumerate(line):
             steps.append((node, word))
             lately = tuple(line[max(0, place + 1 - self._alike) : place + 1])
-            found = self._known.get(lately)
-            if found is None or found in way:  # who says four words twice is not back where he was
-                found = self._known[lately] = len(self._numbers)
+            said[lately] += 1  # who says four words a second time is not back where he said them first
+            at = (lately, said[lately])
+            if at not in self._known:
+                self._known[at] = len(self._numbers)
                 self._numbers.append(word)
                 self._parents.append(node)
-            node = found
-            way.add(node)
+            node = self._known[at]
         return [*steps, (node, end)]
 
     def laid_out(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The words, and how many words back each node lies for each: [nodes, nodes], -1 where it is not seen."""
-        count = len(self._numbers)
-        back = np.full((count, count), -1, dtype=np.int64)
+        """The words, and each one's way back, itself first: [nodes, furthest + 1] nodes, -1 where there is none."""
+        ways = np.full((len(self._numbers), self._furthest + 1), -1, dtype=np.int64)
         for node, parent in enumerate(self._parents):
             if parent >= 0:
-                seen = back[parent, :node] >= 0
-                back[node, :node] = np.where(seen, back[parent, :node] + 1, -1)
-            back[node, node] = 0
-        back[back > self._furthest] = -1
-        return np.array(self._numbers, dtype=np.int64), back
+                ways[node, 1:] = ways[parent, :-1]
+            ways[node, 0] = node
+        return np.array(self._numbers, dtype=np.int64), ways
 
 
 class Reader:
@@ -85,12 +84,15 @@ class Reader:
 
     @classmethod
     def load(cls, path: Path) -> "Reader":
-        """Read a file that `silica train-lm` or `silica lm pack` wrote."""
+        """Read a file that `silica train-lm` wrote."""
         return cls(*read(path))
 
-    def slices(self, texts: Sequence[str], before: Sequence[str] = ()) -> Iterator[list[float] | None]:
-        """Natural-log probability of each text, the end of the sentence included, after the sentences `before`; a word
-        that is not known costs its share of <unk>. None after each few milliseconds of work, the figures at last."""
+    def slices(
+        self, texts: Sequence[str], before: Sequence[str] = (), spared: Collection[str] = ()
+    ) -> Iterator[list[float] | None]:
+        """Natural-log probability of each text, the end of the sentence included, after the sentences `before`. A word
+        that is not known costs its share of <unk>, and nothing at all if it is `spared`. None after each few
+        milliseconds of work, the figures at last."""
         words = self.vocabulary
         trunk = [number for text in before for number in (words.end, *words.encode(text))]
         tree = Tree([*trunk[-LONGEST_TRUNK_WORDS:], words.end], self.config.memory, self.alike)
@@ -100,33 +102,45 @@ class Reader:
         }
         asked = np.array(list(places), dtype=np.int64).reshape(-1, 2)
         found = np.empty(len(places), dtype=np.float64)
-        numbers, back = tree.laid_out()
-        kept = [
-            np.empty((2, self.config.heads, len(numbers), self.config.width // self.config.heads), np.float32)
-            for _ in range(self.config.layers)
-        ]
+        numbers, ways = tree.laid_out()
+        heads, depth = self.config.heads, self.config.width // self.config.heads
+        kept = [np.empty((2, heads, len(numbers), depth), np.float32) for _ in range(self.config.layers)]
+        yield None
         for first in range(0, len(numbers), SLICE_WORDS):
             end = min(first + SLICE_WORDS, len(numbers))
-            hidden = self._read(numbers[first:end], back[first:end, :end], first, kept)
+            hidden = self._read(numbers[first:end], ways[first:end], first, kept)
             (here,) = ((asked[:, 0] >= first) & (asked[:, 0] < end)).nonzero()
             if len(here):
                 found[here] = self._log_probs(hidden[asked[here, 0] - first], asked[here, 1])
             yield None
         share = math.log(words.unknown_kinds)
-        unknown = [sum(word == words.unknown for _, word in line) for line in lines]
-        yield [
-            float(found[[places[step] for step in line]].sum()) - missing * share
-            for line, missing in zip(lines, unknown, strict=True)
-        ]
+        found[asked[:, 1] == words.unknown] -= share
+        scores = []
+        for text, line in zip(texts, lines, strict=True):
+            free = [word in spared and word not in words.numbers for word in text.split()]
+            scores.append(
+                sum(
+                    float(found[places[step]])
+                    for step, none in zip(line, [*free, False], strict=True)
+                    if not none
+                )
+            )
+        yield scores
 
     def _read(
-        self, numbers: NDArray[np.int64], back: NDArray[np.int64], first: int, kept: list[Matrix]
+        self, numbers: NDArray[np.int64], ways: NDArray[np.int64], first: int, kept: list[Matrix]
     ) -> Matrix:
         """Nodes to hidden vectors; `kept` holds the keys and values of the nodes before and takes theirs in."""
         weights, config = self._weights, self.config
-        count, end = back.shape
-        unseen = back < 0
-        distances = np.broadcast_to(np.where(unseen, 0, back), (config.heads, count, end))
+        count, end = len(numbers), first + len(numbers)
+        # Of all nodes only those count that one of these comes from: which, and how far back each lies for each.
+        seen = np.unique(ways[ways >= 0])
+        rows, backs = (ways >= 0).nonzero()
+        distances = np.zeros((count, len(seen)), dtype=np.int64)
+        unseen = np.ones((count, len(seen)), dtype=bool)
+        columns = np.searchsorted(seen, ways[rows, backs])
+        distances[rows, columns], unseen[rows, columns] = backs, False
+        distances = np.broadcast_to(distances, (config.heads, *distances.shape))
         hidden = self._embed(numbers)
         for layer in range(config.layers):
             name = f"layers.{layer}."
@@ -136,7 +150,7 @@ class Reader:
                 count, 2, config.heads, -1
             )
             kept[layer][:, :, first:end] = both.transpose(1, 2, 0, 3)
-            key, value = kept[layer][:, :, :end]
+            key, value = kept[layer][:, :, seen]
             scores = (query + weights[name + "attention.content_bias"]) @ key.transpose(0, 2, 1)
             far = (query + weights[name + "attention.position_bias"]) @ self._positions[layer]
             scores += np.take_along_axis(far, distances, axis=2)

@@ -38,3 +38,40 @@ class TransformerConfig:
         """First and end word number of each cluster, the frequent words first."""
         edges = (0, *(cutoff for cutoff in self.cutoffs if cutoff < self.vocabulary), self.vocabulary)
         return tuple(pairwise(edges))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How long the vectors of each cluster's words are."""
+        return tuple(max(8, self.width // self.narrowing**cluster) for cluster in range(len(self.clusters)))
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """The weights of such a network: every name with its shape."""
+        width, rarer = self.width, self.widths[1:]
+        each_head = (self.heads, 1, width // self.heads)
+        norm = {"weight": (width,), "bias": (width,)}
+        layer: dict[str, tuple[int, ...]] = {
+            "attention.query.weight": (width, width),
+            "attention.key_value.weight": (2 * width, width),
+            "attention.position.weight": (width, width),
+            "attention.out.weight": (width, width),
+            "attention.content_bias": each_head,
+            "attention.position_bias": each_head,
+            "wide.weight": (self.inner, width),
+            "wide.bias": (self.inner,),
+            "narrow.weight": (width, self.inner),
+            "narrow.bias": (width,),
+            **{f"attention_norm.{name}": shape for name, shape in norm.items()},
+            **{f"inner_norm.{name}": shape for name, shape in norm.items()},
+        }
+        found: dict[str, tuple[int, ...]] = {f"norm.{name}": shape for name, shape in norm.items()}
+        for number in range(self.layers):
+            found |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
+        for cluster, ((first, end), narrow) in enumerate(zip(self.clusters, self.widths, strict=True)):
+            found[f"words.tables.{cluster}"] = (end - first, narrow)
+            found[f"words.biases.{cluster}"] = (end - first,)
+        for cluster, narrow in enumerate(rarer):
+            found[f"words.read.{cluster}.weight"] = (width, narrow)
+            found[f"words.write.{cluster}.weight"] = (narrow, width)
+        found["words.cluster_vectors"] = (len(rarer), width)
+        found["words.cluster_biases"] = (len(rarer),)
+        return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lm.errors import LanguageError
 from lm.transformer_xl.shape import TransformerConfig
 from lm.transformer_xl.vocabulary import Vocabulary
 from lm.weights import Form, in_eight_bits, read_weights, write_weights
@@ -30,11 +31,23 @@ def save(path: Path, network: "TransformerXL", vocabulary: Vocabulary, eight_bit
 
 
 def read(path: Path) -> tuple[dict[str, NDArray[np.float32]], TransformerConfig, Vocabulary]:
-    """Weights, shape and words, without PyTorch."""
+    """Weights, shape and words, without PyTorch; LanguageError where they do not belong together."""
     weights, card = read_weights(path, FORM)
-    shape: dict[str, Any] = json.loads(card["config"])
-    config = TransformerConfig(**{**shape, "cutoffs": tuple(shape["cutoffs"])})
-    return weights, config, Vocabulary(card["words"].split(" "), int(card["unknown_kinds"]))
+    try:
+        shape: dict[str, Any] = json.loads(card["config"])
+        config = TransformerConfig(**{**shape, "cutoffs": tuple(shape["cutoffs"])})
+        vocabulary = Vocabulary(card["words"].split(" "), int(card["unknown_kinds"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise LanguageError(f"{path} has no card of a Transformer-XL ({error!r}): copy it again") from None
+    wrong = [
+        name
+        for name, shape in config.tensors().items()
+        if name not in weights or weights[name].shape != shape
+    ]
+    if wrong or len(vocabulary) != config.vocabulary:
+        what = wrong[0] if wrong else f"a list of {len(vocabulary)} words for {config.vocabulary}"
+        raise LanguageError(f"{path} is not whole, or not as its card says ({what}): copy it again")
+    return weights, config, vocabulary
 
 
 def load(path: Path) -> "tuple[TransformerXL, Vocabulary]":

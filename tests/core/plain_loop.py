@@ -58,7 +58,9 @@ class PlainLoop:
         if isinstance(effect, Hear):
             yield from self.session.take(Logits(effect.key, self.network(effect.window)))
         elif isinstance(effect, Push | Conclude | Replay):
-            for answer in self.desk.handle([("s", effect)]):
+            at_once = self.desk.handle([("s", effect)])
+            ranked = (answer for done in iter(self.desk.go_on, None) for answer in done)
+            for answer in (*at_once, *ranked):
                 assert answer.error is None, answer.error
                 yield from self.session.take(Decoded(answer.serial, answer.hypotheses))
         elif isinstance(effect, Tell):

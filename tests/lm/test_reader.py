@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from lm.errors import LanguageError
 from lm.rescore import log_probs, open_rescorer
@@ -91,10 +93,10 @@ def test_what_readings_share_is_read_once() -> None:
     first, second = tree.add([2, 3, 4], 0), tree.add([2, 3, 5], 0)
     assert first[:2] == second[:2] == [(0, 2), (1, 3)]
     assert (first[2:], second[2:]) == ([(2, 4), (3, 0)], [(2, 5), (4, 0)])
-    words, back = tree.laid_out()
+    words, ways = tree.laid_out()
     assert words.tolist() == [0, 2, 3, 4, 5]
-    assert back[3].tolist() == [3, 2, 1, 0, -1]
-    assert back[4].tolist() == [3, 2, 1, -1, 0]
+    assert ways[3, :5].tolist() == [3, 2, 1, 0, -1]
+    assert ways[4, :5].tolist() == [4, 2, 1, 0, -1]
 
 
 def test_readings_meet_again_after_four_words_that_are_the_same() -> None:
@@ -102,28 +104,50 @@ def test_readings_meet_again_after_four_words_that_are_the_same() -> None:
     first, second = tree.add([2, 3, 4, 5, 6, 7, 8], 0), tree.add([2, 9, 4, 5, 6, 7, 8], 0)
     assert [node for node, _ in first] == [0, 1, 2, 3, 4, 5, 6, 7]
     assert [node for node, _ in second] == [0, 1, 8, 9, 10, 11, 6, 7]
-    words, back = tree.laid_out()
+    words, ways = tree.laid_out()
     assert words.tolist() == [0, 2, 3, 4, 5, 6, 7, 8, 9, 4, 5, 6]
-    assert back[7, 2] == 5 and back[7, 8] == -1  # what follows sees the first reading's word
+    assert 2 in ways[7] and 8 not in ways[7]  # what follows sees the first reading's word
 
 
-def test_a_reading_that_repeats_itself_does_not_go_round_in_a_circle(
-    network: TransformerXL, tmp_path: Path
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["w1 w2 w3 w4 w5 w1 w2 w3 w4 w6 w7"] * 2,
+        ["w1 w2 w3 w4 w5 w1 w2 w3 w4 w6 w7", "w1 w2 w3 w4 w5 w1 w2 w3 w4 w6 w8"],
+        ["w5 w5 w5 w5 w5 w5 w5 w9"] * 2,
+    ],
+)
+def test_who_repeats_himself_is_not_told_what_he_will_say(
+    network: TransformerXL, tmp_path: Path, texts: list[str]
 ) -> None:
-    tree = Tree([0], furthest=64, alike=4)
-    steps = tree.add([2, 3, 2, 3, 2, 3, 2, 3], 0)
-    assert [node for node, _ in steps] == list(range(9))
     save(tmp_path / "x.safetensors", network, WORDS)
-    text = "w1 w2 w3 w4 w1 w2 w3 w4 w1 w2 w3 w4"
-    (found,) = log_probs(Reader.load(tmp_path / "x.safetensors"), [text])
-    assert found == pytest.approx(by_itself(network, text, []), abs=1e-3)
+    found = log_probs(Reader.load(tmp_path / "x.safetensors"), texts)
+    assert found == pytest.approx([by_itself(network, text, []) for text in texts], abs=1e-3)
+
+
+def test_a_spared_word_costs_nothing(network: TransformerXL, tmp_path: Path) -> None:
+    save(tmp_path / "x.safetensors", network, WORDS)
+    reader = Reader.load(tmp_path / "x.safetensors")
+    *_, dear = reader.slices(["w1 zebra w2"])
+    *_, spared = reader.slices(["w1 zebra w2"], spared={"zebra", "w2"})
+    assert dear is not None and spared is not None
+    assert spared[0] > dear[0] + math.log(20)
+
+
+def test_work_and_room_grow_with_the_words_alone(network: TransformerXL, tmp_path: Path) -> None:
+    tree = Tree([0], furthest=8)
+    for reading in range(16):
+        tree.add([2 + (number * (reading + 1)) % 50 for number in range(400)], 0)
+    numbers, ways = tree.laid_out()
+    assert ways.shape == (len(numbers), 9)
+    assert ways[0].tolist() == [0, *[-1] * 8]
 
 
 def test_a_long_list_is_read_in_slices(network: TransformerXL, tmp_path: Path) -> None:
     save(tmp_path / "x.safetensors", network, WORDS)
     texts = [f"w{number} w2 w3" for number in range(40)]
     *pauses, _ = Reader.load(tmp_path / "x.safetensors").slices(texts)
-    assert len(pauses) == math.ceil((1 + 3 * 40) / SLICE_WORDS)
+    assert len(pauses) == 1 + math.ceil((1 + 3 * 40) / SLICE_WORDS)
 
 
 def test_what_was_said_before_counts_and_unknown_words_cost_their_share(
@@ -159,4 +183,28 @@ def test_eight_bits_say_nearly_the_same_in_a_quarter_of_the_room(tmp_path: Path)
 def test_a_file_that_is_no_transformer_xl_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(b"no")
     with pytest.raises(LanguageError, match="no safetensors"):
+        Reader.load(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("card", "lost", "reason"),
+    [
+        ({"config": "{}"}, None, "no card"),
+        ({"config": '{"vocabulary": 60, "cutoffs": [], "colour": 1}'}, None, "no card"),
+        ({"words": "</s> <unk> a"}, None, "a list of 3 words for 60"),
+        ({}, "layers.0.wide.bias", "layers.0.wide.bias"),
+    ],
+)
+def test_a_file_that_is_not_whole_is_refused_before_anything_is_ranked(
+    tmp_path: Path, card: dict[str, str], lost: str | None, reason: str
+) -> None:
+    config = TransformerConfig(vocabulary=60, width=16, layers=1, heads=2, inner=32, cutoffs=(20,))
+    network = TransformerXL(config)
+    assert {name: tuple(w.shape) for name, w in network.state_dict().items()} == config.tensors()
+    save(tmp_path / "whole.safetensors", network, WORDS)
+    with safe_open(tmp_path / "whole.safetensors", framework="numpy") as file:
+        kept = {name: file.get_tensor(name) for name in file.keys() if name != lost}  # noqa: SIM118
+        metadata = {**file.metadata(), **card}
+    save_file(kept, tmp_path / "x.safetensors", metadata)
+    with pytest.raises(LanguageError, match=reason):
         Reader.load(tmp_path / "x.safetensors")

@@ -4,7 +4,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 from lm.decoders import open_decoder
 from lm.errors import LanguageError
 from lm.greedy import GreedyDecoder
+from lm.hotwords import Hotword
 from lm.hypothesis import Hypothesis, Word
 from lm.language import Language
 from lm.ngram import NGram
@@ -43,7 +44,9 @@ class Fixed:
     def __init__(self, scores: dict[str, float]) -> None:
         self.scores = scores
 
-    def slices(self, texts: Sequence[str], before: Sequence[str] = ()) -> Iterator[list[float] | None]:
+    def slices(
+        self, texts: Sequence[str], before: Sequence[str] = (), spared: Collection[str] = ()
+    ) -> Iterator[list[float] | None]:
         yield None
         yield [self.scores[text] for text in texts]
 
@@ -126,7 +129,9 @@ def test_a_rescoring_decoder_ranks_again_when_an_utterance_ends(tmp_path: Path) 
 
 def test_readings_far_behind_are_given_up_unless_they_are_asked_for() -> None:
     class Told(Fixed):
-        def slices(self, texts: Sequence[str], before: Sequence[str] = ()) -> Iterator[list[float] | None]:
+        def slices(
+            self, texts: Sequence[str], before: Sequence[str] = (), spared: Collection[str] = ()
+        ) -> Iterator[list[float] | None]:
             asked.append(len(texts))
             yield [0.0] * len(texts)
 
@@ -145,10 +150,34 @@ def test_readings_far_behind_are_given_up_unless_they_are_asked_for() -> None:
         RescoreSettings(0.5, 1.0, (), spread=0.0)
 
 
-def test_a_file_that_is_no_rescoring_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "no.json").write_text("{}")
+def test_what_is_far_behind_is_told_but_not_put_first() -> None:
+    n_best = (heard("a", -1.0), heard("b", -3.0), heard("c", -5.0))
+    liked = Fixed({"a": -9.0, "b": -5.0, "c": 0.0})
+    settings = RescoreSettings(SEARCH.lm_weight, SEARCH.word_bonus, (1.0,), spread=3.0)
+    found = rescore(n_best, [liked], settings, SEARCH)
+    assert [hypothesis.text for hypothesis in found] == ["b", "a", "c"]
+
+
+def test_a_hotword_does_not_pay_for_being_unknown() -> None:
+    rescorer = NGramRescorer(DATA / "tiny-plain.binary", unknown_penalty=30.0)
+    n_best = (heard("a ban zzz", -1.0), heard("a ban and", -1.5))
+    settings = RescoreSettings(SEARCH.lm_weight, SEARCH.word_bonus, (0.05,))
+    assert rescore(n_best, [rescorer], settings, SEARCH)[0].text == "a ban and"
+    hot = replace(SEARCH, hotwords=(Hotword("ZZZ", 5.0),))
+    assert rescore(n_best, [rescorer], settings, hot)[0].text == "a ban zzz"
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"searched": [1.0]}'])
+def test_a_file_that_is_no_rescoring_is_refused(tmp_path: Path, content: str) -> None:
+    kept = {"lm_weight": 1, "word_bonus": 0, "longest_list": 4, "models": [], "search_model": "shipped"}
+    (tmp_path / "no.json").write_text(
+        content if "searched" not in content else json.dumps({**kept, **json.loads(content)})
+    )
     with pytest.raises(LanguageError, match="no rescoring that"):
         Rescoring.load(tmp_path / "no.json")
+    (tmp_path / "bad.json").write_text(json.dumps({**kept, "spread": -1}))
+    with pytest.raises(LanguageError, match=r"bad\.json: a spread"):
+        Rescoring.load(tmp_path / "bad.json")
     with pytest.raises(LanguageError, match="there is no rescoring"):
         Rescoring.load(tmp_path / "none.json")
 
@@ -268,8 +297,9 @@ def test_the_box_ranks_again_and_needs_no_pytorch_for_it() -> None:
         "from lm.language import Language\n"
         "from lm.rescore import RescoringDecoder\n"
         "from lm.tuning import ALPHABET\n"
-        "decoder = Language.load('shipped').decoder('beam', ALPHABET)\n"
-        "assert isinstance(decoder, RescoringDecoder)\n"
+        "language = Language.load('shipped')\n"
+        "assert isinstance(language.decoder('beam', ALPHABET), RescoringDecoder)\n"
+        "list(language.rescoring.rescorers[0].slices(['the house', 'a house']))\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

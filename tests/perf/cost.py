@@ -21,7 +21,7 @@ import torch
 
 from acoustic.runtime import hear_stream, open_backend
 from lm.decoders import SearchSettings, open_decoder
-from lm.ngram import NGram
+from lm.language import Language
 from lm.score import ErrorCounts, word_errors
 from lm.text import normalise
 from service.audio.files import read_mono
@@ -45,7 +45,7 @@ def measure(model: str, clips: Sequence[dict[str, Any]], widths: Sequence[int]) 
     """Word errors and milliseconds a second of sound, by the way that words were found."""
     backend = open_backend(model, "cpu", None)
     alphabet, search = written_by(model)
-    beam = open_decoder("beam", alphabet, NGram.shipped())
+    beam = Language.load("shipped").decoder("beam", alphabet)
     greedy = open_decoder("greedy", alphabet)
     ways = {GREEDY: (greedy, SearchSettings())}
     ways |= {f"width {width}": (beam, replace(search, width=width)) for width in sorted(widths)}

@@ -1,17 +1,23 @@
 """Readings ranked again when an utterance ends: other streams pass, a stream's own answers keep their order."""
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from lm.building import shipped_model
 from lm.rescore import NGramRescorer, RescoreSettings, Rescoring
 from lm.tuning import ALPHABET
+from service.core.events import Final
 from service.core.messages import Conclude, Push
+from service.core.stream_settings import StreamSettings
 from service.metrics import Metrics
-from service.scheduling.decode_worker import Answer, Desk, Forget, Open
+from service.scheduling.decode_worker import REHEARSED_READINGS, Answer, Desk, Forget, Open
 from service.scheduling.decoding import DecodePool
+from tests.core.plain_loop import noise, spelling_network, spoken, transcribe
 from tests.lm.conftest import DATA
 
 Frames = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
@@ -87,3 +93,29 @@ def test_a_worker_ranks_as_a_decoder_in_this_process_does(language_model: str, f
     plain.handle([("a", Open(3, (), "beam")), ("a", Push(1, 0, 1, frames, True))])
     (searched,) = plain.handle([("a", Conclude(2, 0, 1))])
     assert searched.hypotheses[0].score != expected[0].hypotheses[0].score
+
+
+def test_the_plain_loop_tells_finals_that_are_ranked_by_the_box() -> None:
+    desk = Desk(ALPHABET, "shipped")
+    events = transcribe(spelling_network(spoken("the house ")), noise(3.0), StreamSettings(), desk=desk)
+    finals = [event for event in events if isinstance(event, Final)]
+    assert [final.text for final in finals] == ["the house"]
+    assert desk.go_on() is None
+
+
+def test_what_ranking_costs_is_measured_at_the_start() -> None:
+    plain, ranked = (Desk(ALPHABET, name) for name in (str(shipped_model()), "shipped"))
+    heard: list[int] = []
+    rescoring = ranked._language.rescoring
+    assert rescoring is not None
+    slices = rescoring.rescorers[0].slices
+
+    def counted(texts: Sequence[str], *more: Any) -> Iterator[list[float] | None]:
+        heard.append(len(texts))
+        return slices(texts, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rescoring.rescorers[0], "slices", counted)
+        assert ranked.warm() > 0
+    assert heard.count(REHEARSED_READINGS) >= 2
+    assert plain.warm() > 0
