@@ -59,7 +59,7 @@ class Settings:
     )
     more_models: tuple[str, ...] = setting((), "recognition", "further models that streams may name")
     language_model: str = setting(
-        "shipped", "recognition", "KenLM file, what `silica lm rescore --out` wrote, 'shipped', or 'none'"
+        "shipped", "recognition", "'shipped', a KenLM file, what `silica lm rescore --out` wrote, or 'none'"
     )
     device: Literal["cpu", "cuda"] = setting("cpu", "recognition", "where the acoustic model runs")
     precision: Literal["fp32", "int8", "fp16"] | None = setting(
