@@ -31,7 +31,7 @@ class Rescorer(Protocol):
         self, texts: Sequence[str], before: Sequence[str] = (), spared: Collection[str] = ()
     ) -> Iterator[list[float] | None]:
         """Natural-log probability of each text as the sentence after the sentences `before`: None after each slice of
-        work, some ten milliseconds, and the figures at last. Words in `spared` cost nothing for being unknown."""
+        work, some fifteen milliseconds, and the figures at last. Words in `spared` cost nothing for being unknown."""
 
 
 def log_probs(rescorer: Rescorer, texts: Sequence[str], before: Sequence[str] = ()) -> list[float]:

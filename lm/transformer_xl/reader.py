@@ -21,7 +21,7 @@ from lm.transformer_xl.vocabulary import Vocabulary
 
 LONGEST_TRUNK_WORDS = 256
 SLICE_WORDS = 64
-"""Words that are read between two looks at other work: some ten milliseconds of a core."""
+"""Words that are read between two looks at other work: some fifteen milliseconds of a core."""
 ALIKE_WORDS = 4
 """Readings whose last so many words are the same go on as one."""
 Matrix = NDArray[np.float32]
