@@ -101,6 +101,13 @@ class RescoreSettings:
         return trust * more[0], trust * more[1], tuple(trust * weight for weight in self.weights)
 
 
+def worth_ranking(n_best: Sequence[Hypothesis], spread: float, wanted: int = 1) -> tuple[Hypothesis, ...]:
+    """The readings that somebody wants to see, and those close enough behind the first to be put before it."""
+    return tuple(
+        one for place, one in enumerate(n_best) if place < wanted or one.score >= n_best[0].score - spread
+    )
+
+
 def rescore(
     n_best: Sequence[Hypothesis],
     rescorers: Sequence[Rescorer],
@@ -252,8 +259,8 @@ class RescoredUtterance:
     def finish_in_slices(self) -> Iterator[tuple[Hypothesis, ...] | None]:
         """As finish(), a few milliseconds at a time: None after each slice of work, the readings at last."""
         found, rescoring = self._searched.finish(), self._rescoring
-        wanted, spread = self._settings.n_best, rescoring.settings.spread
-        found = found[:wanted] + tuple(one for one in found[wanted:] if one.score >= found[0].score - spread)
+        wanted = self._settings.n_best
+        found = worth_ranking(found, rescoring.settings.spread, wanted)
         if len(found) > 1:
             for ranked in in_slices(found, rescoring.rescorers, rescoring.settings, self._settings):
                 if ranked is not None:

@@ -17,7 +17,7 @@ from lm.decoders import open_decoder
 from lm.errors import LanguageError
 from lm.hypothesis import Hypothesis
 from lm.ngram import NGram
-from lm.rescore import SENTENCES_BEFORE, Rescorer, RescoreSettings, log_probs
+from lm.rescore import SENTENCES_BEFORE, Rescorer, RescoreSettings, log_probs, worth_ranking
 from lm.score import ErrorCounts, word_errors
 from lm.search_settings import SearchSettings
 from lm.tuning import ALPHABET, Clip
@@ -93,9 +93,7 @@ def figures(
         greedy_errors += word_errors(clip.text, plain.finish()[0].text)
         utterance = beam.start(settings)
         utterance.push(clip.log_probs)
-        readings = utterance.finish()[:longest_list]
-        least = readings[0].score - RescoreSettings.spread
-        found.append(tuple(reading for reading in readings if reading.score >= least))
+        found.append(worth_ranking(utterance.finish()[:longest_list], RescoreSettings.spread))
         search_errors += word_errors(clip.text, found[-1][0].text)
         earlier = [
             found[before][0].text

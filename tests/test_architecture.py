@@ -4,6 +4,9 @@ Reads every import as text; runs nothing.
 """
 
 import ast
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,3 +131,18 @@ def test_every_verb_keeps_the_form() -> None:
     for name, module in verbs.items():
         assert module.HELP and callable(module.add_arguments) and callable(module.run), name
     assert build_parser(verbs).format_help()
+
+
+def test_a_command_multiplies_small_matrices_on_one_thread() -> None:
+    code = (
+        "import os, sys\n"
+        "from service.commands import main\n"
+        "assert 'numpy' not in sys.modules\n"
+        "assert main(['models', 'list']) == 0\n"
+        "print(os.environ['OPENBLAS_NUM_THREADS'])\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    for given, expected in (({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")):
+        line, env = [sys.executable, "-c", code], {**environment, **given}
+        done = subprocess.run(line, capture_output=True, text=True, env=env)
+        assert done.stdout.split()[-1:] == [expected], done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lm.activation import gelu
 from lm.punctuation.labels import MARKS
 from lm.weights import Form, read_weights
 
@@ -94,7 +95,7 @@ class Punctuator:
         )
         hidden = hidden @ weights["enter.weight"].T + weights["enter.bias"]
         for layer, taps in enumerate(self._taps):
-            hidden = hidden + _gelu(_convolve(hidden, taps, weights[f"layers.{layer}.bias"], 2**layer))
+            hidden = hidden + gelu(_convolve(hidden, taps, weights[f"layers.{layer}.bias"], 2**layer))
         hidden = hidden[self.reach_words : self.reach_words + len(words)]
         out = hidden @ weights["leave.weight"].T + weights["leave.bias"]
         return out[:, : len(MARKS)], out[:, len(MARKS) :]
@@ -136,8 +137,3 @@ def _convolve(hidden: Matrix, taps: Matrix, bias: Matrix, dilation: int) -> Matr
     for tap, weight in enumerate(taps):
         result += padded[tap * dilation : tap * dilation + len(hidden)] @ weight
     return result
-
-
-def _gelu(values: Matrix) -> Matrix:
-    inner = np.float32(np.sqrt(2 / np.pi)) * (values + np.float32(0.044715) * values * values * values)
-    return np.asarray(0.5 * values * (1 + np.tanh(inner)), dtype=np.float32)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lm.activation import gelu
 from lm.transformer_xl.shape import TransformerConfig
 from lm.transformer_xl.storage import read
 from lm.transformer_xl.vocabulary import Vocabulary
@@ -30,7 +31,7 @@ Matrix = NDArray[np.float32]
 class Tree:
     """Words that readings are made of; each node is a word after its own way back to the root."""
 
-    def __init__(self, trunk: Sequence[int], furthest: int, alike: int = ALIKE_WORDS) -> None:
+    def __init__(self, trunk: Sequence[int], furthest: int, alike: int) -> None:
         self._furthest, self._alike = furthest, alike
         self._numbers = list(trunk)
         self._parents = [-1, *range(len(trunk) - 1)]
@@ -66,9 +67,14 @@ class Tree:
 class Reader:
     """The network as it is used for ranking."""
 
-    def __init__(self, weights: dict[str, Matrix], config: TransformerConfig, vocabulary: Vocabulary) -> None:
-        self.config, self.vocabulary = config, vocabulary
-        self.alike = ALIKE_WORDS
+    def __init__(
+        self,
+        weights: dict[str, Matrix],
+        config: TransformerConfig,
+        vocabulary: Vocabulary,
+        alike: int = ALIKE_WORDS,
+    ) -> None:
+        self.config, self.vocabulary, self._alike = config, vocabulary, alike
         self._weights = weights
         depth = config.width // config.heads
         # What each distance says to each layer, the same for every text: [heads, depth, distances].
@@ -95,7 +101,7 @@ class Reader:
         milliseconds of work, the figures at last."""
         words = self.vocabulary
         trunk = [number for text in before for number in (words.end, *words.encode(text))]
-        tree = Tree([*trunk[-LONGEST_TRUNK_WORDS:], words.end], self.config.memory, self.alike)
+        tree = Tree([*trunk[-LONGEST_TRUNK_WORDS:], words.end], self.config.memory, self._alike)
         lines = [tree.add(words.encode(text), words.end) for text in texts]
         places = {
             step: place for place, step in enumerate(dict.fromkeys(step for line in lines for step in line))
@@ -203,12 +209,6 @@ def _chosen(scores: Matrix, index: NDArray[np.int64]) -> Matrix:
     most = scores.max(axis=1)
     total = np.log(np.exp(scores - most[:, None]).sum(axis=1)) + most
     return np.asarray(scores[np.arange(len(scores)), index] - total)
-
-
-def gelu(rows: Matrix) -> Matrix:
-    """As PyTorch's, by the hyperbolic tangent."""
-    bent = np.tanh(np.float32(math.sqrt(2 / math.pi)) * (rows + np.float32(0.044715) * rows * rows * rows))
-    return np.asarray(np.float32(0.5) * rows * (1 + bent))
 
 
 def sinusoids(count: int, width: int) -> Matrix:

@@ -7,6 +7,7 @@ Only verbs named on the line do heavy imports, so `silica --help` is instant.
 import argparse
 import errno
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -58,6 +59,8 @@ def known_errors() -> tuple[type[Exception], ...]:
 def main(line: Sequence[str] | None = None) -> int:
     """Run one command line; answers the exit status: 0 well, 1 not well, 2 a mistake on the line."""
     arguments = build_parser(verb_modules()).parse_args(line)
+    # numpy's products are small here: a second thread for them only spins. Before numpy is loaded, by the verb.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         return int(arguments.run(arguments))
     except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """Readings ranked again when an utterance ends: other streams pass, a stream's own answers keep their order."""
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lm.building import shipped_model
 from lm.rescore import NGramRescorer, RescoreSettings, Rescoring
 from lm.tuning import ALPHABET
+from service.core.clock import FRAME_S
 from service.core.events import Final
 from service.core.messages import Conclude, Push
 from service.core.stream_settings import StreamSettings
 from service.metrics import Metrics
-from service.scheduling.decode_worker import REHEARSED_READINGS, Answer, Desk, Forget, Open
+from service.scheduling.decode_worker import (
+    FRAMES_A_LETTER,
+    REHEARSED,
+    REHEARSED_READINGS,
+    Answer,
+    Desk,
+    Forget,
+    Open,
+)
 from service.scheduling.decoding import DecodePool
 from tests.core.plain_loop import noise, spelling_network, spoken, transcribe
 from tests.lm.conftest import DATA
@@ -103,19 +112,22 @@ def test_the_plain_loop_tells_finals_that_are_ranked_by_the_box() -> None:
     assert desk.go_on() is None
 
 
-def test_what_ranking_costs_is_measured_at_the_start() -> None:
-    plain, ranked = (Desk(ALPHABET, name) for name in (str(shipped_model()), "shipped"))
-    heard: list[int] = []
-    rescoring = ranked._language.rescoring
+def test_what_ranking_costs_is_measured_at_the_start(language_model: str) -> None:
+    """A rescorer that works for a fifth of a second is told of, spread over the rehearsed words."""
+    desk = Desk(ALPHABET, language_model)
+    rescoring = desk._language.rescoring
     assert rescoring is not None
-    slices = rescoring.rescorers[0].slices
+    ranked: list[int] = []
 
-    def counted(texts: Sequence[str], *more: Any) -> Iterator[list[float] | None]:
-        heard.append(len(texts))
-        return slices(texts, *more)
+    def slow(texts: Sequence[str], *more: Any) -> Iterator[list[float] | None]:
+        ranked.append(len(texts))
+        until_s = time.process_time() + (0.2 if len(texts) == REHEARSED_READINGS else 0.0)
+        while time.process_time() < until_s:
+            pass
+        yield [0.0] * len(texts)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rescoring.rescorers[0], "slices", counted)
-        assert ranked.warm() > 0
-    assert heard.count(REHEARSED_READINGS) >= 2
-    assert plain.warm() > 0
+        patch.setattr(rescoring.rescorers[0], "slices", slow)
+        told_s_per_s = desk.warm()
+    assert ranked[-1] == REHEARSED_READINGS
+    assert told_s_per_s >= 0.2 / (len(REHEARSED) * FRAMES_A_LETTER * FRAME_S)
