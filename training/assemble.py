@@ -185,12 +185,15 @@ def assemble(
         stop_after_s=stop_after_s,
     )
     evaluate = Evaluation(material.dev, config, world) if material.dev and recipe.run.evaluate_every else None
+    objective = objective_for(recipe, config, material, data, world.device, folder)
+    if recipe.mistakes.weight:
+        objective = with_mistakes(objective, model, recipe, config)
     corpora = sorted({clip.corpus for clip in material.train if clip.corpus})
     card = {"title": recipe.title, "recipe": recipe.source, "corpora": corpora, "hours": round(feed.hours, 2)}
     return Loop(
         model,
         config,
-        objective_for(recipe, config, material, data, world.device, folder),
+        objective,
         feed,
         optimiser,
         schedule_for(recipe, len(feed.plan(0))),
@@ -276,6 +279,18 @@ def objective_for(
         masks=recipe.masks,
         hidden_late=part.hidden_late,
     )
+
+
+def with_mistakes(objective: Objective, model: nn.Module, recipe: Recipe, config: ModelConfig) -> Objective:
+    """The objective, and the mistakes to be expected of the search that suits the model."""
+    from acoustic.catalogue import find_description
+    from lm.ngram import NGram
+    from lm.search_settings import SearchSettings, suited
+    from training.mistakes import WithMistakes
+
+    start = recipe.model.start
+    search = suited(find_description(start)[1]) if start else SearchSettings()
+    return WithMistakes(objective, model, config.alphabet, recipe.mistakes, search, NGram.shipped())
 
 
 def _read_labelled(recipe: Recipe, config: ModelConfig, data: Path | None) -> Labelled:

@@ -99,6 +99,27 @@ class DistilPart:
 
 
 @dataclass(frozen=True)
+class MistakesPart:
+    """Words wrong as they are counted, beside what else is learnt (training/mistakes.py): with a `weight`, the search
+    lists so many `readings` of every row, each time with one of the `lm_weights` of the language model in the box.
+    """
+
+    weight: float = 0.0
+    readings: int = 24
+    width: int = 128
+    lm_weights: tuple[float, ...] = (0.0, 0.375, 0.75)
+
+    def __post_init__(self) -> None:
+        check("mistakes", self, NOUGHT_OR_MORE, "weight", "lm_weights")
+        check("mistakes", self, ONE_OR_MORE, "readings", "width")
+        if not self.lm_weights or self.readings > self.width:
+            raise TrainingError(
+                f"mistakes.readings is {self.readings} of a search that keeps {self.width}, and mistakes.lm_weights "
+                f"names {len(self.lm_weights)} weights: expected no more readings than mistakes.width, and a weight."
+            )
+
+
+@dataclass(frozen=True)
 class OptimiserPart:
     """See training/optimisers.py; `clip` limits the norm of all gradients (0: no limit)."""
 
@@ -175,6 +196,7 @@ class Recipe:
     data: DataPart = field(default_factory=DataPart)
     distil: DistilPart = field(default_factory=DistilPart)
     stages: StagesPart = field(default_factory=StagesPart)
+    mistakes: MistakesPart = field(default_factory=MistakesPart)
     augment: Alteration = NO_ALTERATION
     masks: FeatureMasks = field(default_factory=FeatureMasks)
     optimiser: OptimiserPart = field(default_factory=OptimiserPart)
