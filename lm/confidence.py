@@ -8,8 +8,8 @@ import math
 
 # Weights of: constant; log doubt of the mean peak; log doubt of the least peak; mean peak; least peak; letters; and,
 # with a language model, its log10 for the word.
-WITH_LANGUAGE = (2.247, 0.297, -0.884, -0.565, 0.936, 0.183, 0.424)
-WITHOUT_LANGUAGE = (3.171, 0.601, -1.035, 2.275, 3.602, -0.043)
+WITH_LANGUAGE = (0.29, -0.747, 0.0, 0.497, 0.0, 0.177, 0.483)
+WITHOUT_LANGUAGE = (0.604, -0.622, 0.0, 0.234, 2.648, -0.145)
 SUREST = -1e-4
 LEAST_LANGUAGE = -7.0
 MOST_LETTERS = 12

@@ -126,10 +126,10 @@ def _words(decoder: Decoder, log_probs: LogProbs, search: SearchSettings | None 
     return utterance.finish()[0].text
 
 
-def noise_bank(folder: Path) -> Samples:
-    """The test split as one long sound, every piece at the same level."""
+def noise_bank(folder: Path, split: str = "test") -> Samples:
+    """A split as one long sound, every piece at the same level."""
     lines = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
-    pieces = [read_mono(folder / line["audio"]) for line in lines if line.get("split") == "test"]
+    pieces = [read_mono(folder / line["audio"]) for line in lines if line.get("split") == split]
     return np.concatenate([piece / max(float(np.sqrt(np.mean(piece**2))), 1e-6) for piece in pieces])
 
 

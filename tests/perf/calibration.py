@@ -1,47 +1,67 @@
 """Do word confidences mean what they say? Fits the weights of lm/confidence.py and draws the reliability curve.
 
-    python -m tests.perf.calibration --log-probs FOLDER --manifest MANIFEST [--also FOLDER MANIFEST] [--lm FILE]
+    python -m tests.perf.calibration ../shared/speech --noise ../shared/noise [--model quartznet15x5-en] [--limit N]
 
-Fits on every second clip of the manifest, at several softnesses, and prints the weights to be written into
-lm/confidence.py; then measures what lm/confidence.py says now on the other clips and on `--also`, which nothing is
-fitted on. Results go to `calibration.json`, `.md` and `.png`.
+Every model hears the clips of some folders as they are and in noise, at 20, 10 and 5 dB in turn: one mapping is to hold
+for a model that is nearly always right and for one that is often wrong. The weights are fitted on folders that are not
+reported (with noise of the training split), and printed to be written into lm/confidence.py; then what lm/confidence.py
+says now is measured on others (with noise of the test split), which nothing is fitted on. Results go to
+`calibration.json`, `.md` and `.png`.
 """
 
 import argparse
 import json
 import math
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from itertools import chain, pairwise
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from acoustic import catalogue
+from acoustic.framing import Samples
+from acoustic.runtime import Backend, open_backend
+from acoustic.windows import LogProbs
 from lm import beam, confidence, greedy
-from lm.decoders import Decoder, open_decoder
+from lm.decoders import Decoder, SearchSettings, open_decoder
 from lm.ngram import NGram
 from lm.score import align
-from tests.perf.decoding import ALPHABET, softened
+from lm.text import normalise
+from service.audio.files import read_mono
+from service.commands.evaluate import recordings
+from service.scheduling.device import written_by
+from tests.perf.acoustic import provenance
+from tests.perf.box import noise_bank, noisy
 
-SOFTNESSES = (1.0, 1.5, 2.0)
+FITTED = ("test-commonvoice", "an4-train", "train-crowd")
+DRAWN = ("beam, dev", "beam, dev, noise", "beam, test-voices", "beam, test-voices, noise")
+KEPT = ("dev", "test-clean", "test-voices", "test-noisy", "test-accented", "an4-test")
+RATIOS_DB = (20.0, 10.0, 5.0)
 EDGES = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
-Clip = tuple[NDArray[np.float32], str]
+Clip = tuple[LogProbs, str]
 
 
-def load(log_probs: Path, manifest: Path) -> list[Clip]:
-    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
-    stored = [
-        (log_probs / (Path(row["audio"]).stem + ".npy"), row["text"]) for row in rows if row.get("text")
-    ]
-    clips = [(np.load(path), text) for path, text in stored if path.exists()]
-    if not clips:
-        sys.exit(
-            f"{log_probs} holds no .npy named like the clips of {manifest}; tests.perf.decoding --model makes them"
-        )
+@dataclass(frozen=True)
+class Heard:
+    """What the confidence of each word was computed from, the confidence, and whether the word is right."""
+
+    evidence: list[Any]
+    confidences: NDArray[np.float64]
+    right: NDArray[np.bool_]
+
+
+def hear(backend: Backend, folder: Path, limit: int, bank: Samples | None) -> list[Clip]:
+    """What a model makes of a folder's clips; with a bank, in noise."""
+    changes = [noisy(bank, ratio, 0) for ratio in RATIOS_DB] if bank is not None else []
+    clips = []
+    for number, line in enumerate(recordings(folder, limit)):
+        sound = read_mono(line["folder"] / line["audio"])
+        sound = changes[number % len(changes)](sound) if changes else sound
+        clips.append((backend.whole(sound), normalise(line["text"])))
     return clips
 
 
@@ -67,20 +87,18 @@ def listening() -> Iterator[list[Any]]:
         beam.read_words, greedy.word_confidence = read_words, word_confidence
 
 
-def hear(
-    decoder: Decoder, clips: list[Clip], softness: float
-) -> tuple[list[Any], NDArray[np.float64], NDArray[np.bool_]]:
-    """Every word heard: what the confidence is computed from, the confidence, and whether it is right."""
+def words_of(decoder: Decoder, search: SearchSettings, clips: list[Clip]) -> Heard:
+    """Every word that is written."""
     confidences, right = [], []
     with listening() as evidence:
-        for frames, text in clips:
-            utterance = decoder.start()
-            utterance.push(softened(frames, softness) if softness != 1.0 else frames)
+        for log_probs, text in clips:
+            utterance = decoder.start(search)
+            utterance.push(log_probs)
             words = utterance.finish()[0].words
             confidences += [word.confidence for word in words]
             steps = align(text.split(), [word.text for word in words])
             right += [step.kind == "same" for step in steps if step.hypothesis is not None]
-    return evidence, np.array(confidences), np.array(right)
+    return Heard(evidence, np.array(confidences), np.array(right))
 
 
 def inputs(evidence: list[Any]) -> NDArray[np.float64]:
@@ -94,16 +112,22 @@ def inputs(evidence: list[Any]) -> NDArray[np.float64]:
     return np.stack(columns, axis=1)
 
 
-def fit(evidence: list[Any], right: NDArray[np.bool_]) -> list[float]:
+def fit(heard: list[Heard]) -> list[float]:
+    """Weights by which the surer word is never the less clear one."""
     from scipy.optimize import minimize
 
-    rows = inputs(evidence)
+    rows = np.concatenate([inputs(one.evidence) for one in heard])
+    right = np.concatenate([one.right for one in heard])
+    bounds = [(None, None), (None, 0.0), (None, 0.0), (0.0, None), (0.0, None), (None, None), (0.0, None)]
 
     def loss(weights: NDArray[np.float64]) -> float:
         logits = rows @ weights
         return float(np.mean(np.logaddexp(0.0, logits) - right * logits) + 1e-4 * (weights[1:] ** 2).sum())
 
-    return [round(float(weight), 3) for weight in minimize(loss, np.zeros(rows.shape[1])).x]
+    return [
+        round(float(weight), 3)
+        for weight in minimize(loss, np.zeros(rows.shape[1]), bounds=bounds[: rows.shape[1]]).x
+    ]
 
 
 def reliability(confidences: NDArray[np.float64], right: NDArray[np.bool_]) -> dict[str, Any]:
@@ -152,7 +176,8 @@ def draw(curves: dict[str, dict[str, Any]], path: Path) -> None:
 
 def markdown(results: dict[str, Any]) -> str:
     lines = [
-        f"Measured {results['date']} by tests/perf/calibration.py; words heard on clips that nothing was fitted on.",
+        f"Measured {results['date']} at {results['commit']} on {results['machine']} by tests/perf/calibration.py;",
+        "words heard on clips that nothing was fitted on; noise of the test split at 20, 10 and 5 dB in turn.",
         "",
         "| set | words | right | mean confidence | calibration error | area under ROC |",
         "|---|---|---|---|---|---|",
@@ -181,36 +206,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--log-probs", type=Path, required=True)
-    parser.add_argument("--manifest", type=Path, required=True)
-    parser.add_argument("--also", type=Path, nargs=2, metavar=("FOLDER", "MANIFEST"))
-    parser.add_argument("--lm", type=Path, help="a KenLM trie; default: the one in the box")
+    parser.add_argument("speech", type=Path)
+    parser.add_argument("--noise", type=Path, required=True)
+    parser.add_argument("--model", action="append", default=[], help="besides the one in the box; repeatable")
+    parser.add_argument("--limit", type=int, default=100, help="clips of each folder (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
-    ngram = NGram.load(arguments.lm) if arguments.lm else NGram.shipped()
-    clips = load(arguments.log_probs, arguments.manifest)
-    fitted, kept = clips[::2], clips[1::2]
-    decoders = {"beam": open_decoder("beam", ALPHABET, ngram), "greedy": open_decoder("greedy", ALPHABET)}
-    weights = {}
-    for name, decoder in decoders.items():
-        heard = [hear(decoder, fitted, softness) for softness in SOFTNESSES]
-        weights[name] = fit(
-            list(chain.from_iterable(part[0] for part in heard)), np.concatenate([part[2] for part in heard])
-        )
-    print("WITH_LANGUAGE =", tuple(weights["beam"]), "\nWITHOUT_LANGUAGE =", tuple(weights["greedy"]))
+    ngram = NGram.shipped()
+    fitted: dict[str, list[Heard]] = {"beam": [], "greedy": []}
     curves = {}
-    for name, decoder in decoders.items():
-        for softness in SOFTNESSES:
-            curves[f"{name}, softened {softness}"] = reliability(*hear(decoder, kept, softness)[1:])
-        if arguments.also:
-            curves[f"{name}, {arguments.also[1].parent.name}"] = reliability(
-                *hear(decoder, load(*arguments.also), 1.0)[1:]
-            )
-    results = {"date": datetime.now(UTC).date().isoformat(), "fitted_now": weights, "curves": curves}
+    for model in (catalogue.default_name(), *arguments.model):
+        backend, (alphabet, search) = open_backend(model, "cpu", None), written_by(model)
+        decoders = {"beam": open_decoder("beam", alphabet, ngram), "greedy": open_decoder("greedy", alphabet)}
+        for split, folders in (("train", FITTED), ("test", KEPT)):
+            bank = noise_bank(arguments.noise, split)
+            for folder in folders:
+                for where in (None, bank):
+                    clips = hear(backend, arguments.speech / folder, arguments.limit, where)
+                    for name, decoder in decoders.items():
+                        heard = words_of(decoder, search, clips)
+                        if folders is FITTED:
+                            fitted[name].append(heard)
+                        else:
+                            noise = "" if where is None else ", noise"
+                            curves[f"{model}, {name}, {folder}{noise}"] = reliability(
+                                heard.confidences, heard.right
+                            )
+    weights = {name: fit(heard) for name, heard in fitted.items()}
+    print("WITH_LANGUAGE =", tuple(weights["beam"]), "\nWITHOUT_LANGUAGE =", tuple(weights["greedy"]))
+    results = {**provenance(), "fitted_now": weights, "curves": curves}
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "calibration.json").write_text(json.dumps(results, indent=1) + "\n")
     (arguments.out / "calibration.md").write_text(markdown(results))
-    draw(curves, arguments.out / "calibration.png")
+    drawn = {name: curve for name, curve in curves.items() if name.split(", ", 1)[1] in DRAWN}
+    draw(drawn, arguments.out / "calibration.png")
     print(markdown(results))
 
 
