@@ -111,7 +111,8 @@ class Killed:
         return self.inner(model, heard)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """In a function, so that what holds the group of processes is gone before the interpreter is taken down."""
     torch.set_num_threads(1)
     given = json.loads(sys.argv[3])
     killed_after = given.pop("killed_after", None)
@@ -120,3 +121,7 @@ if __name__ == "__main__":
         if killed_after is not None:
             loop.objective = Killed(loop.objective, killed_after)
         loop.run()
+
+
+if __name__ == "__main__":
+    main()
