@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
@@ -103,8 +102,10 @@ class WithMistakes:
             utterance = self.decoder.start(search)
             utterance.push(plain[row, : int(outputs[row])])
             found = utterance.finish()
-            wrong = np.array([_mistakes(text, reading.text) for reading in found])
-            likely = softmax(np.array([reading.score for reading in found]))
+            wrong = np.array([float(word_errors(text, reading.text).errors) for reading in found])
+            likely = (
+                torch.tensor([reading.score for reading in found], dtype=torch.float64).softmax(0).numpy()
+            )
             mean = float(likely @ wrong)
             for reading, share in zip(found, likely * (wrong - mean), strict=True):
                 if abs(share) > LEAST_SHARE:
@@ -131,19 +132,9 @@ class WithMistakes:
         self._made = made
 
 
-def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Shares that sum to one."""
-    raised = np.exp(scores - scores.max())
-    return np.asarray(raised / raised.sum())
-
-
 def _whole(altered: Altered, row: int) -> bool:
     """Not cut and joined with something else, of which no transcript tells."""
     return bool(altered.cut_at[row] >= altered.lengths[row])
-
-
-def _mistakes(said: str, written: str) -> float:
-    return float(word_errors(said, written).errors if said else len(written.split()))
 
 
 def _joined(readings: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
