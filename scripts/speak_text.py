@@ -1,20 +1,20 @@
 """Words that the recordings lack, spoken by a small neural synthesiser: a folder of training clips.
 
     pip install hibari-tts==0.2.1
-    python scripts/speak_text.py DATA OUT [--hours 12] [--seed 1] [--skip N]
+    python scripts/speak_text.py DATA OUT [--hours 12] [--seed 1]
 
 DATA is the folder that scripts/gather_speech.py makes: `shared/text` gives the sentences, the transcripts of all
 that is for training say how often each word has been heard. Half of the sentences come in the order of what they bring
 (words that text often has and the recordings seldom), half as text has them. What shares eight words in a row with a
 transcript of `dev` or of a test folder is left out. The voice (hibari's own, Apache-2.0, its weights are in the
 package) is one woman's; each clip has a mouth, a pitch, a breath and a pace of its own, drawn by chance. A core speaks
-a hundred times as fast as people do. --skip goes on behind the first N sentences, into another folder.
+a hundred times as fast as people do. A second folder wants another seed; what the first one says counts as heard once
+it lies below DATA/collected.
 """
 
 import argparse
 import collections
 import importlib.util
-import itertools
 import lzma
 import math
 import random
@@ -162,7 +162,8 @@ def _mouth(bins: int, pitch: float, draw: np.random.Generator) -> NDArray[np.flo
 def _stretched(values: Floats, where: NDArray[np.float64]) -> Floats:
     low = np.floor(where).astype(int)
     part = (where - low)[:, None].astype(np.float32)
-    return values[low] * (1 - part) + values[np.minimum(low + 1, len(values) - 1)] * part
+    between: Floats = values[low] * (1 - part) + values[np.minimum(low + 1, len(values) - 1)] * part
+    return between
 
 
 def _sung(melody: Floats, pitch: float, liveliness: float) -> Floats:
@@ -174,10 +175,10 @@ def _sung(melody: Floats, pitch: float, liveliness: float) -> Floats:
     return np.where(voiced, np.maximum(other, VOICED_HZ + 5), melody).astype(np.float32)
 
 
-def speak(texts: Iterable[tuple[int, str]], out: Path, hours: float, seed: int) -> Iterator[Clip]:
-    """The clips of numbered texts, one by one, until there are so many hours."""
+def speak(texts: Iterable[str], out: Path, hours: float, seed: int) -> Iterator[Clip]:
+    """The clips, one by one, until there are so many hours."""
     speaker, seconds, told = Speaker(), 0.0, 0
-    for number, text in texts:
+    for number, text in enumerate(texts):
         samples = speaker.say(text, np.random.default_rng([seed, number]))
         length = len(samples) / SAMPLE_RATE
         if not SHORTEST_S <= length <= LONGEST_S:
@@ -216,7 +217,6 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--hours", type=float, default=12.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--skip", type=int, default=0, metavar="N")
     arguments = parser.parse_args()
     if not (arguments.data / "shared" / "speech").is_dir():
         parser.error(f"{arguments.data} has no folder shared/speech: scripts/gather_speech.py makes it")
@@ -227,9 +227,7 @@ def main() -> None:
         f"{len(texts):,} sentences; {heard.total():,} words heard, {len(heard):,} different ones", flush=True
     )
     arguments.out.mkdir(parents=True, exist_ok=True)
-    said = itertools.islice(
-        enumerate(mixed(texts, heard, random.Random(arguments.seed))), arguments.skip, None
-    )
+    said = mixed(texts, heard, random.Random(arguments.seed))
     clips = list(speak(said, arguments.out, arguments.hours, arguments.seed))
     write_manifest(arguments.out / "manifest.jsonl", clips)
     print(f"{len(clips):,} clips, {sum(clip.duration_s for clip in clips) / 3600:.1f} hours")
