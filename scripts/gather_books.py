@@ -39,10 +39,10 @@ def main() -> None:
     stores = [arguments.mirror / name.replace("/", "+") / "repo" for name in SOURCES]
     if missing := [str(store) for store in stores if not store.is_dir()]:
         parser.error(f"no snapshot at {', '.join(missing)}")
-    transcripts = list(_transcripts(arguments.speech))
+    transcripts = list(tested(arguments.speech))
     if not transcripts:
         parser.error(f"no transcripts of `dev` or test folders in {arguments.speech}")
-    shared = frozenset(run for text in transcripts for run in _runs(text))
+    shared = frozenset(run for text in transcripts for run in runs(text))
     seen: set[int] = set()
     kept = refused = words = 0
     out = arguments.out
@@ -72,14 +72,16 @@ def _remember(shared: frozenset[str]) -> None:
     _shared = shared
 
 
-def _transcripts(speech: Path) -> Iterator[str]:
+def tested(speech: Path) -> Iterator[str]:
+    """The transcripts of `dev` and the test folders."""
     for manifest in sorted(speech.glob("*/manifest.jsonl")):
         if "train" not in manifest.parent.name:
             for line in manifest.read_text().splitlines():
                 yield json.loads(line)["text"] or ""
 
 
-def _runs(text: str) -> Iterator[str]:
+def runs(text: str) -> Iterator[str]:
+    """All that stands in a text in as many words as no text for training may share with what is tested."""
     found = _WORDS.findall(text.lower().replace("’", "'"))
     for start in range(len(found) - SHARED_WORDS + 1):
         yield " ".join(found[start : start + SHARED_WORDS])
@@ -125,7 +127,7 @@ def _book(given: tuple[str, str]) -> tuple[str, list[str] | None]:
         letters = sum(map(str.islower, paragraph))
         if letters < 20 or letters < 0.6 * len(paragraph):
             continue
-        if not _shared.isdisjoint(_runs(paragraph)):
+        if not _shared.isdisjoint(runs(paragraph)):
             shares += 1
             continue
         paragraphs.append(paragraph)

@@ -26,12 +26,12 @@ from pathlib import Path
 import numpy as np
 import soundfile
 import soxr
+from gather_books import runs, tested
 from numpy.typing import NDArray
 
 from training.data.manifests import Clip, read_manifest, write_manifest
 from training.data.sound import SAMPLE_RATE
 
-SHARED_WORDS = 8
 WORDS = (5, 38)
 SHORTEST_S, LONGEST_S = 1.0, 16.5
 SYNTHESISED_HZ = 24_000
@@ -86,18 +86,14 @@ def chosen(texts: list[str], heard: Counter[str], draw: random.Random) -> Iterat
 def texts_and_words(data: Path) -> tuple[list[str], Counter[str]]:
     """Sentences that no dev or test transcript shares much with, and how often each word is heard in training."""
     speech = data / "shared" / "speech"
-    kept_out = {
-        tuple(words[i : i + SHARED_WORDS])
-        for words in transcripts(p for p in speech.iterdir() if "train" not in p.name and p.is_dir())
-        for i in range(len(words) - SHARED_WORDS + 1)
-    }
+    kept_out = {run for text in tested(speech) for run in runs(text)}
     recorded = [*speech.glob("*train*"), *(f.parent for f in data.glob("collected/*/manifest.jsonl"))]
     heard = collections.Counter(word for words in transcripts(recorded) for word in words)
-    texts = []
-    for sentence in sorted(set(sentences(data / "shared" / "text"))):
-        words = words_of(sentence)
-        if words and not any(tuple(words[i : i + SHARED_WORDS]) in kept_out for i in range(len(words))):
-            texts.append(sentence)
+    texts = [
+        sentence
+        for sentence in sorted(set(sentences(data / "shared" / "text")))
+        if words_of(sentence) and kept_out.isdisjoint(runs(sentence))
+    ]
     return texts, heard
 
 

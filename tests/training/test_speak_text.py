@@ -23,7 +23,9 @@ NEW = "gardeners pruned seventeen overgrown quince trees"
 def script():
     spec = importlib.util.spec_from_file_location("speak_text", SCRIPT)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPT.parent))  # as `python scripts/speak_text.py` has it
+        spec.loader.exec_module(module)
     return module
 
 
