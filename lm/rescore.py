@@ -69,9 +69,9 @@ class RescoreSettings:
     lm_weight: float
     word_bonus: float
     weights: tuple[float, ...]
-    longest_list: int = 16
+    longest_list: int = 24
     """Readings that are ranked again, at the most. Each costs a rescorer's time."""
-    spread: float = 3.0
+    spread: float = 4.5
     """So many nats behind the search's best a reading is given up: hardly ever does one win from there."""
     searched: tuple[float, float] | None = None
     """The search's own two when these were chosen. A search that trusts the language less than that one did, because

@@ -106,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="deal the speakers into N parts; each is counted with the weights chosen on the others (default 2)",
     )
-    rescore.add_argument("--longest-list", type=int, default=16, help="readings a clip (default 16)")
+    rescore.add_argument("--longest-list", type=int, default=24, help="readings a clip (default 24)")
     rescore.add_argument(
         "--out",
         type=Path,
