@@ -1,15 +1,16 @@
 """Words that the recordings lack, spoken by a small neural synthesiser: a folder of training clips.
 
     pip install hibari-tts==0.2.1
-    python scripts/speak_text.py DATA OUT [--hours 12] [--seed 1]
+    python scripts/speak_text.py DATA OUT [--hours 12] [--seed 1] [--texts FOLDER]
 
-DATA is the folder that scripts/gather_speech.py makes: `shared/text` gives the sentences, the transcripts of all
-that is for training say how often each word has been heard. Half of the sentences come in the order of what they bring
-(words that text often has and the recordings seldom), half as text has them. What shares eight words in a row with a
-transcript of `dev` or of a test folder is left out. The voice (hibari's own, Apache-2.0, its weights are in the
-package) is one woman's; each clip has a mouth, a pitch, a breath and a pace of its own, drawn by chance. A core speaks
-a hundred times as fast as people do. A second folder wants another seed; what the first one says counts as heard once
-it lies below DATA/collected.
+DATA is the folder that scripts/gather_speech.py makes: `shared/text` gives the sentences (or --texts, where the books
+of scripts/gather_books.py may lie beside the rest), the transcripts of all that is for training say how often each
+word has been heard. Only texts that the language model in the box is made of are spoken: none is share-alike. Half of
+the sentences come in the order of what they bring (words that text often has and the recordings seldom), half as text
+has them. What shares eight words in a row with a transcript of `dev` or of a test folder is left out. The voice
+(hibari's own, Apache-2.0, its weights are in the package) is one woman's; each clip has a mouth, a pitch, a breath and
+a pace of its own, drawn by chance. A core speaks a hundred times as fast as people do. A second folder wants another
+seed; what the first one says counts as heard once it lies below DATA/collected.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import lzma
 import math
 import random
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -32,7 +34,10 @@ from numpy.typing import NDArray
 from training.data.manifests import Clip, read_manifest, write_manifest
 from training.data.sound import SAMPLE_RATE
 
+TEXTS = Path(__file__).parents[1] / "lm" / "pretrained" / "recipe.toml"
 WORDS = (5, 38)
+MOST = 1_500_000
+"""Sentences to choose from: whole libraries of books do not fit into memory as words."""
 SHORTEST_S, LONGEST_S = 1.0, 16.5
 SYNTHESISED_HZ = 24_000
 VOICED_HZ = 40.0
@@ -47,10 +52,16 @@ def words_of(text: str) -> list[str]:
     return _WORDS.findall(text.lower().replace("’", "'").replace("‘", "'"))
 
 
+def texts_below(folder: Path) -> list[Path]:
+    with TEXTS.open("rb") as recipe:
+        names = [text["file"] for text in tomllib.load(recipe)["text"]]
+    return [folder / name for name in sorted(names) if (folder / name).is_file()]
+
+
 def sentences(folder: Path) -> Iterator[str]:
     """What can be said as it is written: letters and stops only, neither too short nor too long."""
-    for file in sorted(folder.glob("*.txt.xz")):
-        with lzma.open(file, "rt", encoding="utf-8") as lines:
+    for file in texts_below(folder):
+        with (lzma.open if file.suffix == ".xz" else open)(file, "rt", encoding="utf-8") as lines:
             for line in lines:
                 for sentence in _SENTENCES.split(line.strip()):
                     if _PLAIN.fullmatch(sentence) and WORDS[0] <= len(sentence.split()) <= WORDS[1]:
@@ -83,15 +94,16 @@ def chosen(texts: list[str], heard: Counter[str], draw: random.Random) -> Iterat
         left, bar = rest, bar / 2 if bar > 0.01 else 0.0
 
 
-def texts_and_words(data: Path) -> tuple[list[str], Counter[str]]:
-    """Sentences that no dev or test transcript shares much with, and how often each word is heard in training."""
+def texts_and_words(data: Path, folder: Path, draw: random.Random) -> tuple[list[str], Counter[str]]:
+    """The folder's sentences, without what dev or a test shares, and how often each word is heard in training."""
     speech = data / "shared" / "speech"
     kept_out = {run for text in tested(speech) for run in runs(text)}
     recorded = [*speech.glob("*train*"), *(f.parent for f in data.glob("collected/*/manifest.jsonl"))]
     heard = collections.Counter(word for words in transcripts(recorded) for word in words)
+    every = sorted(set(sentences(folder)))
     texts = [
         sentence
-        for sentence in sorted(set(sentences(data / "shared" / "text")))
+        for sentence in (draw.sample(every, MOST) if len(every) > MOST else every)
         if words_of(sentence) and kept_out.isdisjoint(runs(sentence))
     ]
     return texts, heard
@@ -213,17 +225,21 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--hours", type=float, default=12.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--texts", type=Path, metavar="FOLDER", help="DATA/shared/text unless said otherwise")
     arguments = parser.parse_args()
     if not (arguments.data / "shared" / "speech").is_dir():
         parser.error(f"{arguments.data} has no folder shared/speech: scripts/gather_speech.py makes it")
     if importlib.util.find_spec("hibari") is None:
         parser.error("hibari is not installed: pip install hibari-tts==0.2.1")
-    texts, heard = texts_and_words(arguments.data)
+    folder, draw = arguments.texts or arguments.data / "shared" / "text", random.Random(arguments.seed)
+    if not texts_below(folder):
+        parser.error(f"{folder} holds none of the texts that {TEXTS.parent.name}/{TEXTS.name} names")
+    texts, heard = texts_and_words(arguments.data, folder, draw)
     print(
         f"{len(texts):,} sentences; {heard.total():,} words heard, {len(heard):,} different ones", flush=True
     )
     arguments.out.mkdir(parents=True, exist_ok=True)
-    said = mixed(texts, heard, random.Random(arguments.seed))
+    said = mixed(texts, heard, draw)
     clips = list(speak(said, arguments.out, arguments.hours, arguments.seed))
     write_manifest(arguments.out / "manifest.jsonl", clips)
     print(f"{len(clips):,} clips, {sum(clip.duration_s for clip in clips) / 3600:.1f} hours")

@@ -14,6 +14,7 @@ import torch
 from acoustic import checkpoint
 from acoustic.calibration import ENOUGH_S, calibrate, with_ranges
 from acoustic.checkpoint import Checkpoint
+from acoustic.compensating import compensated
 from acoustic.equalising import equalised
 from acoustic.export import export_onnx
 from acoustic.features import FrontEnd
@@ -94,7 +95,8 @@ def release(
     sounds = [read_clip(clip.audio) for clip in clips]
     if int8:
         trained = equalised(trained, sounds)
-    kept = trained if keep_norms else fold(trained)
+    kept = compensated(trained, sounds) if weights == "int8" else trained
+    kept = kept if keep_norms else fold(kept)
     kept = checkpoint.rounded(kept) if weights == "int8" else kept
     served = fold(kept)
     if int8:

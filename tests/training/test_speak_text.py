@@ -39,19 +39,24 @@ def data(tmp_path: Path) -> Path:
     (tmp_path / "shared" / "text").mkdir()
     lines = [KNOWN, KNOWN, f"{KNOWN}.", f"Indeed {TESTED}.", "In 1999 it was sold for five pounds."]
     lines += [f"{NEW} {day}!" for day in ("today", "daily", "now")]
-    with lzma.open(tmp_path / "shared" / "text" / "some.txt.xz", "wt") as file:
-        file.write("\n".join(lines))
+    for name, said in (
+        ("general_tatoeba", lines),
+        ("general_wikisplit", ["Nobody may say what is share-alike."]),
+    ):
+        with lzma.open(tmp_path / "shared" / "text" / f"{name}.txt.xz", "wt") as file:
+            file.write("\n".join(said))
     return tmp_path
 
 
 def test_new_words_come_first_and_what_is_tested_never(script, data: Path) -> None:
-    texts, heard = script.texts_and_words(data)
+    folder, draw = data / "shared" / "text", random.Random(1)
+    texts, heard = script.texts_and_words(data, folder, draw)
     assert heard == Counter(KNOWN.split())
-    assert not any("estuary" in text or "1999" in text for text in texts)
-    order = list(script.chosen(texts, heard, random.Random(1)))
+    assert not any("estuary" in text or "1999" in text or "share-alike" in text for text in texts)
+    order = list(script.chosen(texts, heard, draw))
     assert sorted(order) == sorted(texts)
     assert order[0].startswith(NEW) and KNOWN in order[-1]
-    turns = list(script.mixed(texts, script.texts_and_words(data)[1], random.Random(1)))
+    turns = list(script.mixed(texts, script.texts_and_words(data, folder, draw)[1], draw))
     assert (
         turns[0].startswith(NEW)
         and sorted(turns[::2]) == sorted(texts)
@@ -89,12 +94,29 @@ def test_sentences_are_spoken_and_the_same_again(data: Path) -> None:
         assert one.text == other.text and one.audio.read_bytes() == other.audio.read_bytes()
 
 
+def test_whole_books_are_read_as_they_are_and_the_most_by_chance(
+    script, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = data / "library"
+    library.mkdir()
+    (library / "books_whole.txt").write_text(
+        "".join(f"{NEW} {name}.\n" for name in ("here", "there", "nowhere"))
+    )
+    assert len(script.texts_and_words(data, library, random.Random(1))[0]) == 3
+    monkeypatch.setattr(script, "MOST", 2)
+    some = {tuple(script.texts_and_words(data, library, random.Random(seed))[0]) for seed in range(9)}
+    assert len(some) > 1 and all(len(texts) == 2 for texts in some)
+
+
 def test_what_is_missing_is_named(data: Path) -> None:
     refused = run(data / "shared", "out")
     assert refused.returncode == 2 and "gather_speech.py" in refused.stderr
     if importlib.util.find_spec("hibari") is None:
         refused = run(data, "out")
         assert refused.returncode == 2 and "pip install hibari-tts" in refused.stderr
+    else:
+        refused = run(data, "out", "--texts", str(data))
+        assert refused.returncode == 2 and "none of the texts" in refused.stderr
 
 
 def run(data: Path, out: str, *options: str) -> subprocess.CompletedProcess[str]:
