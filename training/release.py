@@ -80,10 +80,10 @@ def release(
 ) -> list[Comparison]:
     """Write `model.safetensors` (folded, FP16 or INT8 weights) and `model.int8.onnx` into a folder, and compare both.
 
-    The clips serve twice: their sound gives the INT8 ranges (a minute at least), and all forms hear them. With
-    `keep_norms` the batch norms stay apart in the file (whoever serves it folds them): training can go on from it.
-    `search` is what the card shall say of the search that suits the model. `blank` is added to the score of writing
-    nothing at an output: below nought, a model in doubt leaves less out.
+    The clips serve three times: their sound says which rounding of weights costs least and gives the INT8 ranges (a
+    minute at least), and all forms hear them. With `keep_norms` the batch norms stay apart in the file (whoever serves
+    it folds them): training can go on from it. `search` is what the card shall say of the search that suits the model.
+    `blank` is added to the score of writing nothing at an output: below nought, a model in doubt leaves less out.
     """
     if not clips:
         raise TrainingError("A release is compared on real speech: name a manifest with some clips.")

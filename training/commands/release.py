@@ -22,7 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, required=True, help="the folder for model.safetensors and its ONNX file"
     )
     parser.add_argument(
-        "--clips", type=Path, required=True, help="manifest of speech for INT8's ranges and to compare"
+        "--clips",
+        type=Path,
+        required=True,
+        help="manifest of speech for INT8's rounding and ranges, and to compare",
     )
     parser.add_argument(
         "--most", type=_one_or_more, default=60, help="take at most so many clips (default: 60)"
