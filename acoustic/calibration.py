@@ -5,7 +5,7 @@ What is done with them is in `acoustic.export`.
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -61,11 +61,16 @@ def with_ranges(checkpoint: Checkpoint, ranges: Ranges) -> Checkpoint:
 
 
 def calibrate(
-    checkpoint: Checkpoint, recordings: Iterable[Samples], *, keep: bool = True
+    checkpoint: Checkpoint,
+    recordings: Iterable[Samples],
+    *,
+    keep: bool = True,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Range]:
     """Measure the ranges on recordings (16 kHz, mono; a few minutes of speech like that to be heard).
 
-    keep: also remember them in the user's cache, for models whose file cannot be written.
+    keep: also remember them in the user's cache, for models whose file cannot be written. `tell` is told how far it has
+    come.
     """
     from acoustic.runtime.backend import whole_features
 
@@ -79,7 +84,7 @@ def calibrate(
             f"Calibrating on {seconds:.0f} s of speech would guess at the ranges: "
             f"give at least {ENOUGH_S:.0f} s."
         )
-    ranges = _measure(checkpoint, heard)
+    ranges = _measure(checkpoint, heard, tell)
     if keep:
         path = _cached(checkpoint)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +94,9 @@ def calibrate(
     return ranges
 
 
-def _measure(checkpoint: Checkpoint, heard: list[torch.Tensor]) -> dict[str, Range]:
+def _measure(
+    checkpoint: Checkpoint, heard: list[torch.Tensor], tell: Callable[[str], None] = lambda text: None
+) -> dict[str, Range]:
     """Of the ranges that cut off one of CUT_OFF, those with which INT8 says most nearly what FP32 says."""
     from acoustic.runtime.cpu import open_session
 
@@ -103,6 +110,7 @@ def _measure(checkpoint: Checkpoint, heard: list[torch.Tensor]) -> dict[str, Ran
     samples: dict[str, list[Values]] = {tensor: [] for tensor in tensors}
     exact: list[Values] = []
     most, generator = -(-SAMPLE // len(heard)), np.random.default_rng(0)
+    tell(f"ranges: how far {len(tensors)} tensors reach in {len(heard)} recordings")
     for features in heard:
         said, *made = session.run(None, {"features": features[None].numpy()})
         exact.append(said)
@@ -112,7 +120,8 @@ def _measure(checkpoint: Checkpoint, heard: list[torch.Tensor]) -> dict[str, Ran
             samples[tensor].append(generator.choice(values.ravel(), min(values.size, most), replace=False))
     sampled = {tensor: np.concatenate(parts) for tensor, parts in samples.items()}
     tried: list[tuple[float, dict[str, Range]]] = []
-    for share in CUT_OFF:
+    for index, share in enumerate(CUT_OFF):
+        tell(f"ranges: what rounding costs, {index + 1} of {len(CUT_OFF)}")
         within = {tensor: _within(sampled[tensor], extremes[tensor], share) for tensor in tensors}
         ranges = {site: within[tensor] for site, tensor in graph.sites.items()}
         rounded = open_session(onnx_bytes(checkpoint, ranges))

@@ -5,7 +5,7 @@ together. So they are rounded in turn, and those still to come take up the error
 the others (GPTQ, Frantar et al. 2022). What a sum is off by on average goes into the norm or the offset behind it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,8 @@ REACHES = (1.0, 0.96, 0.92, 0.87, 0.81)
 """How far a row's steps reach, of its largest weight: where that is cut off, the steps of all others are finer."""
 DAMPING = 0.01
 """Of the inputs' mean power, added to each: some minutes of speech do not tell all."""
+TELL_EVERY = 20
+"""Recordings or weights between two words of how far it has come."""
 
 
 class Inputs:
@@ -60,17 +62,24 @@ class Layer:
 
 
 @torch.no_grad()
-def compensated(checkpoint: Checkpoint, recordings: Iterable[Samples]) -> Checkpoint:
-    """The network with weights that an INT8 file keeps as they are. Recordings (16 kHz, mono) show what it hears."""
+def compensated(
+    checkpoint: Checkpoint, recordings: Sequence[Samples], tell: Callable[[str], None] = lambda text: None
+) -> Checkpoint:
+    """The network with weights that an INT8 file keeps as they are. Recordings (16 kHz, mono) show what it hears;
+    `tell` is told how far it has come."""
     from acoustic.runtime.backend import whole_features
 
     network = checkpoint.network().eval()
     state = dict(checkpoint.state)
     layers = _listening(network, state)
     front_end = FrontEnd(checkpoint.config.features)
-    for samples in recordings:
+    for index, samples in enumerate(recordings):
+        if not index % TELL_EVERY:
+            tell(f"rounding: hearing recording {index + 1} of {len(recordings)}")
         network(whole_features(front_end, checkpoint.config.features, samples)[None])
-    for layer in layers:
+    for index, layer in enumerate(layers):
+        if not index % TELL_EVERY:
+            tell(f"rounding: weight {index + 1} of {len(layers)}")
         lost = _round(state, layer)
         if layer.behind:
             # What the taps are off by reaches the sums through the weights.

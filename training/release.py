@@ -77,6 +77,7 @@ def release(
     keep_norms: bool = False,
     search: Mapping[str, float] | None = None,
     blank: float = 0.0,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> list[Comparison]:
     """Write `model.safetensors` (folded, FP16 or INT8 weights) and `model.int8.onnx` into a folder, and compare both.
 
@@ -84,6 +85,7 @@ def release(
     minute at least), and all forms hear them. With `keep_norms` the batch norms stay apart in the file (whoever serves
     it folds them): training can go on from it. `search` is what the card shall say of the search that suits the model.
     `blank` is added to the score of writing nothing at an output: below nought, a model in doubt leaves less out.
+    `tell` is told how far it has come: some minutes pass.
     """
     if not clips:
         raise TrainingError("A release is compared on real speech: name a manifest with some clips.")
@@ -94,8 +96,9 @@ def release(
         trained = _leaning(trained, blank)
     sounds = [read_clip(clip.audio) for clip in clips]
     if int8:
+        tell(f"channels brought to like ranges, by what {len(sounds)} clips show of them")
         trained = equalised(trained, sounds)
-    kept = compensated(trained, sounds) if weights == "int8" else trained
+    kept = compensated(trained, sounds, tell) if weights == "int8" else trained
     kept = kept if keep_norms else fold(kept)
     kept = checkpoint.rounded(kept) if weights == "int8" else kept
     served = fold(kept)
@@ -106,10 +109,11 @@ def release(
                 f"{seconds:.0f} s of speech are too little to find the ranges of INT8: give {ENOUGH_S:.0f} s or more, "
                 "or leave INT8 out (--no-int8)."
             )
-        ranges = calibrate(served, sounds, keep=False)
+        ranges = calibrate(served, sounds, keep=False, tell=tell)
         served = with_ranges(served, ranges)
     out.mkdir(parents=True, exist_ok=True)
     file = checkpoint.save(out, kept.config, kept.state, served.card, weights)
+    tell(f"comparing on {len(sounds)} clips")
     reference = [_hear(trained, sound) for sound in sounds]
     whole = open_backend(file, "cpu", "fp32").whole
     form = "fp16" if weights == "fp16" else f"{weights} weights"

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     model = catalogue.find(arguments.model)
     recordings = _some(expand(arguments.files), arguments.seconds)
-    ranges = calibrate(model, recordings)
+    ranges = calibrate(model, recordings, tell=lambda text: print(text, file=sys.stderr, flush=True))
     if arguments.ranges is not None:
         arguments.ranges.write_text(json.dumps(ranges), encoding="utf-8")
     seconds = sum(len(samples) for samples in recordings) / 16_000

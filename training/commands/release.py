@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write, reload, compare, print."""
     import json
+    import sys
     from dataclasses import asdict
 
     from lm.search_settings import read_suited
@@ -81,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         keep_norms=arguments.keep_norms,
         search=search,
         blank=arguments.blank,
+        tell=lambda text: print(text, file=sys.stderr, flush=True),
     )
     if arguments.json:
         print(json.dumps({"forms": [asdict(result) for result in results]}))
