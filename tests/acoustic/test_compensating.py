@@ -21,7 +21,9 @@ def trained() -> Checkpoint:
 
 
 def test_a_file_keeps_the_weights_and_hears_more_nearly(trained: Checkpoint, tmp_path) -> None:
-    better = compensated(trained, [sound(12)])
+    told: list[str] = []
+    better = compensated(trained, [sound(12)], told.append)
+    assert told[0] == "rounding: hearing recording 1 of 1" and told[1].startswith("rounding: weight 1 of ")
     file = save(tmp_path, better.config, better.state, dtype="int8")
     for name, weight in load(file).state.items():
         if weight.dim() > 1:

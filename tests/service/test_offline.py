@@ -5,7 +5,7 @@ import pytest
 
 from lm.decoders import open_decoder
 from lm.search_settings import SearchSettings
-from service.offline import NEVER, CutRules, TimedWord, words_of
+from service.offline import NEVER, CutRules, TimedWord, utterances_of, words_of
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
 
@@ -41,6 +41,14 @@ def test_pauses_cut_long_recordings_without_losing_or_moving_a_word() -> None:
     assert len(whole) == 60
     assert [word.text for word in cut] == [word.text for word in whole]
     assert [word.start_s for word in cut] == [word.start_s for word in whole]
+
+
+def test_a_pause_ends_an_utterance_of_some_seconds_and_none_of_a_word_or_two() -> None:
+    decoder = open_decoder("greedy", ALPHABET)
+    log_probs = spoken("yes_ " + "good morning to you all " * 4 + "_ good night")
+    ended = utterances_of([log_probs], decoder, SearchSettings(), ALPHABET)
+    said = [" ".join(word.text for word in words) for words in ended]
+    assert said == ["yes" + " good morning to you all" * 4, "good night"]
 
 
 def test_the_pieces_make_no_difference() -> None:
