@@ -40,8 +40,17 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """One row of numbers: FP32, or the 8-bit numbers of an INT8 model. Only that model understands them. With causal
-    normalisation its memory at the same place goes with them (None: nothing was heard yet)."""
+    """One row of numbers: FP32, FP16 on a GPU, or the 8-bit numbers of an INT8 model. Only that model understands them.
+    With causal normalisation its memory at the same place goes with them (None: nothing was heard yet)."""
 
-    values: NDArray[Any]
+    values: "NDArray[Any] | Tensor"
+    """A tensor lies on its device, which has the room back when the last one lets go. Nobody writes to it."""
     memory: Memory | None = None
+
+    def array(self) -> NDArray[Any]:
+        """The numbers on the host."""
+        return self.values if isinstance(self.values, np.ndarray) else self.values.cpu().numpy()
+
+    def __reduce__(self) -> tuple[type["State"], tuple[NDArray[Any], Memory | None]]:
+        """Copies and pickles lie on the host: where they are opened there may be no such device."""
+        return State, (self.array(), self.memory)

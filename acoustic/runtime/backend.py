@@ -155,7 +155,7 @@ def carried_state(window: Window, empty: State) -> State:
     if not isinstance(window.memory, State):
         raise _out_of_order(window, "carried state")
     known, expected = window.memory.values, empty.values
-    if known.shape != expected.shape or known.dtype != expected.dtype:
+    if known.shape != expected.shape or known.nbytes != expected.nbytes:
         raise AcousticError(f"Window {window.span.index} carries the state of another model.")
     return window.memory
 
@@ -203,7 +203,7 @@ def whole_features_of(
             yield normalised
         return
     if config.normalise == "fixed":
-        centre, scale = _constants(config)
+        centre, scale = constants(config)
     else:
         centre, scale = _measured(front_end, config, sound)
     for features in _plain_features(front_end, sound):
@@ -226,7 +226,7 @@ def _measured(front_end: FrontEnd, config: FeatureConfig, sound: Iterable[Sample
         known = known.add(features, NEVER_FADES)
     if config.normalise == "utterance" and peak < SILENT_PEAK:
         # Its own mean would turn silence into average speech, and QuartzNet then writes letters.
-        return _constants(_with_constants(config))
+        return constants(_with_constants(config))
     if not known.frames:
         return torch.zeros(config.mels, 1), torch.ones(config.mels, 1)
     mean, deviation = known.mean_and_deviation()
@@ -235,7 +235,8 @@ def _measured(front_end: FrontEnd, config: FeatureConfig, sound: Iterable[Sample
     return torch.from_numpy(mean)[:, None], torch.from_numpy(deviation)[:, None]
 
 
-def _constants(config: FeatureConfig) -> tuple[Tensor, Tensor]:
+def constants(config: FeatureConfig) -> tuple[Tensor, Tensor]:
+    """The mean and deviation of each mel band, [mels, 1] each."""
     if config.mean is None or config.deviation is None:
         raise AcousticError("`fixed` normalisation needs a mean and a deviation for each mel band.")
     return torch.tensor(config.mean)[:, None], torch.tensor(config.deviation)[:, None]

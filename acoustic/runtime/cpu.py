@@ -101,7 +101,7 @@ class CpuBackend:
         """Normalised features [mels, frames] to log-probabilities [outputs, classes]."""
         if self._empty is not None:
             shape = Shape(features.shape[-1], features.shape[-1], first=True, last=True)
-            log_probs, _ = self._step(features[None].numpy(), self._empty.values[None], shape)
+            log_probs, _ = self._step(features[None].numpy(), self._empty.array()[None], shape)
             return cast(NDArray[np.float32], log_probs[0])
         (log_probs,) = self._session.run(None, {"features": features[None].numpy()})
         return cast(NDArray[np.float32], log_probs[0])
@@ -140,7 +140,7 @@ class CpuBackend:
     def _hear_rows(self, rows: "Sequence[Row]", shape: "Shape") -> dict[int, Heard]:
         """Windows of one length, each with its state, as one run."""
         features = np.stack([row.features.numpy() for row in rows])
-        states = np.stack([row.state.values for row in rows])
+        states = np.stack([row.state.array() for row in rows])
         log_probs, following = self._step(features, states, shape)
         heard = {}
         for place, row in enumerate(rows):

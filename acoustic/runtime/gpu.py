@@ -1,11 +1,12 @@
 """The GPU backend: PyTorch in FP16, a few static shapes, each one captured CUDA graph, warmed before ready.
 
 Features, normalisation, network and softmax are one graph: the host only lines up sound and copies results. A
-stream's carried state travels with its windows, as on the CPU.
+stream's carried state travels with its windows, as on the CPU, but its numbers stay on the device.
 On a CPU the same code runs with the graphs off, which is how it is tested without a GPU.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -33,7 +34,8 @@ from acoustic.runtime.backend import (
     streaming_config,
     whole_features_of,
 )
-from acoustic.runtime.memories import Carried, Sums, following_states, normalise_rows
+from acoustic.runtime.memories import RowNormalisation, Sent, following_states, load_states, on_host
+from acoustic.shape import ModelConfig
 from acoustic.windows import Heard, LogProbs, Window, carries, default_plan, with_hop
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -72,14 +74,18 @@ class GpuBackend:
         self.type = torch.float16 if self.precision == "fp16" else torch.float32
         self._network = fold(checkpoint).network().to(self.device, self.type)
         self.carrying = Carrying(self._network) if carries(self.config) else None
+        self.empty = State(
+            torch.zeros(self.carrying.size if self.carrying else 0, dtype=self.type).to(self.device)
+        )
+        """The carried state of every stream that begins."""
         self._front_end = FrontEnd(self.config.features).to(self.device)
+        self.normalisation = RowNormalisation(self.config.features, self.device)
         self._batches = tuple(sorted(batches))
         frames = {with_hop(self.config, self.plan, hop).frames for hop in hops_s} | {self.plan.frames}
         self._frames = tuple(sorted(frames))
         self._buckets: dict[tuple[int, int], Bucket] = {}
         self.pool = torch.cuda.graph_pool_handle() if device == "cuda" else None
         if device == "cuda":
-            torch.backends.cudnn.benchmark = True
             self.warm()
 
     def warm(self) -> None:
@@ -116,38 +122,47 @@ class GpuBackend:
 
     @torch.inference_mode()
     def _run(self, features: Tensor) -> LogProbs:
-        log_probs, _ = self._network(features[None].to(self.type))
+        with convolutions(searching=False):
+            log_probs, _ = self._network(features[None].to(self.type).contiguous())
         return np.asarray(log_probs[0].float().cpu().numpy(), np.float32)
 
     def bucket(self, batch: int, frames: int) -> "Bucket":
-        """The bucket of that shape: for benchmarks."""
-        return self._bucket(batch, frames)
+        """A bucket of that shape, captured whatever its length: for benchmarks."""
+        return Bucket(self, batch, frames, captured=self.device.type == "cuda")
 
     def _room_for(self, frames: int) -> int:
         return next((room for room in self._frames if room >= frames), -(-frames // ODD_FRAMES) * ODD_FRAMES)
 
     def _bucket(self, batch: int, frames: int) -> "Bucket":
-        known = self._buckets.get((batch, frames))
-        if known is not None:
-            return known
-        bucket = Bucket(self, batch, frames, captured=self.device.type == "cuda")
-        if frames in self._frames:  # the others are as many as callers invent: they are not kept
-            self._buckets[batch, frames] = bucket
-        return bucket
+        if frames not in self._frames:  # these are as many as callers invent: neither captured nor kept
+            return Bucket(self, batch, frames, captured=False)
+        if (batch, frames) not in self._buckets:
+            self._buckets[batch, frames] = self.bucket(batch, frames)
+        return self._buckets[batch, frames]
 
     def arithmetic(
-        self, sound: Tensor, lengths: Tensor, known: Sums | None, carried: Carried | None
+        self, sound: Tensor, places: Tensor, known: Tensor | None, state: Tensor | None
     ) -> "Results":
-        """From lined-up sound [batch, samples] and each row's frames to everything, all on the device."""
+        """From lined-up sound [batch, samples] to everything, all on the device. `places` [batch, 2]: each row's
+        frames, and the one that its memory goes by."""
+        lengths, place = places.unbind(1)
         features = self._front_end.log_mels(sound)
         finite = torch.isfinite(features).flatten(1).all(dim=1)
-        features, sums = normalise_rows(self.config.features, features, lengths, known)
-        features = features.to(self.type)
-        if carried is None or self.carrying is None:
+        features, known = self.normalisation(features, lengths, place, known)
+        # The front end's frames lie step by step, in which layout cuDNN's convolutions take four times as long.
+        features = features.to(self.type).contiguous()
+        if state is None or self.carrying is None:
             log_probs, _ = self._network(features, lengths)
-            return Results(log_probs.float(), finite, sums)
-        log_probs, following = self.carrying(features, lengths, carried.state, carried.hop)
-        return Results(log_probs, finite, sums, following)
+            return Results(log_probs.float(), torch.stack([finite, finite], 1), known)
+        log_probs, following = self.carrying(features, lengths, state, place)
+        usable = torch.isfinite(following).all(dim=1)
+        return Results(log_probs, torch.stack([finite, usable], 1), known, following)
+
+
+def convolutions(*, searching: bool) -> AbstractContextManager[None]:
+    """cuDNN's settings. To search for the quickest algorithm takes seconds for each new length: only graphs are worth
+    it. FP32 is 32 bits: by default cuDNN would round its factors to TF32."""
+    return torch.backends.cudnn.flags(enabled=True, benchmark=searching, allow_tf32=False)
 
 
 @dataclass
@@ -155,8 +170,8 @@ class Results:
     """What one run leaves on the device."""
 
     log_probs: Tensor  # [batch, outputs, classes]
-    finite: Tensor  # [batch]: whether the features were
-    sums: Sums | None = None
+    finite: Tensor  # [batch, 2]: whether the features were, and the state that follows
+    known: Tensor | None = None  # [batch, numbers]: the memory of normalisation
     following: Tensor | None = None  # [batch, numbers]: the state of the windows to come
 
 
@@ -168,35 +183,37 @@ class Bucket:
         self.batch, self.frames = batch, frames
         features, device = backend.config.features, backend.device
         samples = (frames - 1) * features.hop_samples + features.window_samples
-        pinned = device.type == "cuda"
-        self._host_sound = torch.zeros(batch, samples, pin_memory=pinned)
-        self._host_lengths = torch.zeros(batch, dtype=torch.int64, pin_memory=pinned)
-        self._sound = self._host_sound.to(device)
-        self._lengths = torch.full((batch,), frames, device=device)
-        remembers = features.normalise in ("running", "causal")
-        self._known = Sums.empty(batch, features.mels, device) if remembers else None
-        self._carried: Carried | None = None
-        if backend.carrying is not None:
-            self._carried = Carried.empty(batch, backend.carrying.size, backend.type, device)
-        self._results = self._compute()
+        self._sound = Sent(batch, samples, kind=torch.float32, device=device)
+        self._filled = [0] * batch  # samples of each row; beyond them there are zeros
+        self._places = Sent(batch, 2, kind=torch.int64, device=device)
+        numbers, carrying = backend.normalisation.numbers, backend.carrying
+        self._known = Sent(batch, numbers, kind=torch.float64, device=device) if numbers else None
+        self._state = (
+            torch.zeros(batch, carrying.size, dtype=backend.type, device=device) if carrying else None
+        )
+        self._results: Results
         self._replay: Callable[[], Any] | None = None
         if captured:
             self._capture()
 
     @torch.inference_mode()
-    def _compute(self) -> Results:
-        return self.backend.arithmetic(self._sound, self._lengths, self._known, self._carried)
+    def _compute(self, *, searching: bool = False) -> Results:
+        known = self._known.tensor if self._known else None
+        with convolutions(searching=searching):
+            return self.backend.arithmetic(self._sound.tensor, self._places.tensor, known, self._state)
 
     def _capture(self) -> None:
+        self._places.rows[:, 0] = self.frames
+        self._places.send(self.batch)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_RUNS):
-                self._compute()
+                self._compute(searching=True)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.backend.pool):
-            self._results = self._compute()
+            self._results = self._compute(searching=True)
         self._replay = graph.replay
 
     def run(self) -> None:
@@ -206,54 +223,59 @@ class Bucket:
         else:
             self._results = self._compute()
 
+    @torch.inference_mode()
     def hear(self, windows: Sequence[Window]) -> list[Heard]:
         """Up to `batch` windows, each no longer than `frames`."""
         self._load(windows)
         self.run()
         # Copied out before any other graph of the shared pool may run.
-        log_probs = self._results.log_probs[: len(windows)].cpu().numpy()
-        finite = self._results.finite.cpu().tolist()
-        memories = self._memories(windows)
-        results = []
-        config = self.backend.config
-        for index, (window, memory) in enumerate(zip(windows, memories, strict=True)):
-            kept = log_probs[index, kept_outputs(config, window)].copy()
-            usable = np.isfinite(kept).all()
-            if isinstance(memory, State):
-                usable = usable and np.isfinite(memory.values).all()
+        count, results = len(windows), self._results
+        following = following_states(windows, results.following) if results.following is not None else []
+        wanted = (results.log_probs, results.finite, results.known)
+        log_probs, finite, *known = on_host([rows[:count] for rows in wanted if rows is not None])
+        memories = self.backend.normalisation.memories(known[0]) if known else [None] * count
+        heard = []
+        for index, window in enumerate(windows):
+            features_finite, state_finite = finite[index]
+            kept = log_probs[index, kept_outputs(self.backend.config, window)].copy()
+            memory: Memory | State | None = memories[index]
+            if window.span.carried:
                 # A window that fails hands on the state it was given, also where that is the empty one.
-                window = replace(window, memory=carried_state(window, State(np.zeros_like(memory.values))))
-                memory = window.memory if window.span.last else memory
-            if not finite[index]:
-                results.append(failed(config, window, NOT_FINITE))
-            elif not usable:
-                results.append(failed(config, window, NOT_HEARD))
+                window = replace(window, memory=carried_state(window, self.backend.empty))
+                memory = window.memory if window.span.last else State(following[index], memories[index])
+            if not features_finite:
+                heard.append(failed(self.backend.config, window, NOT_FINITE))
+            elif not state_finite or not np.isfinite(kept).all():
+                heard.append(failed(self.backend.config, window, NOT_HEARD))
             else:
-                results.append(Heard(window.span, kept, memory))
-        return results
+                heard.append(Heard(window.span, kept, memory))
+        return heard
 
+    @torch.inference_mode()
     def _load(self, windows: Sequence[Window]) -> None:
-        features = self.backend.config.features
-        self._host_sound.zero_()
-        self._host_lengths.zero_()
+        """Rows of no window keep what they hold: they have no frames, and no row hears another."""
+        backend, count = self.backend, len(windows)
+        self._places.rows[count:] = 0
         for row, window in enumerate(windows):
             span = window.span
-            sound = line_up(features, window.samples, span.first_frame, span.end_frame)
-            self._host_sound[row, : len(sound)] = torch.from_numpy(sound)
-            self._host_lengths[row] = span.frames
-        with torch.inference_mode():
-            self._sound.copy_(self._host_sound, non_blocking=True)
-            self._lengths.copy_(self._host_lengths, non_blocking=True)
-            hops = [hop_frames(self.backend.config, window) for window in windows]
+            sound = line_up(backend.config.features, window.samples, span.first_frame, span.end_frame)
+            self._sound.rows[row, : len(sound)] = sound
+            self._sound.rows[row, len(sound) : self._filled[row]] = 0.0
+            self._filled[row] = len(sound)
+            self._places.rows[row] = span.frames, memory_place(backend.config, window)
             if self._known is not None:
-                self._known.load(features, windows, hops)
-            if self._carried is not None:
-                self._carried.load(windows, hops)
+                self._known.rows[row] = backend.normalisation.memory(window)
+        if self._state is not None:
+            load_states(self._state, windows, backend.empty)
+        self._sound.send(count)
+        self._places.send(self.batch)
+        if self._known is not None:
+            self._known.send(count)
 
-    def _memories(self, windows: Sequence[Window]) -> Sequence[Memory | State | None]:
-        """What the next windows of these streams need to know."""
-        if self._results.following is not None:
-            return following_states(windows, self._results.following, self._results.sums)
-        if self._results.sums is not None:
-            return self._results.sums.memories(len(windows))
-        return [None] * len(windows)
+
+def memory_place(config: ModelConfig, window: Window) -> int:
+    """The frame of a window that its stream's memory goes by: with running normalisation the first that counts, else
+    that of the window to come."""
+    if config.features.normalise == "running":
+        return window.span.new_first - window.span.first_frame
+    return hop_frames(config, window)

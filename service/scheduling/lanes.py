@@ -160,8 +160,10 @@ class ThreadLane:
 
         try:
             backend = open_backend(*self._arguments)
-        except (AcousticError, OSError) as error:
-            loop.call_soon_threadsafe(first.set_exception, ServiceError("model", str(error)))
+        except Exception as error:  # CUDA raises many: whoever waits for the lane is to know
+            expected = isinstance(error, AcousticError | OSError)
+            why = str(error) if expected else f"The model does not open: {type(error).__name__}: {error}"
+            loop.call_soon_threadsafe(first.set_exception, ServiceError("model", why))
             return
         precision = str(getattr(backend, "precision", self._arguments[2] or ""))
         loop.call_soon_threadsafe(first.set_result, Ready(backend.config, backend.plan, precision))

@@ -226,7 +226,7 @@ def normalised_by(memory: object) -> Memory | None:
 
 def values(memory: object) -> np.ndarray:
     assert isinstance(memory, State)
-    return memory.values
+    return memory.array()
 
 
 @pytest.mark.parametrize("network", STREAMED)

@@ -273,15 +273,6 @@ def test_a_missing_gpu_is_said() -> None:
         open_backend("tiny", "cuda")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_captured_graphs_hear_what_the_cpu_hears() -> None:
-    cpu = CpuBackend(RUNNING, "fp32")
-    gpu = GpuBackend(RUNNING, "cuda", "fp16", batches=(1, 4))
-    samples = sound(4)
-    exact, heard = hear_stream(cpu, samples, PLAN), hear_stream(gpu, samples, PLAN)
-    assert np.abs(np.exp(exact) - np.exp(heard)).max() < 0.02
-
-
 def test_opening_by_name_path_and_value(tmp_path: Path) -> None:
     from acoustic import checkpoint as files
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from acoustic.runtime.backend import open_backend
+from acoustic.runtime import backend
+from acoustic.runtime.backend import Backend, open_backend
 from acoustic.windows import Heard, StreamWindows
 from service.core.messages import WindowKey
 from service.errors import ServiceError
@@ -138,5 +139,20 @@ async def test_a_model_that_is_not_there_is_refused_in_words(kind: str, tmp_path
         engine._kind = ThreadLane
     with pytest.raises(ServiceError, match="nothing") as refused:
         await engine.start()
+    assert refused.value.code == "model"
+    await engine.stop()
+
+
+async def test_whatever_a_gpu_raises_while_it_opens_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else would tell who waits for the lane: a start without end."""
+
+    def out_of_memory(*arguments: object) -> Backend:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(backend, "open_backend", out_of_memory)
+    engine = thread_engine(Told())
+    async with asyncio.timeout(60):
+        with pytest.raises(ServiceError, match="RuntimeError: CUDA error: out of memory") as refused:
+            await engine.start()
     assert refused.value.code == "model"
     await engine.stop()
