@@ -94,6 +94,45 @@ def _course(config: FeatureConfig, features: NDArray[np.float64], known: Memory)
     return Course(frames, totals)
 
 
+def normalise_causal_rows(
+    config: FeatureConfig, features: Tensor, memories: Sequence[Memory | None] | None
+) -> Tensor:
+    """The same of many rows [rows, mels, frames] at once, where they lie: what is in the memory is halved by letting
+    what comes later count twice as much."""
+    first = first_memory(config)
+    assert first is not None
+    known = [memory or first for memory in memories or [None] * len(features)]
+    place = torch.arange(features.shape[-1], device=features.device)
+    halvings = _halvings(config, [memory.frames for memory in known], features.shape[-1])
+    halved = torch.tensor(halvings).to(place)
+    counts = torch.exp2((place >= halved[:, :, None]).sum(1).double())
+    begun = np.array([[memory.frames, *memory.sums, *memory.squares] for memory in known])
+    table, bands = torch.from_numpy(begun).to(features.device), features.shape[1]
+    frames, sums, squares = table[:, :1], table[:, 1 : 1 + bands], table[:, 1 + bands :]
+    values, weights = features.double(), counts[:, None, :]
+    heard = frames[:, :, None] + weights.cumsum(-1)
+    mean = (sums[:, :, None] + (values * weights).cumsum(-1)) / heard
+    square = (squares[:, :, None] + (values.square() * weights).cumsum(-1)) / heard
+    deviation = (square - mean.square()).clamp(min=0.0).sqrt() + config.deviation_floor
+    normalised: Tensor = ((values - mean) / deviation).to(features.dtype)
+    return normalised
+
+
+def _halvings(config: FeatureConfig, begun: Sequence[float], count: int) -> list[list[int]]:
+    """For each row the frames before which its memory is halved, and `count` in the place of those it has less than
+    others."""
+    every = []
+    for frames in begun:
+        at, halved = 0, []
+        while at < count:
+            heard = max(1, math.ceil(config.memory_frames - frames))
+            at, frames = at + heard, (frames + heard) / 2
+            halved.append(at)
+        every.append(halved)
+    longest = max((len(halved) for halved in every), default=0)
+    return [[*halved, *[count] * (longest - len(halved))] for halved in every]
+
+
 def normalise_fixed(config: FeatureConfig, features: Tensor) -> Tensor:
     """[..., mels, frames] by the configuration's constants."""
     mean, deviation = _constants(config)
@@ -125,6 +164,8 @@ def normalise_whole(
     valid = torch.arange(features.shape[-1], device=features.device)[None, :] < lengths[:, None]
     if config.normalise == "fixed":
         return normalise_fixed(config, features) * valid[:, None, :]
+    if config.normalise == "causal" and features.device.type != "cpu":
+        return normalise_causal_rows(config, features, memories) * valid[:, None, :]
     rows = []
     for index, (item, length) in enumerate(zip(features, lengths.tolist(), strict=True)):
         if config.normalise == "causal":

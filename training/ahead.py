@@ -19,7 +19,10 @@ def ahead(
     """`work` of each of the source's things, in their order, `depth` of them ahead; errors come where they belong."""
 
     def one() -> Made:
-        return work(next(source))
+        made = work(next(source))
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()
+        return made
 
     waiting: deque[Future[Made]] = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="ahead", initializer=_quiet) as pool:
@@ -35,6 +38,10 @@ def ahead(
 
 
 def _quiet() -> None:
-    """Both are settings of the thread, not of the process."""
+    """All are settings of the thread, not of the process. On a GPU what is done ahead has a stream of its own, first in
+    turn: the host waits for it often, and is not to wait for the step in hand. What it makes stays known until that
+    step is done, so that none of its memory is used again too soon."""
     torch.set_flush_denormal(True)
     torch.set_num_threads(1)
+    if torch.cuda.is_available():
+        torch.cuda.set_stream(torch.cuda.Stream(priority=-1))  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ The mirroring at each row's own end is done on the device, so that a batch never
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,17 +85,29 @@ def heard_before(
     lengths = uniform(rows, math.log(FEWEST_BEFORE), math.log(config.memory_frames), generator).exp().tolist()
     prior = first_memory(config)
     assert prior is not None
+    sources = [row if turn % 2 else (row + 1 + others[row]) % rows for turn, row in enumerate(chosen)]
+    own = torch.tensor([turn % 2 == 1 for turn in range(len(chosen))], dtype=torch.bool)
+    # All rows at once, and one way back from a GPU.
+    means, squares, there = known_of(features, frames, torch.tensor(sources, dtype=torch.long), own)
     for turn, row in enumerate(chosen):
-        source = row if turn % 2 else (row + 1 + others[row]) % rows
-        heard = features[source, :, : int(frames[source])].double().cpu()
-        if turn % 2:
-            heard = heard[:, heard.mean(0).argsort()[: -(-heard.shape[1] // QUIETEST)]]
-        if not heard.shape[1]:
+        if not there[turn]:
             continue
         count = min(lengths[row], config.memory_frames - prior.frames - 1)
         memories[row] = Memory(
-            prior.frames + count,
-            prior.sums + heard.mean(1).numpy() * count,
-            prior.squares + heard.square().mean(1).numpy() * count,
+            prior.frames + count, prior.sums + means[turn] * count, prior.squares + squares[turn] * count
         )
     return memories
+
+
+def known_of(features: Tensor, frames: Tensor, sources: Tensor, quiet: Tensor) -> Any:
+    """Of the rows `sources` each band's mean and mean square, of the `quiet` ones over what is quietest in them alone;
+    and which have any frame at all."""
+    sources, quiet = sources.to(features.device), quiet.to(features.device)
+    heard, counts = features[sources].double(), frames.to(features.device)[sources][:, None]
+    place = torch.arange(heard.shape[-1], device=heard.device)[None, :]
+    loudness = heard.mean(1).masked_fill(place >= counts, torch.inf)
+    taken = loudness.argsort(1).argsort(1) < torch.where(quiet[:, None], -(-counts // QUIETEST), counts)
+    heard = heard * taken[:, None, :]
+    sums = torch.stack([heard.sum(2), heard.square().sum(2), counts.expand(-1, heard.shape[1])])
+    mean, square, there = (sums / taken.sum(1).clamp(min=1)[None, :, None]).cpu().numpy()
+    return mean, square, there[:, 0] > 0

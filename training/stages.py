@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from acoustic.checkpoint import Checkpoint
 from acoustic.features import FrontEnd
+from acoustic.folding import fold
 from acoustic.network import Network
-from acoustic.network.parts import Masks, Unit, by_step, convolved
+from acoustic.network.parts import Masks, Unit, by_step, convolved, wants_steps
 from acoustic.shape import FeatureConfig, ModelConfig
 from training.alteration import PARTS, Alteration, FeatureMasks
 from training.augment import Banks, alter
@@ -60,7 +61,7 @@ class StageTeacher:
         device: torch.device,
         student: FeatureConfig | None = None,
     ) -> None:
-        self.network = checkpoint.network().to(device).eval().requires_grad_(False)
+        self.network = fold(checkpoint).network().to(device).eval().requires_grad_(False)
         known = len(self.network.blocks)
         if not all(0 <= block < known for block in blocks):
             raise TrainingError(
@@ -71,8 +72,7 @@ class StageTeacher:
         self.front_end = FrontEnd(heard_like(checkpoint.config.features, student)).to(device)
         self._device = device
         self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(quickest(device))
-        if device.type == "cpu":
-            compile_taps(self.network)
+        compile_taps(self.network)
         self.scales: list[float] = []
         self.shares: list[Tensor] = []
         """For each block how much each of its channels counts, one on average."""
@@ -130,7 +130,7 @@ class StageTeacher:
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype is not None):
             masks = Masks(frames)
             x = features if self._dtype is None else features.to(self._dtype)
-            x = by_step(x) if self._device.type == "cpu" else x
+            x = by_step(x) if wants_steps(x) else x
             for index, block in enumerate(self.network.blocks[:needed]):
                 x = block([x], masks)
                 if index in self.blocks:
@@ -255,7 +255,7 @@ class StagedObjective:
         taught = self.teacher.hear(spoken.sound, spoken.lengths)
         frames = -(-spoken.lengths // self.config.features.hop_samples)
         outputs = -(-frames // self.config.frames_per_output)
-        return StagedHeard(**_parts(heard), taught=taught, outputs=outputs)
+        return StagedHeard(**_parts(heard), taught=taught, outputs=outputs.to(self.device))
 
     def vary(self, heard: Heard, use: int) -> StagedHeard:
         """Masked; later uses stretched and warped too."""

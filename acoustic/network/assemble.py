@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acoustic.network.layers import Layers
-from acoustic.network.parts import Bypass, Masks, Reaching, Unit, activate, by_step, convolved
+from acoustic.network.parts import Bypass, Masks, Reaching, Unit, activate, by_step, convolved, wants_steps
 from acoustic.shape import KEEP_PANES, BlockConfig, ModelConfig
 
 
@@ -99,7 +99,7 @@ class Network(nn.Module):
 
     def hidden(self, features: Tensor, masks: Masks) -> Tensor:
         """The last hidden layer [batch, channels, steps]."""
-        panes = [by_step(features) if self.training and features.device.type == "cpu" else features]
+        panes = [by_step(features) if self.training and wants_steps(features) else features]
         for index, block in enumerate(self.blocks):
             x = block(panes, masks)
             panes = [*panes, x] if self.keeps_panes and index else [x]

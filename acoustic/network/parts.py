@@ -1,9 +1,11 @@
 """The pieces of a block: masks, convolutions with norm and shuffle, bypasses, activations.
 
-Tensors are [batch, channels, time]. Which piece goes where is `acoustic.network.assemble`. In training on a CPU the
-channels of one step lie side by side in memory (`by_step`): forward and backward take a quarter less time so.
+Tensors are [batch, channels, time]. Which piece goes where is `acoustic.network.assemble`. In training on a CPU, and in
+16 bits on a GPU, the channels of one step lie side by side in memory (`by_step`): what is compiled wants it so.
 """
 
+from functools import cache
+from importlib.util import find_spec
 from typing import cast
 
 import torch
@@ -77,6 +79,19 @@ def by_step(x: Tensor) -> Tensor:
 def lies_by_step(x: Tensor) -> bool:
     """Whether `by_step` laid it out."""
     return x.stride(1) == 1 != x.stride(2)
+
+
+@cache
+def triton_is_there() -> bool:
+    """It comes with PyTorch where that is for GPUs."""
+    return find_spec("triton") is not None
+
+
+def wants_steps(x: Tensor) -> bool:
+    """Whether what is compiled for training is for tensors such as this one, once they lie `by_step`."""
+    if x.device.type == "cpu":
+        return True
+    return x.device.type == "cuda" and torch.is_autocast_enabled("cuda") and triton_is_there()
 
 
 def padded(x: Tensor, left: int, right: int) -> Tensor:
@@ -179,8 +194,10 @@ class Normed(nn.Module):
                 out = self.norm.forward_masked(x, mask)
                 return F.relu(out) if rectified else out
         if norms_compiled(self.norm, x):
-            from acoustic.network.norms import batch_normed
-
+            if x.device.type == "cuda":
+                from acoustic.network.gpu_norms import batch_normed
+            else:
+                from acoustic.network.norms import batch_normed
             return batch_normed(x, cast(nn.BatchNorm1d, self.norm), rectified=rectified)
         out = cast(Tensor, self.norm(x))
         return F.relu(out) if rectified else out
@@ -242,9 +259,13 @@ def slide(
 ) -> Tensor:
     """What a convolution with reach makes of [batch, channels, time]."""
     if slides_compiled(unit, conv, x, dilation):
+        lengths = masks.steps(x, unit.rate) if masked else torch.full((len(x),), x.shape[-1], device=x.device)
+        if x.device.type == "cuda":
+            from acoustic.network.gpu_taps import depthwise as on_gpu
+
+            return on_gpu(x, conv.weight, lengths, unit.left, unit.stride, dilation)
         from acoustic.network.taps import depthwise
 
-        lengths = masks.steps(x, unit.rate) if masked else torch.full((len(x),), x.shape[-1])
         return depthwise(x, conv.weight, lengths, unit.left)
     if masked:
         x = masks.apply(x, unit.rate)
@@ -262,16 +283,23 @@ def is_depthwise(conv: nn.Conv1d) -> bool:
 
 
 def slides_compiled(unit: Reaching, conv: nn.Conv1d, x: Tensor, dilation: int) -> bool:
-    """Whether the compiled depthwise taps do for this: in training in 16 bits on a CPU."""
-    plain = unit.stride == dilation == 1 and is_depthwise(conv) and conv.bias is None
-    fits = x.dtype == torch.bfloat16 and x.device.type == "cpu" and lies_by_step(x)
-    return plain and conv.training and fits
+    """Whether the compiled depthwise taps do for this: in training in 16 bits. A GPU's know strides and dilations too,
+    but no gradient of them."""
+    plain = unit.stride == dilation == 1 or (x.device.type == "cuda" and not torch.is_grad_enabled())
+    return plain and is_depthwise(conv) and conv.bias is None and conv.training and fits_compiled(x)
 
 
 def norms_compiled(norm: nn.Module, x: Tensor) -> bool:
-    """Whether the compiled batch norm does for this: in training in 16 bits on a CPU."""
+    """Whether the compiled batch norm does for this: in training in 16 bits."""
     plain = type(norm) is BatchNorm and norm.training and norm.affine and norm.momentum is not None
-    return plain and x.dtype == torch.bfloat16 and x.device.type == "cpu" and lies_by_step(x)
+    return plain and fits_compiled(x)
+
+
+def fits_compiled(x: Tensor) -> bool:
+    """Whether there is something compiled for a tensor such as this one."""
+    if x.dtype != torch.bfloat16 or not lies_by_step(x):
+        return False
+    return x.device.type == "cpu" or (x.device.type == "cuda" and triton_is_there())
 
 
 class Bypass(Normed):

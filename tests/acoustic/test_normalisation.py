@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from acoustic.carried import Memory
 from acoustic.config import FIXED, SPEECH_DEVIATION, SPEECH_MEAN
 from acoustic.errors import AcousticError
 from acoustic.normalisation import (
     first_memory,
     normalise_causal,
+    normalise_causal_rows,
     normalise_fixed,
     normalise_running,
     normalise_utterance,
@@ -135,6 +137,22 @@ def test_causal_changes_no_bit_where_a_stream_is_cut_and_halves_what_is_full() -
     assert memory is not None and memory.frames == course.at(2_000).frames == 300 + (2_000 - 500) % 300
     np.testing.assert_array_equal(memory.sums, course.at(2_000).sums)
     assert torch.equal(normalise_whole(CAUSAL, raw[None], torch.tensor([2_000]))[0], whole)
+
+
+def test_causal_of_many_rows_at_once_is_that_of_each() -> None:
+    rows = torch.randn(4, 64, 1500, generator=torch.Generator().manual_seed(3)) * 3 - 11
+    first = first_memory(CAUSAL)
+    assert first is not None
+    before: list[Memory | None] = [
+        None,
+        Memory(first.frames * 4.0025, first.sums * 4, first.squares * 4.1),
+        Memory(first.frames * 5.99, first.sums * 6, first.squares * 6.1),
+        None,
+    ]
+    made = normalise_causal_rows(CAUSAL, rows, before)
+    for row, features, memory in zip(made, rows, before, strict=True):
+        torch.testing.assert_close(row, normalise_causal(CAUSAL, features, memory)[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(normalise_causal_rows(CAUSAL, rows[:1], None)[0], made[0])
 
 
 def test_causal_remembers_loud_and_soft_for_a_while_and_no_longer() -> None:

@@ -20,7 +20,7 @@ from training.data.prepare import Plan, prepare
 from training.data.sampler import Budget, plan_epoch
 from training.data.sound import SAMPLE_RATE, ClipError, read_clip
 from training.errors import TrainingError
-from training.features import batch_features, heard_before
+from training.features import batch_features, heard_before, known_of
 
 ALPHABET = published["tiny"].alphabet
 
@@ -368,3 +368,17 @@ def test_a_share_of_the_rows_comes_in_a_stream_that_has_heard_something_before()
     longest = [memory.mean_and_deviation()[0].mean() for memory in known if memory.frames > 400]
     assert any(abs(mean + 11.0) < 0.7 for mean in longest)  # nothing but what is quiet
     assert any(abs(mean + 8.5) < 0.7 for mean in longest)  # another row
+
+
+def test_what_was_heard_before_is_a_row_as_far_as_it_reaches_or_its_quietest_eighth() -> None:
+    features = torch.randn(3, 64, 80, generator=torch.Generator().manual_seed(9))
+    features[1, :, ::8] -= 20.0
+    frames = torch.tensor([50, 80, 0])
+    means, squares, there = known_of(
+        features, frames, torch.tensor([0, 1, 1, 2]), torch.tensor([False, True, False, True])
+    )
+    assert list(there) == [True, True, True, False]
+    wanted = [features[0, :, :50].double(), features[1, :, ::8].double(), features[1].double()]
+    for mean, square, heard in zip(means, squares, wanted, strict=False):
+        np.testing.assert_allclose(mean, heard.mean(1))
+        np.testing.assert_allclose(square, heard.square().mean(1))

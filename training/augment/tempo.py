@@ -5,12 +5,15 @@ where only the tempo moves.
 import torch
 from torch import Tensor
 
+from acoustic.network.parts import triton_is_there
 from training.augment.draw import quick_length
 
 STEPS = 100
 """Speeds are rounded to STEPS / a whole number (about a hundredth), so that both lengths of the transform
 are round.
 """
+ROUND = 4000
+"""On a GPU results are as long as a whole number of these, so that shapes repeat."""
 GUARD_SAMPLES = 200
 """Zeros behind the sound, so that the end of a row does not ring into its beginning."""
 
@@ -22,6 +25,8 @@ def change_speed(sound: Tensor, lengths: Tensor, factors: Tensor) -> tuple[Tenso
     folded. The result is as long as its longest row.
     """
     rows, samples = sound.shape
+    if sound.device.type == "cuda" and triton_is_there():
+        return _on_gpu(sound, lengths, factors)
     blocks = quick_length(-(-(samples + GUARD_SAMPLES) // STEPS))
     steps = torch.round(STEPS / factors.double()).long().clamp(min=STEPS // 4).tolist()
     length_list = lengths.tolist()
@@ -43,6 +48,15 @@ def change_speed(sound: Tensor, lengths: Tensor, factors: Tensor) -> tuple[Tenso
     changed = torch.tensor(new_lengths, device=lengths.device, dtype=lengths.dtype)
     positions = torch.arange(result.shape[1], device=sound.device)
     return result * (positions[None, :] < changed.to(sound.device)[:, None]), changed
+
+
+def _on_gpu(sound: Tensor, lengths: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    from training.augment.gpu_tempo import resampled
+
+    steps = torch.round(STEPS / factors.double()).long().clamp(min=STEPS // 4).to(lengths.device)
+    changed = (lengths * steps + STEPS - 1) // STEPS
+    longest = int(changed.max()) if len(changed) else 0
+    return resampled(sound, lengths, steps, -(-longest // ROUND) * ROUND, STEPS), changed
 
 
 def stretch(features: Tensor, frames: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
