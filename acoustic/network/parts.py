@@ -91,7 +91,9 @@ def wants_steps(x: Tensor) -> bool:
     """Whether what is compiled for training is for tensors such as this one, once they lie `by_step`."""
     if x.device.type == "cpu":
         return True
-    return x.device.type == "cuda" and torch.is_autocast_enabled("cuda") and triton_is_there()
+    if x.device.type != "cuda" or not torch.is_autocast_enabled("cuda") or not triton_is_there():
+        return False
+    return torch.get_autocast_dtype("cuda") == torch.bfloat16
 
 
 def padded(x: Tensor, left: int, right: int) -> Tensor:
