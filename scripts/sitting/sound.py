@@ -111,10 +111,12 @@ class Sound:
     def hours(self) -> float:
         return self._filled / SAMPLE_RATE / 3600
 
-    def take(self) -> int:
-        """Take in the parts that have come since; how many those are."""
+    def take(self, most: int | None = None) -> int:
+        """Take in the parts that have come since, so many at the most; how many those are."""
         taken = 0
         for path in part_files(self.folder):
+            if taken == most:
+                break
             if path.name in self._known:
                 continue
             try:
@@ -136,11 +138,11 @@ class Sound:
         if self.device.type == "cuda":
             torch.cuda.set_stream(torch.cuda.Stream())
         while not ended.wait(every_s):
-            self.take()
+            self.take(most=1)
 
     def wait(self, until: float) -> None:
-        """For the first part."""
-        while not self.take():
+        """For the first part; the steps need not wait for the others, though they be there."""
+        while not self.take(most=1):
             if time.time() > until:
                 raise TrainingError(
                     f"No part of a sitting came into {self.folder}: expected part-00.zip and so on."
