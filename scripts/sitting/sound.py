@@ -21,7 +21,7 @@ from torch import Tensor
 from acoustic.shape import ModelConfig
 from sitting.parts import NotWhole, PackedClip, Part, decoded, part_files, read_part
 from training.alteration import Alteration
-from training.augment.tempo import ROUND, STEPS
+from training.augment.tempo import STEPS
 from training.data.feed import batch_seed, encode
 from training.data.manifests import Clip
 from training.data.sound import SAMPLE_RATE
@@ -29,6 +29,8 @@ from training.errors import TrainingError
 
 EDGES_S = (3.0, 4.0, 5.0, 6.5, 8.5, 12.0, 17.0)
 """Each shape holds clips up to so long: a tenth of a batch is padding."""
+ROUND = 4000
+"""Rows are as long as a whole number of these."""
 FEWEST_ROWS = 2
 LOUDEST = 32767.0
 

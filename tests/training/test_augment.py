@@ -300,6 +300,9 @@ def test_the_chain_uses_given_noise_and_rooms() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_chain_draws_the_same_on_a_gpu() -> None:
     sound = torch.randn(4, 8000, generator=torch.Generator().manual_seed(1)) * 0.1
+    spectrum = torch.fft.rfft(sound)
+    spectrum[:, int(spectrum.shape[1] * 0.85) :] = 0  # near 8 kHz either way of resampling may do as it likes
+    sound = torch.fft.irfft(spectrum)
     lengths = lengths_of(sound)
     plan = Alteration()
     here = augment.alter(sound, lengths, plan, torch.Generator().manual_seed(2))

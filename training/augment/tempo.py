@@ -12,8 +12,6 @@ STEPS = 100
 """Speeds are rounded to STEPS / a whole number (about a hundredth), so that both lengths of the transform
 are round.
 """
-ROUND = 4000
-"""On a GPU results are as long as a whole number of these, so that shapes repeat."""
 GUARD_SAMPLES = 200
 """Zeros behind the sound, so that the end of a row does not ring into its beginning."""
 
@@ -56,7 +54,7 @@ def _on_gpu(sound: Tensor, lengths: Tensor, factors: Tensor) -> tuple[Tensor, Te
     steps = torch.round(STEPS / factors.double()).long().clamp(min=STEPS // 4).to(lengths.device)
     changed = (lengths * steps + STEPS - 1) // STEPS
     longest = int(changed.max()) if len(changed) else 0
-    return resampled(sound, lengths, steps, -(-longest // ROUND) * ROUND, STEPS), changed
+    return resampled(sound, lengths, steps, longest, STEPS), changed
 
 
 def stretch(features: Tensor, frames: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
