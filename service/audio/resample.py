@@ -1,24 +1,27 @@
-"""Streaming resampling to 16 kHz with soxr: how the sound is cut changes no sample."""
+"""Streaming resampling to 16 kHz with soxr, cut-off peaks drawn anew: how the sound is cut changes no sample."""
 
 import numpy as np
-import numpy.typing as npt
 import soxr
+
+from service.audio.clipping import Samples, Unclipped
+
+__all__ = ["RATE", "Resampler", "Samples"]
 
 RATE = 16000
 
-Samples = npt.NDArray[np.float32]
-
 
 class Resampler:
-    """Sound [channels, n] at one rate in, [channels, m] at 16 kHz out; keeps only the filter's own length."""
+    """Sound [channels, n] at one rate in, [channels, m] at 16 kHz out; keeps the filter's length and a plateau's."""
 
     def __init__(self, rate: int, channels: int) -> None:
         self.rate = rate
         self.channels = channels
+        self._unclipped = Unclipped(rate, channels)
         self._soxr = None if rate == RATE else soxr.ResampleStream(rate, RATE, channels, dtype="float32")
 
     def push(self, samples: Samples, last: bool = False) -> Samples:
         """What can be told of the sound so far; with `last` also what the filter still held."""
+        samples = self._unclipped.push(samples, last)
         if self._soxr is None:
             return samples
         told = self._soxr.resample_chunk(np.ascontiguousarray(samples.T), last=last)

@@ -32,6 +32,7 @@ from lm.language import Language
 from lm.score import ErrorCounts, word_errors
 from lm.text import normalise
 from service.audio.files import read_mono
+from service.audio.resample import Resampler
 from service.commands.evaluate import recordings
 from service.scheduling.device import written_by
 from tests.perf.acoustic import provenance
@@ -151,8 +152,13 @@ def telephone(sound: Samples) -> Samples:
 
 
 def levelled(decibels: float) -> Change:
-    """Louder or softer; what is too loud is cut off, as a converter does."""
-    return lambda sound: np.clip(sound * 10 ** (decibels / 20), -1.0, 1.0).astype(np.float32)
+    """Louder or softer; what is too loud is cut off, as a converter does, and the service draws it anew."""
+
+    def change(sound: Samples) -> Samples:
+        cut_off = np.clip(sound * 10 ** (decibels / 20), -1.0, 1.0).astype(np.float32)
+        return Resampler(RATE, 1).push(cut_off[None], last=True)[0]
+
+    return change
 
 
 def nothing_said(bank: Samples, hours: float) -> Iterator[Samples]:
