@@ -27,7 +27,7 @@ class Unclipped:
 
     def push(self, samples: Samples, last: bool = False) -> Samples:
         """What is certain; with `last` everything, and what still comes begins anew."""
-        heard = np.concatenate([self._before, self._waiting, samples], axis=1)
+        heard: Samples = np.concatenate([self._before, self._waiting, samples], axis=1)
         given, end = self._before.shape[1], heard.shape[1]
         told = heard
         for channel, row in enumerate(heard):
