@@ -244,7 +244,8 @@ def _watched(
             told += len(piece) * 320
             time.sleep(max(0.0, began + told / 16_000 - time.monotonic()))
             if len(spoken):
-                screen.level(*level_db((np.clip(spoken, -1.0, 1.0) * 32767).astype("<i2")), told / 16_000, 0.0)
+                pcm = (np.clip(spoken, -1.0, 1.0) * 32767).astype("<i2")
+                screen.level(*level_db(pcm), told / 16_000, 0.0)
             yield piece
 
     def reading(hypothesis: Any) -> None:
