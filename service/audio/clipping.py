@@ -65,11 +65,10 @@ def _plateaus(row: Samples) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
 def _draw(told: Samples, heard: Samples, begins: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]) -> None:
     """Each plateau by Lagrange's cubic through two samples on each side, never below what was heard."""
     lengths = ends - begins
-    first, length = np.repeat(begins, lengths), np.repeat(lengths, lengths).astype(np.float64)
-    place = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
-    at, t = first + place, place.astype(np.float64)
+    first, last = np.repeat(begins, lengths), np.repeat(ends, lengths)
+    at = np.arange(lengths.sum()) + np.repeat(ends - lengths.cumsum(), lengths)
+    t, length = (at - first).astype(np.float64), (last - first).astype(np.float64)
     a, b, c, d = t + 2, t + 1, t - length, t - length - 1
-    last = first + length.astype(np.intp)
     peak = (
         -heard[first - 2] * b * c * d / ((length + 2) * (length + 3))
         + heard[first - 1] * a * c * d / ((length + 1) * (length + 2))
