@@ -255,7 +255,13 @@ def staged(name: str) -> ModelConfig:
     )
     head = (BlockConfig(19, 512, separable=True, look_ahead=0), BlockConfig(1, 512))
     features = replace(
-        FIXED, normalise="causal", edge="zero", prior_frames=50, memory_frames=1500, deviation_floor=0.5
+        FIXED,
+        normalise="causal",
+        edge="zero",
+        prior_frames=50,
+        memory_frames=1500,
+        deviation_floor=0.5,
+        loudest_db=-26,
     )
     return ModelConfig(name, features, (stem, *body, *head))
 

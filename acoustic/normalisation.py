@@ -102,10 +102,7 @@ def normalise_causal_rows(
     first = first_memory(config)
     assert first is not None
     known = [memory or first for memory in memories or [None] * len(features)]
-    place = torch.arange(features.shape[-1], device=features.device)
-    halvings = _halvings(config, [memory.frames for memory in known], features.shape[-1])
-    halved = torch.tensor(halvings).to(place)
-    counts = torch.exp2((place >= halved[:, :, None]).sum(1).double())
+    counts = weights_of(config, [memory.frames for memory in known], features.shape[-1], features.device)
     begun = np.array([[memory.frames, *memory.sums, *memory.squares] for memory in known])
     table, bands = torch.from_numpy(begun).to(features.device), features.shape[1]
     frames, sums, squares = table[:, :1], table[:, 1 : 1 + bands], table[:, 1 + bands :]
@@ -116,6 +113,13 @@ def normalise_causal_rows(
     deviation = (square - mean.square()).clamp(min=0.0).sqrt() + config.deviation_floor
     normalised: Tensor = ((values - mean) / deviation).to(features.dtype)
     return normalised
+
+
+def weights_of(config: FeatureConfig, begun: Sequence[float], count: int, device: torch.device) -> Tensor:
+    """What each frame counts [rows, count] beside rows that begin with so many frames."""
+    place = torch.arange(count, device=device)
+    halved = torch.tensor(_halvings(config, begun, count)).to(place)
+    return torch.exp2((place >= halved[:, :, None]).sum(1).double())
 
 
 def _halvings(config: FeatureConfig, begun: Sequence[float], count: int) -> list[list[int]]:

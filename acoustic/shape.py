@@ -37,6 +37,8 @@ class FeatureConfig:
     `deviation`), `running` (what the stream has shown by the end of a window, with those constants as a prior that
     weighs `prior_frames`; older sound fades once `memory_frames` are exceeded) or `causal` (each frame by what the
     stream has shown up to it, with the same prior; what came before counts half whenever `memory_frames` are full).
+    loudest_db: sound that is louder on average, in decibels of full scale, is turned down to that first
+    (`acoustic.loudness`).
     """
 
     sample_rate: int = 16_000
@@ -55,6 +57,7 @@ class FeatureConfig:
     deviation_floor: float = 1e-5
     prior_frames: int = 100
     memory_frames: int = 6_000
+    loudest_db: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("features.edge", self.edge, Edge)
@@ -68,6 +71,9 @@ class FeatureConfig:
         check_range("features.memory_frames", self.memory_frames, 1, 10**9)
         if self.normalise == "causal":
             check_range("features.memory_frames", self.memory_frames, LEAST_CAUSAL_FRAMES, 10**9)
+        if self.loudest_db is not None:
+            check_range("features.loudest_db", self.loudest_db, -80, 0)
+            check_range("features.prior_frames", self.prior_frames, 1, self.memory_frames - 1)
         if self.window_samples % 2:
             raise AcousticError(f"features.window_samples must be even, not {self.window_samples}.")
         if not 0.0 <= self.low_hz < self.high_hz <= self.sample_rate / 2:

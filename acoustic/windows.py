@@ -15,6 +15,7 @@ import numpy.typing as npt
 from acoustic.carried import Memory, State
 from acoustic.errors import AcousticError
 from acoustic.framing import Samples, frame_count, sample_span
+from acoustic.loudness import Loudness
 from acoustic.shape import ModelConfig
 
 LogProbs = npt.NDArray[np.float32]
@@ -153,6 +154,7 @@ class StreamWindows:
         self.needs_order = config.features.normalise == "running" or plan.carried
         """Window k+1 may run only after Heard k came back: fetch it again with `renewed` then."""
         self.memory: Memory | State | None = None
+        self._loudness = Loudness(config.features) if config.features.loudest_db is not None else None
         self._usual: WindowPlan | None = None  # while the next window alone is cut with another hop
         self._index = 0
         self._kept_frames = 0  # feature frames whose outputs earlier windows keep
@@ -182,6 +184,8 @@ class StreamWindows:
                 "Expected a row of float samples between -1 and 1, "
                 f"got {samples.dtype} with shape {samples.shape}."
             )
+        if self._loudness:
+            samples = self._loudness.push(samples)
         ready: list[Window] = []
         at = 0
         while True:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from acoustic.carried import Memory
 from acoustic.features import FrontEnd
-from acoustic.normalisation import first_memory, normalise_whole
+from acoustic.normalisation import first_memory, normalise_whole, weights_of
 from acoustic.shape import FeatureConfig
 from training.augment.draw import chosen_rows, integers, uniform
 
@@ -44,6 +44,23 @@ def lined_up(config: FeatureConfig, sound: Tensor, lengths: Tensor) -> Tensor:
     return torch.gather(emphasised, 1, mirrored)
 
 
+def turned_down(config: FeatureConfig, sound: Tensor) -> Tensor:
+    """Rows `[rows, samples]` as `acoustic.loudness.Loudness` hands them on, each a stream of its own."""
+    if config.loudest_db is None or not sound.shape[1]:
+        return sound
+    hop, count, loudest = config.hop_samples, sound.shape[1], 10 ** (config.loudest_db / 10)
+    blocks = torch.nn.functional.pad(sound, (0, -count % hop)).reshape(len(sound), -1, hop)
+    power = blocks.double().square().mean(-1).clamp(max=1.0)
+    weights = weights_of(config, [config.prior_frames], power.shape[1], sound.device)
+    total = loudest * config.prior_frames + (power * weights).cumsum(1)
+    gains = (loudest * (config.prior_frames + weights.cumsum(1)) / total).sqrt().clamp(max=1.0)
+    known = torch.cat([gains.new_ones(len(gains), 2), gains], dim=1)
+    ramp = torch.arange(1, hop + 1, device=sound.device) / hop
+    begin, end = known[:, :-2, None].float(), known[:, 1:-1, None].float()
+    turned: Tensor = blocks * (begin + (end - begin) * ramp)
+    return turned.flatten(1)[:, :count]
+
+
 @torch.no_grad()
 def batch_features(
     front_end: FrontEnd,
@@ -66,7 +83,8 @@ def batch_features(
         sound = sound + dither * torch.randn(sound.shape, generator=generator, device=sound.device)
     lengths = lengths.to(sound.device)
     frames = -(-lengths // config.hop_samples)
-    features = front_end.log_mels(lined_up(config, sound.float(), lengths))
+    sound = turned_down(config, sound.float())
+    features = front_end.log_mels(lined_up(config, sound, lengths))
     memories = None
     if before and drawn is not None and config.normalise == "causal":
         memories = heard_before(config, features, frames, before, drawn)

@@ -154,7 +154,7 @@ def heard_like(teacher: FeatureConfig, student: FeatureConfig | None) -> Feature
     (training/LOG.md, run Q)."""
     if student is None or student.normalise != "causal" or student.mels != teacher.mels:
         return teacher
-    known = ("normalise", "mean", "deviation", "prior_frames", "memory_frames")
+    known = ("normalise", "mean", "deviation", "prior_frames", "memory_frames", "loudest_db")
     same: dict[str, Any] = {name: getattr(student, name) for name in known}
     return replace(teacher, **same)
 

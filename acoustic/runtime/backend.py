@@ -19,6 +19,7 @@ from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.features import FeatureStream, FrontEnd
 from acoustic.framing import Samples, sample_span
+from acoustic.loudness import Loudness
 from acoustic.normalisation import first_memory, normalise_causal, normalise_fixed, normalise_running
 from acoustic.shape import FeatureConfig, ModelConfig
 from acoustic.windows import Heard, LogProbs, StreamWindows, Window, WindowPlan
@@ -244,14 +245,15 @@ def constants(config: FeatureConfig) -> tuple[Tensor, Tensor]:
 
 def _plain_features(front_end: FrontEnd, sound: Iterable[Samples]) -> Iterator[Tensor]:
     """Features as the front end makes them; the blocks in which the sound comes change no bit of them."""
-    stream = FeatureStream(front_end)
+    stream, config = FeatureStream(front_end), front_end.config
+    loudness = Loudness(config) if config.loudest_db is not None else None
     held = np.zeros(0, np.float32)
     for block in sound:
         if block.ndim != 1:
             raise AcousticError(f"Expected one channel of samples, got the shape {block.shape}.")
         if not np.isfinite(block).all():
             raise AcousticError("The sound holds samples that are not finite numbers (NaN or infinite).")
-        held = np.concatenate([held, block], dtype=np.float32)
+        held = np.concatenate([held, loudness.push(block) if loudness else block], dtype=np.float32)
         while len(held) >= AT_ONCE_SAMPLES:
             yield stream.push(held[:AT_ONCE_SAMPLES])
             held = held[AT_ONCE_SAMPLES:]

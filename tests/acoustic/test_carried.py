@@ -65,7 +65,7 @@ NETWORKS = {
     ),
     "causal": ModelConfig(
         "s",
-        replace(FEATURES, normalise="causal", memory_frames=500, prior_frames=300),
+        replace(FEATURES, normalise="causal", memory_frames=500, prior_frames=300, loudest_db=-30),
         (*STEM, AHEAD, BACK, AHEAD),
         outputs_per_step=4,
     ),
