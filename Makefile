@@ -10,7 +10,7 @@ ARGS   ?=
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format bench clean
+.PHONY: help setup serve test lint format bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,8 +20,12 @@ $(VENV)/.run-$(DEVICE): requirements/run.txt pyproject.toml scripts/setup.sh
 	@scripts/setup.sh run $(DEVICE) $(PYTHON)
 	@touch $@
 
-$(VENV)/.dev-$(DEVICE): $(VENV)/.run-$(DEVICE) requirements/dev.txt
+$(VENV)/.dev-$(DEVICE): $(VENV)/.run-$(DEVICE) requirements/dev.txt requirements/docs.txt
 	@scripts/setup.sh dev $(DEVICE) $(PYTHON)
+	@touch $@
+
+$(VENV)/.docs-$(DEVICE): $(VENV)/.run-$(DEVICE) requirements/docs.txt
+	@scripts/setup.sh docs $(DEVICE) $(PYTHON)
 	@touch $@
 
 setup: $(VENV)/.dev-$(DEVICE) ## set everything up and start nothing; the other targets do it by themselves
@@ -44,6 +48,11 @@ format: $(VENV)/.dev-$(DEVICE) ## put every file into the house's format
 bench: $(VENV)/.dev-$(DEVICE) ## streams a core, and the backends beside eager PyTorch; tests/perf has more, on data of yours
 	@$(BIN)/silica bench --device $(DEVICE) $(ARGS)
 	@$(BIN)/python -m tests.perf.acoustic
+
+docs: $(VENV)/.docs-$(DEVICE) ## write the generated pages of docs/, then build the documentation into build/docs
+	@$(BIN)/python scripts/docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open build/docs/index.html, or serve it with: $(BIN)/mkdocs serve"
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the environment: Debian packages (when root), a virtual environment, the pinned Python packages.
-#   scripts/setup.sh run|dev cpu|cuda [python3]
-# `run` is what serving needs, `dev` adds what the tests need. Each step says what it does; a second call is quick.
+#   scripts/setup.sh run|dev|docs cpu|cuda [python3]
+# `run` is what serving needs, `docs` adds what builds the documentation, `dev` adds that and what the tests need.
+# Each step says what it does; a second call is quick.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -114,10 +115,11 @@ install_torch() {
 install_packages() {
     local list=(-r requirements/run.txt)
     [ "$what" = dev ] && list+=(-r requirements/dev.txt)
+    [ "$what" != run ] && list+=(-r requirements/docs.txt)
     pip install -q "${list[@]}" && pip install -q --no-deps --no-build-isolation -e .
 }
 
-case $what in run | dev) ;; *) fail "what to set up? run or dev, not '$what'" ;; esac
+case $what in run | dev | docs) ;; *) fail "what to set up? run, dev or docs, not '$what'" ;; esac
 case $device in cpu | cuda) ;; *) fail "DEVICE is cpu or cuda, not '$device'" ;; esac
 
 check_python

@@ -40,7 +40,7 @@ export class Failure extends Error {
   }
 }
 
-// The server's error codes (PROTOCOL.md) as ours.
+// The server's error codes (docs/reference/protocol.md) as ours.
 const SERVER_CODES = {
   capacity: "capacity", draining: "draining", idle: "idle", key: "key", audio: "bad-audio", containers: "capacity",
   "DATA-0000": "bad-audio", "DATA-0001": "bad-audio", "KEY-0000": "key", "NET-0001": "idle", "SLOW-0000": "network",

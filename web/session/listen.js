@@ -1,6 +1,7 @@
 // One session with the server: opens the socket, sends sound, comes back after a lost connection and goes on where
-// it stopped (PROTOCOL.md, "Resume"). When the server has forgotten the session, a new one takes over by itself with all
-// sound that is not final yet; times go on. Tells its owner through callbacks; draws nothing and knows no microphone.
+// it stopped (docs/reference/protocol.md, "Resume"). When the server has forgotten the session, a new one takes over
+// by itself with all sound that is not final yet; times go on. Tells its owner through callbacks; draws nothing and
+// knows no microphone.
 
 import { Failure, failureFromClose, failureFromCode } from "./failures.js";
 import { LIVE_SOUND, BYTES_PER_SECOND, listenAddress, parsed, secondsOf } from "./protocol.js";

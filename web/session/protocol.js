@@ -1,5 +1,5 @@
 // The wire in both directions as plain values: addresses out, server messages in. Opens no socket.
-// The protocol itself is written down in service/PROTOCOL.md.
+// The protocol itself is written down in docs/reference/protocol.md.
 
 export const AUDIO_RATE = 16000;
 export const BYTES_PER_SECOND = AUDIO_RATE * 2;

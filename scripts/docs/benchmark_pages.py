@@ -1,0 +1,292 @@
+"""The pages of docs/benchmarks: tables made from the result files that the benchmark scripts write.
+
+The pages say what was measured and how; figures come from the result files only.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from reference_pages import table, text
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = "tests/perf"
+RESULTS = ROOT / SCRIPTS / "results"
+
+
+def pages() -> dict[str, str]:
+    """Every benchmark page by its path below docs/."""
+    return {
+        "benchmarks/accuracy.md": accuracy(),
+        "benchmarks/latency.md": latency(),
+        "benchmarks/load.md": load(),
+        "benchmarks/decoding.md": decoding(),
+        "benchmarks/interim-results.md": interim_results(),
+        "benchmarks/confidence.md": confidence(),
+        "benchmarks/windows.md": windows(),
+        "benchmarks/gpu.md": gpu(),
+    }
+
+
+def accuracy() -> str:
+    """WER and speed of the shipped model and of QuartzNet 15x5."""
+    found = read("box.json")
+    models: Mapping[str, Mapping[str, Any]] = found["conditions"]
+    lines = [
+        *heading("Accuracy and speed", "box", found),
+        "Word error rate (WER) of recordings streamed through the service's windows, in INT8 on one CPU core, with "
+        "three ways to find the words: **greedy** (the best label of each frame), **beam** (beam search with the "
+        "shipped n-gram) and **rescored** (the n-best list rescored with the shipped Transformer-XL; the default). "
+        "Speed is in multiples of real time of one core, for network and beam search. The last column counts the "
+        "recordings whose streamed greedy text differs from the text of the whole recording.",
+        "",
+        "`dev` and `test-clean` are LibriSpeech's dev-clean and test-clean, or parts of them; `an4-test` holds spelled "
+        "names and numbers.",
+        "",
+    ]
+    for model, conditions in models.items():
+        rows = [
+            (
+                name,
+                f"{one['clips']}",
+                f"{one['words']:,}",
+                *(percent(one.get(way)) for way in ("greedy", "with_lm", "rescored")),
+                f"{one['times_real_time']:.0f} x",
+                f"{one['streams_unlike_the_whole']}",
+            )
+            for name, one in conditions.items()
+        ]
+        head = ("set", "clips", "words", "greedy", "beam", "rescored", "speed", "streams that differ")
+        lines += [f"## {model}", "", *table(head, rows)]
+    silence = found["words_an_hour_of_silence_and_noise"]
+    rows = [(model, f"{words:.0f}") for model, words in silence.items()]
+    lines += ["## Words in silence and noise", ""]
+    lines += ["Words written in one hour of audio without speech.", ""]
+    lines += table(("model", "words"), rows)
+    return text(lines)
+
+
+def latency() -> str:
+    """What is waited for where computing takes no time."""
+    return text(
+        [
+            *heading("Latency", "latency", {}),
+            "The latency that the algorithm itself has, without computing time, queues and network: how long after a "
+            "word is spoken it is shown, and how long after the end of speech the final result is sent. "
+            "[Tune latency](../how-to/latency.md) says which settings change it.",
+            "",
+            body("latency.md"),
+        ]
+    )
+
+
+def load() -> str:
+    """Streams over real sockets, in real time."""
+    found = read("load.json")
+    lines = [
+        *heading("Load", "load", {}),
+        "Real-time streams against a running server, over sockets, with the load generator on the same machine. "
+        "Seconds, median / 95th percentile, as the clients saw them. `chunk response` is the server's own histogram: "
+        "from the arrival of a hop's last sample to the results it caused.",
+        "",
+    ]
+    columns = (
+        ("sound_to_result", "audio to result"),
+        ("first_partial", "first interim result"),
+        ("word", "word"),
+        ("speech_end_to_final", "end of speech to final"),
+        ("finalize_to_final", "Finalize to final"),
+    )
+    for title, one in found.items():
+        lines += [f"## {title[:1].upper()}{title[1:]}", ""]
+        lines += [f"{one['date']}, commit {one['commit']}, {one['machine']}. {one['note']}", ""]
+        rows = [
+            (
+                run["server"],
+                f"{run['streams']}",
+                f"{run['failed']}",
+                *(seconds(run["client_s"].get(key)) for key, _ in columns),
+                seconds(run["server_s"].get("chunk_response")),
+            )
+            for run in one["runs"]
+        ]
+        head = ("server", "streams", "failed", *(label for _, label in columns), "chunk response")
+        lines += table(head, rows)
+    return text(lines)
+
+
+def decoding() -> str:
+    """The beam search beside two published decoders."""
+    found = read("decoding.json")
+    lines = [
+        *heading("Beam search", "decoding", found),
+        f"The same log-probabilities of {found['clips']} clips, the same language model "
+        f"({found['language_model']}), one thread, three decoders. Speed is in multiples of real time, WER in "
+        "brackets. *Peaky* frames are QuartzNet's own outputs; *soft* and *very soft* ones are flattened by a "
+        "temperature, as an uncertain network's are. `bits` is the mean entropy of a frame.",
+        "",
+    ]
+    rows = []
+    for one in found["comparison"]:
+        speeds = [
+            f"{one[name]['times_real_time']:,.0f} x ({one[name]['wer_percent']:.2f} %)"
+            if one.get(name)
+            else ""
+            for name in ("silica", "pyctcdecode", "flashlight-text")
+        ]
+        rows.append((one["frames"], f"{one['bits_per_frame']}", f"{one['width']}", *speeds))
+    lines += table(("frames", "bits", "beam width", "Silica", "pyctcdecode", "flashlight-text"), rows)
+    age, push = found["age"], found["one_push"]
+    lines += [
+        "## Long utterances",
+        "",
+        f"{age['minutes']} minutes in one utterance: {age['first_third_ms_a_minute']} ms for a minute of audio in the "
+        f"first third, {age['last_third_ms_a_minute']} ms in the last; {age['state_kib_after_a_third']} KiB of "
+        f"state after a third, {age['state_kib_at_the_end']} KiB at the end. One push of 0.64 s takes "
+        f"{push['push_ms_median']} ms (median, very soft frames, width 128).",
+        "",
+        "## Keyterms",
+        "",
+    ]
+    rows = [(f"{one['hotwords']}", f"{one['times_real_time']:,} x") for one in found["hotwords"]]
+    lines += table(("keyterms", "speed"), rows)
+    said = found["hotword_recall"][0]["said"]
+    lines += [
+        f"Of {said} spoken words that the language model does not know, all of them given as keyterms:",
+        "",
+    ]
+    rows = [
+        (f"{one['weight']:g}", f"{one['found']}", f"{one['invented']}", f"{one['wer_percent']:.2f} %")
+        for one in found["hotword_recall"]
+    ]
+    lines += table(("weight", "found", "inserted wrongly", "WER"), rows)
+    return text(lines)
+
+
+def interim_results() -> str:
+    """How stable interim results are, by `partial_agreement`."""
+    found = read("partials.json")
+    lines = [
+        *heading("Interim results", "partials", found),
+        "How soon a word is shown and how often it changes afterwards, by the share of the beam's probability that "
+        "must agree on a word before it is shown (`partial_agreement`). Seconds run from the end of the word; "
+        "look-ahead, queue and computing come on top. Hops of 0.64 s.",
+        "",
+    ]
+    for model, one in found.items():
+        if not isinstance(one, dict):
+            continue
+        rows = [
+            (
+                row["search"].replace("model in the box", "shipped n-gram"),
+                f"{row['agreement']}",
+                f"{row['taken_back_a_word']}",
+                f"{row['seen_after_s']:.2f} s",
+                f"{row['seen_for_good_after_s']:.2f} s",
+                f"{row['seen_for_good_after_s_95']:.2f} s",
+                f"{row['wer_percent']:.2f} %",
+            )
+            for row in one["rows"]
+        ]
+        lines += [f"## {model}, {one['clips']} clips", ""]
+        head = ("search", "agreement", "changes a final word", "shown after", "stable after", "95 %", "WER")
+        lines += table(head, rows)
+    return text(lines)
+
+
+def confidence() -> str:
+    """How well confidences say how often a word is right."""
+    found = read("calibration.json")
+    lines = [
+        *heading("Word confidence", "calibration", found),
+        "How well a word's confidence predicts whether it is right, on clips that the mapping was not fitted on. The "
+        "calibration error is the mean distance between confidence and share of right words (0 is best), the area "
+        "under the ROC curve says how well confidences rank right before wrong words (1 is best). `noise`: noise at "
+        "20, 10 and 5 dB.",
+        "",
+    ]
+    rows = [
+        (
+            name,
+            f"{one['words']:,}",
+            percent(one["right"]),
+            f"{one['mean_confidence']:.3f}",
+            f"{one['expected_calibration_error']:.3f}",
+            f"{one['area_under_the_curve']:.3f}",
+        )
+        for name, one in found["curves"].items()
+    ]
+    head = ("set", "words", "right", "mean confidence", "calibration error", "area under ROC")
+    lines += table(head, rows)
+    return text(lines)
+
+
+def windows() -> str:
+    """WER by left context, hop and look-ahead."""
+    found = read("windows.json")
+    cells = {}
+    for name, cell in found["cells"].items():
+        parts = name.split()
+        if len(parts) == 4:
+            normalised, left, hop, ahead = parts
+            cells[normalised, float(left), float(hop), float(ahead)] = cell["errors"] / cell["words"]
+    aheads = sorted({key[3] for key in cells})
+    lines = [
+        *heading("Windows", "windows", {}),
+        f"{found['about']}: WER by normalisation, left context, hop and look-ahead, all in seconds. "
+        "[Windows and stream state](../background/windows.md) explains the terms. Made by "
+        "`scripts/windows_table.py`.",
+        "",
+    ]
+    order = sorted({key[:3] for key in cells}, key=lambda key: (key[0] != "running", key))
+    rows = [
+        (key[0], f"{key[1]:g}", f"{key[2]:g}", *(percent(cells.get((*key, ahead)), 2) for ahead in aheads))
+        for key in order
+    ]
+    head = ("normalisation", "left", "hop", *(f"look-ahead {ahead:g}" for ahead in aheads))
+    lines += table(head, rows)
+    return text(lines)
+
+
+def gpu() -> str:
+    """Serving and training on a GPU."""
+    return text(
+        [
+            *heading("GPU", "gpu", {}),
+            "Serving and training on one NVIDIA H100.",
+            "",
+            body("gpu.md"),
+        ]
+    )
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def body(name: str) -> str:
+    """A result file that is Markdown already, below its title."""
+    lines = (RESULTS / name).read_text(encoding="utf-8").splitlines()
+    return "\n".join(line for line in lines if not line.startswith("# "))
+
+
+def heading(title: str, name: str, found: Mapping[str, Any]) -> list[str]:
+    """The top of a page: title, and where, when and on what the figures were measured."""
+    lines = [f"# {title}", "", f"<!-- Generated from {SCRIPTS}/results by scripts/docs: do not edit. -->", ""]
+    if "commit" in found:
+        lines += [
+            f"Measured on {found['date']} at commit {found['commit']} on {found['machine']} by "
+            f"`{SCRIPTS}/{name}.py`.",
+            "",
+        ]
+    return lines
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    return "" if share is None else f"{share * 100:.{digits}f} %"
+
+
+def seconds(spread: Mapping[str, float] | None) -> str:
+    """Median / 95th percentile."""
+    return f"{spread['p50']:.2f} / {spread['p95']:.2f}" if spread else ""
