@@ -38,8 +38,8 @@ def accuracy() -> str:
         "Word error rate (WER) of recordings streamed through the service's windows, in INT8 on one CPU core, with "
         "three ways to find the words: **greedy** (the best label of each frame), **beam** (beam search with the "
         "shipped n-gram) and **rescored** (the n-best list rescored with the shipped Transformer-XL; the default). "
-        "Speed is in multiples of real time of one core, for network and beam search. The last column counts the "
-        "recordings whose streamed greedy text differs from the text of the whole recording.",
+        "Speed is in multiples of real time of one core, for network and beam search / with rescoring. *Differ* "
+        "counts the recordings whose streamed greedy text differs from the text of the whole recording.",
         "",
         "`dev` and `test-clean` are LibriSpeech's dev-clean and test-clean, or parts of them; `an4-test` holds spelled "
         "names and numbers.",
@@ -52,18 +52,19 @@ def accuracy() -> str:
                 f"{one['clips']}",
                 f"{one['words']:,}",
                 *(percent(one.get(way)) for way in ("greedy", "with_lm", "rescored")),
-                f"{one['times_real_time']:.0f} x",
+                speed(one),
                 f"{one['streams_unlike_the_whole']}",
             )
             for name, one in conditions.items()
         ]
-        head = ("set", "clips", "words", "greedy", "beam", "rescored", "speed", "streams that differ")
+        head = ("set", "clips", "words", "greedy", "beam", "rescored", "speed", "differ")
         lines += [f"## {model}", "", *table(head, rows)]
     silence = found["words_an_hour_of_silence_and_noise"]
     rows = [(model, f"{words:.0f}") for model, words in silence.items()]
     lines += ["## Words in silence and noise", ""]
     lines += ["Words written in one hour of audio without speech.", ""]
     lines += table(("model", "words"), rows)
+    lines += ["## Notes", "", found["note"], ""]
     return text(lines)
 
 
@@ -285,6 +286,12 @@ def heading(title: str, name: str, found: Mapping[str, Any]) -> list[str]:
 
 def percent(share: float | None, digits: int = 1) -> str:
     return "" if share is None else f"{share * 100:.{digits}f} %"
+
+
+def speed(one: Mapping[str, float]) -> str:
+    """Times real time, without and (where measured) with rescoring."""
+    rescored = one.get("times_real_time_ranked")
+    return f"{one['times_real_time']:.0f}" + (f" / {rescored:.0f}" if rescored else "")
 
 
 def seconds(spread: Mapping[str, float] | None) -> str:

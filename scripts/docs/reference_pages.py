@@ -148,7 +148,7 @@ def settings_page() -> str:
         notes = item.metadata
         sections.setdefault(notes["section"], []).append(
             (
-                code(item.name),
+                f"{code(item.name)}<br>{code('SILICA_' + item.name.upper())}",
                 type_name(hints[item.name]),
                 allowed(notes["low"], notes["high"]),
                 value(item.default),
@@ -157,7 +157,7 @@ def settings_page() -> str:
         )
     for section, rows in sections.items():
         lines += [f"## {section.capitalize()}", ""]
-        lines += table(("setting", "type", "range", "default", "meaning"), rows)
+        lines += table(("setting, variable", "type", "range", "default", "meaning"), rows)
     return text(lines)
 
 
