@@ -16,7 +16,6 @@ from training.data.manifests import Clip, read_manifest
 from training.errors import TrainingError
 from training.finetune import start_from
 from training.release import release
-from training.runs import RunFolder
 
 
 @pytest.fixture
