@@ -16,7 +16,6 @@ from onnx import helper
 from torch import Tensor
 
 from acoustic.checkpoint import Checkpoint
-from acoustic.errors import AcousticError
 from acoustic.export_carried import CarriedGraph
 from acoustic.export_layers import layers
 from acoustic.folding import fold
@@ -55,14 +54,10 @@ def onnx_bytes(
     *,
     carried: bool = False,
     half: bool = False,
-    hidden: int | None = None,
 ) -> bytes:
-    """The ONNX file's content. carried: the graph of a stream with carried state (`acoustic.export_carried`).
-
-    hidden: what the block of this number makes is a second output, [batch, channels, 1, steps].
-    """
+    """The ONNX file's content. carried: the graph of a stream with carried state (`acoustic.export_carried`)."""
     kind = CarriedGraph if carried else Graph
-    graph = build_graph(checkpoint, ranges, kind, half=half, hidden=hidden)
+    graph = build_graph(checkpoint, ranges, kind, half=half)
     return cast(bytes, graph.model.SerializeToString())
 
 
@@ -73,7 +68,6 @@ def build_graph(
     kind: type[Graph] = Graph,
     *,
     half: bool = False,
-    hidden: int | None = None,
 ) -> Graph:
     """The whole network as a graph."""
     network = fold(checkpoint).network()
@@ -88,15 +82,9 @@ def build_graph(
         else:
             assert isinstance(block, Block)
             out = _block(graph, block, name, panes, last=last)
-        if index == hidden:
-            graph.hidden = (out, network.config.blocks[index].channels)
         pane = Pane(out, name, network.config.blocks[index].channels)
         panes = [*panes, pane] if network.keeps_panes and index else [pane]
     _output(graph, network, panes[-1].x)
-    if hidden is not None and graph.hidden is None:
-        raise AcousticError(
-            f"{network.config.name} has no block {hidden}: they are numbered 0 to {len(network.blocks) - 1}."
-        )
     return graph
 
 

@@ -46,8 +46,6 @@ class Graph:
     nodes: list[Any] = field(default_factory=list)
     constants: list[Any] = field(default_factory=list)
     sites: dict[str, str] = field(default_factory=dict)
-    hidden: tuple[str, int] | None = None
-    """A tensor that is a second output, and its channels."""
 
     def node(self, operation: str, *inputs: str, **attributes: Any) -> str:
         """Add a node; the name of its (one) output."""
@@ -119,11 +117,6 @@ class Graph:
         outputs = [
             helper.make_tensor_value_info("log_probs", TensorProto.FLOAT, ["batch", "outputs", classes])
         ]
-        if self.hidden:
-            name, channels = self.hidden
-            outputs.append(
-                helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", channels, 1, "steps"])
-            )
         features = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", mels, "frames"])
         return [features], outputs
 

@@ -35,7 +35,7 @@ folders() {
     done
 }
 folders | nice xargs -d '\n' -P "${PROCESSES:-1}" -I {} \
-    "$silica" label {} --teacher "$teacher" --out "$data/labels" --without-text
+    "$silica" label {} --teacher "$teacher" --out "$data/labels"
 # Batches differ in length: with glibc's allocator a fifth of the time goes into finding room for them.
 allocator=/usr/lib/$(uname -m)-linux-gnu/libtcmalloc_minimal.so.4 # Debian's libtcmalloc-minimal4
 if [ -f "$allocator" ]; then

@@ -8,8 +8,6 @@ from typing import Any
 from training.bounds import ABOVE_NOUGHT, NOUGHT_OR_MORE, ONE_OR_MORE, SHARE, check
 
 PARTS = (
-    "splice",
-    "scramble",
     "speed",
     "vocal_tract",
     "voice",
@@ -29,9 +27,6 @@ class Alteration:
     the share of rows that a stream with causal normalisation has heard something else before.
     """
 
-    splice: float = 0.0
-    scramble: float = 0.0
-    scramble_s: tuple[float, float] = (0.25, 1.0)
     speed: float = 0.8
     speed_range: tuple[float, float] = (0.85, 1.15)
     vocal_tract: float = 0.4
@@ -54,7 +49,7 @@ class Alteration:
 
     def __post_init__(self) -> None:
         check("augment", self, SHARE, *PARTS, "level", "nothing", "before", "given_room_share")
-        check("augment", self, ABOVE_NOUGHT, "speed_range", "vocal_tract_range", "scramble_s")
+        check("augment", self, ABOVE_NOUGHT, "speed_range", "vocal_tract_range")
         check("augment", self, ONE_OR_MORE, "quantise_bits")
 
     def scaled(self, strength: float) -> "Alteration":
@@ -81,10 +76,7 @@ NO_ALTERATION = replace(Alteration(), **_OFF)
 
 @dataclass(frozen=True)
 class FeatureMasks:
-    """What is done to features: how much SpecAugment and SpecCutout blot out (all noughts switches them off), and the
-    factors by which the uses of a batch after its first are stretched in time and warped in frequency, lowest and
-    highest band each by its own; `colour` is how far they are coloured, in deviations of the features.
-    """
+    """What SpecAugment and SpecCutout mask in the features; zeros switch them off."""
 
     time_masks: int = 0
     time_frames: int = 75
@@ -93,14 +85,10 @@ class FeatureMasks:
     rectangles: int = 0
     rectangle_frames: int = 120
     rectangle_bins: int = 50
-    stretch: tuple[float, float] = (1.0, 1.0)
-    warp: tuple[float, float] = (1.0, 1.0)
-    colour: float = 0.0
 
     def __post_init__(self) -> None:
         check("masks", self, NOUGHT_OR_MORE, "time_masks", "time_frames", "mel_masks", "mel_bins")
-        check("masks", self, NOUGHT_OR_MORE, "rectangles", "rectangle_frames", "rectangle_bins", "colour")
-        check("masks", self, ABOVE_NOUGHT, "stretch", "warp")
+        check("masks", self, NOUGHT_OR_MORE, "rectangles", "rectangle_frames", "rectangle_bins")
 
 
 NO_MASKS = FeatureMasks()

@@ -35,38 +35,6 @@ def start_from(checkpoint: Checkpoint, alphabet: str | None = None) -> tuple[Net
     return network, config
 
 
-def grown(checkpoint: Checkpoint, shape: ModelConfig) -> Checkpoint:
-    """The checkpoint in a deeper shape: its blocks in their order and, between and behind them, blocks with an identity
-    bypass that add nothing at first, so that it still answers as it did.
-    """
-    config = replace(shape, alphabet=checkpoint.config.alphabet)
-    wanted, known = list(config.blocks), list(checkpoint.config.blocks)
-    origins: list[int | None] = []
-    taken = 0
-    for block in wanted:
-        found = taken < len(known) and block == known[taken]
-        origins.append(taken if found else None)
-        taken += found
-    adds_nothing = [wanted[place].residual == "identity" and config.norm == "batch" for place, origin in
-                    enumerate(origins) if origin is None]  # fmt: skip
-    fits = taken == len(known) and all(adds_nothing)
-    if not fits or replace(checkpoint.config, name=config.name, blocks=config.blocks) != config:
-        raise TrainingError(
-            f"{checkpoint.config.name} does not grow into {shape.name}: that shape must have the blocks of the first "
-            "in their order, all else alike, and more blocks only with an identity bypass and batch norm."
-        )
-    state = build(config).state_dict()
-    for name in list(state):
-        where, _, rest = name.removeprefix("blocks.").partition(".")
-        if not name.startswith("blocks."):
-            state[name] = checkpoint.state[name]
-        elif (origin := origins[int(where)]) is not None:
-            state[name] = checkpoint.state[f"blocks.{origin}.{rest}"]
-        elif rest == f"units.{wanted[int(where)].repeat - 1}.norm.weight":
-            state[name] = torch.zeros_like(state[name])
-    return Checkpoint(config, state, checkpoint.card)
-
-
 def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
     """Freeze the parameters whose names match a pattern such as `blocks.0.*`; answers how many parameters
     remain.

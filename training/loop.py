@@ -10,7 +10,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Protocol
 
@@ -24,12 +24,10 @@ from training.data.feed import Batch
 from training.errors import TrainingError
 from training.evaluate import Score
 from training.finetune import train_mode
-from training.hidden import without_head
 from training.objectives import Heard, Objective
 from training.optimisers import clip_gradients
 from training.parallel import World, wrap
 from training.precision import Precision
-from training.reuse import Reuse, reused
 from training.runs import RunFolder
 from training.schedules import Schedule
 from training.sums import StepResult, Sums
@@ -59,7 +57,6 @@ class LoopSettings:
     clip: float | None = None
     average_decay: float | None = 0.999
     joint_norms: bool = True
-    reuse: Reuse = field(default_factory=Reuse)
     log_every: int = 20
     evaluate_every: int = 1000
     save_every_s: float = 300.0
@@ -134,14 +131,12 @@ class Loop:
         train_mode(self.model)
         began = saved = logged = time.monotonic()
         since_log = Sums()
-        heard = reused(self.feed.from_step, self._hear, self.settings.reuse, self.progress.step)
-        steps = ahead(heard, self._vary)
-        if self.world.leads and self.settings.reuse.uses > 1:
-            self.watch.say(f"altering the sound of {self.settings.reuse.kept} steps before the first")
+        source = self.feed.from_step(self.progress.step)
+        steps = ahead(source, lambda batches: [self._hear(batch) for batch in batches])
         try:
             with self._signals():
                 while self.progress.step < self.schedule.total_steps:
-                    since_log.add(self._step(*next(steps)))
+                    since_log.add(self._step(next(steps)))
                     step, now = self.progress.step, time.monotonic()
                     last = step == self.schedule.total_steps
                     if self._comes(self.settings.log_every):
@@ -168,20 +163,10 @@ class Loop:
             )
         return self.progress
 
-    def _hear(self, batches: Sequence[Batch]) -> list[Heard]:
-        uses = self.settings.reuse.uses
-        heard = []
-        for batch in batches:
-            first = replace(batch.to(self.world.device), step=batch.step * uses)
-            piece = self.objective.hear(first)
-            heard.append(piece if uses == 1 else piece.without_sound())
-        return heard
+    def _hear(self, batch: Batch) -> Heard:
+        return self.objective.hear(batch.to(self.world.device))
 
-    def _vary(self, used: tuple[Sequence[Heard], int]) -> tuple[list[Heard], bool]:
-        pieces, use = used
-        return [self.objective.vary(heard, use) for heard in pieces], use > 0
-
-    def _step(self, pieces: Sequence[Heard], again: bool) -> StepResult:
+    def _step(self, pieces: Sequence[Heard]) -> StepResult:
         batches = [heard.batch for heard in pieces]
         torch.manual_seed(batches[0].seed)
         rate = self.schedule.rate(self.progress.step)
@@ -222,7 +207,7 @@ class Loop:
         self.progress.step += 1
         self.progress.seconds_heard += values[-1]
         means = {name: value / rows for name, value in zip(("loss", *figures), values[:-1], strict=True)}
-        return StepResult(means, rows, values[-1], float(norm), rate, finite, again)
+        return StepResult(means, rows, values[-1], float(norm), rate, finite)
 
     def _skip(self, batches: Sequence[Batch], buffers: list[Tensor], loss: float, norm: float) -> None:
         """A step that gave no numbers: weights, averages and batch-norm statistics stay as they were."""
@@ -249,8 +234,7 @@ class Loop:
             )
 
     def _log(self, sums: Sums, seconds: float, since_start: float) -> None:
-        batch, _ = self.settings.reuse.batch_of(max(0, self.progress.step - 1))
-        epoch, _ = self.feed.place(batch)
+        epoch, _ = self.feed.place(max(0, self.progress.step - 1))
         means = sums.means()
         self.progress.losses.append(means["loss"])
         self.watch.step(
@@ -284,8 +268,7 @@ class Loop:
         """Write these weights as the best ones; all processes learn whether they stand on the disk."""
         card = {**self.card, "step": self.progress.step, "dev_wer": rate}
         return self.world.any(
-            self.world.leads
-            and self.folder.save_best(self.config, without_head(self.model.state_dict()), card)
+            self.world.leads and self.folder.save_best(self.config, self.model.state_dict(), card)
         )
 
     def save(self) -> bool:
@@ -315,8 +298,8 @@ class Loop:
             self.optimiser.load_state_dict(state["optimiser"])
         except (ValueError, RuntimeError, KeyError) as error:
             raise TrainingError(
-                f"The checkpoint in {self.folder.path} does not fit this recipe ({error}): the optimiser, "
-                "the frozen parts or distil.hidden differ. Continue it with its own recipe, or name a new folder."
+                f"The checkpoint in {self.folder.path} does not fit this recipe ({error}): the optimiser "
+                "or the frozen parts differ. Continue it with its own recipe, or name a new folder."
             ) from error
         if self.average and state["average"] is not None:
             self.average.load_state_dict(state["average"])

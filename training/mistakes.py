@@ -17,7 +17,6 @@ from torch.nn.functional import one_hot
 from lm.decoders import Decoder, SearchSettings, open_decoder
 from lm.ngram import NGram
 from lm.score import word_errors
-from training.augment import Altered
 from training.ctc import ctc
 from training.data.feed import Batch, batch_seed
 from training.objectives import Heard, Loss, Objective, spoken_targets
@@ -61,10 +60,6 @@ class WithMistakes:
         """As the objective does."""
         return self.objective.hear(batch)
 
-    def vary(self, heard: Heard, use: int) -> Heard:
-        """As the objective does."""
-        return self.objective.vary(heard, use)
-
     def __call__(self, model: nn.Module, heard: Heard) -> Loss:
         loss = self.objective(model, heard)
         assert self._made is not None
@@ -73,7 +68,7 @@ class WithMistakes:
         said = {
             row: self._text(labels)
             for row, labels in enumerate(torch.split(targets, lengths.tolist()))
-            if row in heard.altered.silent or (len(labels) and _whole(heard.altered, row))
+            if row in heard.altered.silent or len(labels)
         }
         draw = np.random.default_rng(batch_seed(heard.batch.seed, 0, 2))
         total, figures = self.expected(log_probs.float(), outputs, said, draw)
@@ -130,11 +125,6 @@ class WithMistakes:
 
     def _keep(self, module: nn.Module, inputs: tuple[Tensor, ...], made: tuple[Tensor, Tensor]) -> None:
         self._made = made
-
-
-def _whole(altered: Altered, row: int) -> bool:
-    """Not cut and joined with something else, of which no transcript tells."""
-    return bool(altered.cut_at[row] >= altered.lengths[row])
 
 
 def _joined(readings: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

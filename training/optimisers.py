@@ -8,7 +8,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from training.errors import TrainingError
-from training.hidden import head_weights
 
 Name = Literal["novograd", "muon", "adamw", "sgd"]
 NAMES: tuple[Name, ...] = ("novograd", "muon", "adamw", "sgd")
@@ -222,11 +221,11 @@ def build_optimiser(
     if name == "novograd":
         return NovoGrad(trainable, rate, betas or (0.95, 0.98), decay)
     if name == "muon":
-        # As Adam does: what writes the outputs, and the head that a teacher's hidden layer is read off.
-        heads = {id(weight) for weight in head_weights(model)}
-        own = [weight for weight in trainable if id(weight) not in heads]
-        last = next((weight for weight in reversed(own) if weight.ndim > 1), None)
-        wide = [weight for weight in own if weight.ndim > 1 and weight.shape[1] > 1 and weight is not last]
+        # The output layer is stepped as Adam does.
+        last = next((weight for weight in reversed(trainable) if weight.ndim > 1), None)
+        wide = [
+            weight for weight in trainable if weight.ndim > 1 and weight.shape[1] > 1 and weight is not last
+        ]
         known = {id(weight) for weight in wide}
         rest = [weight for weight in trainable if id(weight) not in known]
         parts = [

@@ -5,9 +5,11 @@ The shipped ones are in recipes/. What a recipe's values do is written beside th
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
+
+import msgspec
 
 from training.alteration import NO_ALTERATION, Alteration, FeatureMasks
 from training.bounds import ABOVE_NOUGHT, BELOW_ONE, NOUGHT_OR_MORE, ONE_OR_MORE, SHARE, check
@@ -19,27 +21,18 @@ RECIPES = Path(__file__).parent / "recipes"
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Which network: a published one from scratch by `name`, or a trained one to go on from by `start`. With both, the
-    trained one grows into the published one, which has more blocks. In training a share `skip` of the rows passes over
-    the deepest of its attending parts, and over the others less (training/skipping.py).
-    """
+    """Which network: a published one from scratch by `name`, or a trained one to go on from by `start`."""
 
     name: str = ""
     start: str = ""
     alphabet: str = ""
     freeze: tuple[str, ...] = ()
-    skip: float = 0.0
-
-    def __post_init__(self) -> None:
-        check("model", self, BELOW_ONE, "skip")
 
 
 @dataclass(frozen=True)
 class DataPart:
     """Manifests (below the data folder) and what is taken from them. `hours` is what the corpus should hold;
-    `noise` is a manifest of noise and impulse responses, of which those with `split` "train" are mixed in. A
-    batch of altered sound is used `uses` times, with `uses_apart` newer ones between two uses
-    (training/reuse.py).
+    `noise` is a manifest of noise and impulse responses, of which those with `split` "train" are mixed in.
     """
 
     train: tuple[str, ...] = ()
@@ -52,49 +45,25 @@ class DataPart:
     most_rows: int = 4096
     resident: bool = False
     threads: int = 4
-    uses: int = 1
-    uses_apart: int = 64
 
     def __post_init__(self) -> None:
-        check("data", self, ONE_OR_MORE, "most_rows", "threads", "uses")
-        check("data", self, NOUGHT_OR_MORE, "hours", "shortest_s", "uses_apart")
+        check("data", self, ONE_OR_MORE, "most_rows", "threads")
+        check("data", self, NOUGHT_OR_MORE, "hours", "shortest_s")
         check("data", self, ABOVE_NOUGHT, "longest_s", "batch_seconds")
 
 
 @dataclass(frozen=True)
 class DistilPart:
-    """Learning from a teacher (training/distill.py): `labels` is a folder that `silica label` filled, one
-    below it a manifest; with `teacher` it answers on the spot. Neither: no distillation.
-
-    `hidden` is the weight of a hidden layer of the teacher (training/hidden.py): what the labels hold, or what block
-    `hidden_block` makes of a teacher that answers on the spot. It is read off what goes into the layer `hidden_layer`
-    of the student's attending block, `hidden_late` steps later. With `agree` each step hears its sound in two views,
-    masked and coloured each by itself, and they are to write the same.
+    """Learning from pseudo-labels (training/distill.py): `labels` is a folder that `silica label` filled, one below it
+    a manifest. The alteration rises from `ramp_first` of its strength to all of it at step `ramp_steps`.
     """
 
-    teacher: str = ""
     labels: str = ""
-    words: float = 1.0
-    frames: float = 0.3
-    characters: float = 0.3
-    hidden: float = 0.0
-    agree: float = 0.0
-    hidden_block: int = 0
-    hidden_layer: int = 0
-    hidden_late: int = 0
     ramp_first: float = 0.2
     ramp_steps: int = 20_000
 
     def __post_init__(self) -> None:
-        check(
-            "distil", self, NOUGHT_OR_MORE, "words", "frames", "characters", "hidden", "agree", "ramp_steps"
-        )
-        check("distil", self, NOUGHT_OR_MORE, "hidden_block", "hidden_layer", "hidden_late")
-        if bool(self.hidden and self.teacher) != bool(self.hidden_block):
-            raise TrainingError(
-                "distil.hidden_block names the block whose outputs are learnt of a teacher that answers on the spot: "
-                "set it (of QuartzNet 15x5 to 15) where distil.teacher and distil.hidden are set, and nowhere else."
-            )
+        check("distil", self, NOUGHT_OR_MORE, "ramp_steps")
         check("distil", self, SHARE, "ramp_first")
 
 
@@ -230,11 +199,18 @@ def from_values(values: Mapping[str, Any], where: str) -> Recipe:
     """A recipe from plain values; unknown names and wrong types are refused by name."""
     if "title" not in values:
         raise TrainingError(f"{where}: a recipe needs a `title`.")
-    recipe: Recipe = _part(Recipe, values, where)
+    _refuse_unknown(Recipe, values, where)
+    # What an [augment] table leaves out is off, not at the strength of `Alteration`'s defaults.
+    augment = values.get("augment", {})
+    if isinstance(augment, Mapping):
+        values = {**values, "augment": {**asdict(NO_ALTERATION), **augment}}
+    try:
+        recipe = msgspec.convert(values, Recipe)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$.")
+        raise TrainingError(f"{where}: {path.rstrip('`')}: {reason}.") from None
     if not recipe.model.name and not recipe.model.start:
-        raise TrainingError(
-            f"{where}: [model] needs `name` (from scratch), `start` (from a checkpoint) or both (to grow into)."
-        )
+        raise TrainingError(f"{where}: [model] needs `name` (from scratch) or `start` (from a checkpoint).")
     if not recipe.schedule.steps and not recipe.schedule.epochs:
         raise TrainingError(f"{where}: [schedule] needs `epochs` or `steps`.")
     return recipe
@@ -242,6 +218,7 @@ def from_values(values: Mapping[str, Any], where: str) -> Recipe:
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """The recipe with values replaced, each written as `part.name=value` (value in TOML)."""
+    values = asdict(recipe)
     for setting in settings:
         key, equals, text = setting.partition("=")
         part, dot, name = key.strip().partition(".")
@@ -251,46 +228,18 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
-        current = getattr(recipe, part, None)
-        if current is None or not is_dataclass(current) or isinstance(current, type):
+        if not isinstance(values.get(part), dict):
             raise TrainingError(f"{setting!r}: a recipe has no part {part!r}.")
-        recipe = replace(recipe, **{part: _part(type(current), {name: value}, setting, current)})
-    return recipe
+        values[part][name] = value
+    return from_values(values, " ".join(settings))
 
 
-def _part(kind: Any, values: Any, where: str, base: Any = None) -> Any:
-    """`kind` from a TOML table, over `base` or its own defaults."""
-    if not isinstance(values, Mapping):
-        raise TrainingError(f"{where}: expected a table, not {values!r}.")
-    known = {part.name: part for part in fields(kind)}
-    hints = get_type_hints(kind)
+def _refuse_unknown(kind: Any, values: Mapping[str, Any], where: str) -> None:
+    """msgspec passes over names that a dataclass does not have."""
+    known = get_type_hints(kind)
     unknown = sorted(set(values) - set(known))
     if unknown:
         raise TrainingError(f"{where}: unknown {', '.join(unknown)}. Known: {', '.join(known)}.")
-    made = {}
     for name, value in values.items():
-        hint, place = hints[name], f"{where}: {name}"
-        if is_dataclass(hint):
-            made[name] = _part(hint, value, place, NO_ALTERATION if hint is Alteration else None)
-        else:
-            made[name] = _plain(hint, value, place)
-    return replace(base, **made) if base is not None else kind(**made)
-
-
-def _plain(hint: Any, value: Any, where: str) -> Any:
-    """A value of the hinted type: whole numbers pass for decimals, lists for tuples."""
-    if hint in (int, float, str, bool):
-        allowed = (int, float) if hint is float else (hint,)
-        if not isinstance(value, allowed) or (isinstance(value, bool) and hint is not bool):
-            raise TrainingError(f"{where}: expected {hint.__name__}, not {value!r}.")
-        return hint(value)
-    if getattr(hint, "__origin__", None) is tuple:
-        if not isinstance(value, list | tuple):
-            raise TrainingError(f"{where}: expected a list, not {value!r}.")
-        inner = get_args(hint)
-        if inner[-1] is not Ellipsis and len(value) != len(inner):
-            raise TrainingError(f"{where}: expected {len(inner)} values, not {len(value)}.")
-        return tuple(_plain(inner[0], item, where) for item in value)
-    if not isinstance(value, Mapping):
-        raise TrainingError(f"{where}: expected a table, not {value!r}.")
-    return dict(value)
+        if is_dataclass(known[name]) and isinstance(value, Mapping):
+            _refuse_unknown(known[name], value, f"{where}: {name}")

@@ -29,7 +29,6 @@ from training.data.manifests import Clip
 from training.data.sound import Samples, read_clip
 from training.errors import TrainingError
 from training.features import batch_features
-from training.hidden import without_head
 from training.runs import RunFolder
 
 
@@ -64,7 +63,7 @@ def trained_model(source: Path) -> Checkpoint:
     state: dict[str, Any] = torch.load(folder.last, map_location="cpu", weights_only=True)
     weights = state["average"]["values"] if state["average"] else state["model"]
     config = ModelConfig.from_dict(json.loads(state["config"]))
-    return Checkpoint(config, without_head(weights), {"step": state["step"]})
+    return Checkpoint(config, weights, {"step": state["step"]})
 
 
 def release(

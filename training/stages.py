@@ -34,7 +34,7 @@ from training.data.sound import ClipError, read_clip
 from training.distill import Ramp, silence_loss, words_loss
 from training.errors import TrainingError
 from training.features import DITHER, batch_features
-from training.objectives import Heard, Loss, hear, spoken_targets, vary
+from training.objectives import Heard, Loss, hear, spoken_targets
 from training.precision import quickest
 from training.staging import StagesPart
 
@@ -45,7 +45,7 @@ SLIGHT = 0.3
 """Noise on the features, in deviations, that shows which channels count."""
 LEAST_SHARE = 0.1
 """What any channel counts."""
-SPEAKER = frozenset({"splice", "scramble", "speed", "vocal_tract"})
+SPEAKER = frozenset({"speed", "vocal_tract"})
 """What the speaker does: parts of the chain that the teacher hears too."""
 STAGES = "stages"
 """What the hooks are called among a student's attributes."""
@@ -245,23 +245,12 @@ class StagedObjective:
         speaker = _without(plan, {*PARTS, "level", "nothing"} - SPEAKER)
         generator = torch.Generator().manual_seed(batch_seed(batch.seed, 0, 1))
         spoken = alter(batch.sound, batch.lengths, speaker, generator)
-        # No transcript says what is heard in a row that is cut up.
-        cut = (spoken.cut_at < spoken.lengths).nonzero().flatten().tolist()
-        targets, target_lengths = spoken_targets(batch, cut)
-        batch = replace(
-            batch, sound=spoken.sound, lengths=spoken.lengths, targets=targets, target_lengths=target_lengths
-        )
-        heard = hear(batch, self.front_end, _without(plan, SPEAKER), self.banks, DITHER)
+        batch = replace(batch, sound=spoken.sound, lengths=spoken.lengths)
+        heard = hear(batch, self.front_end, _without(plan, SPEAKER), self.banks, DITHER, self.masks)
         taught = self.teacher.hear(spoken.sound, spoken.lengths)
         frames = -(-spoken.lengths // self.config.features.hop_samples)
         outputs = -(-frames // self.config.frames_per_output)
         return StagedHeard(**_parts(heard), taught=taught, outputs=outputs.to(self.device))
-
-    def vary(self, heard: Heard, use: int) -> StagedHeard:
-        """Masked; later uses stretched and warped too."""
-        assert isinstance(heard, StagedHeard)
-        varied = vary(heard, self.masks, use)
-        return replace(heard, **_parts(varied))
 
     def __call__(self, model: nn.Module, heard: Heard) -> Loss:
         assert isinstance(heard, StagedHeard) and heard.outputs is not None

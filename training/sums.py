@@ -13,14 +13,11 @@ class StepResult:
     gradient: float
     rate: float
     finite: bool
-    again: bool
-    """Whether its sound was used before (`data.uses`)."""
 
 
 @dataclass
 class Sums:
-    """What happened since the last line of the log. What is heard again is known better, for a while: it is counted
-    apart, or a run that learns its last minutes by heart looks like one that learns (training/LOG.md, run R)."""
+    """What happened since the last line of the log."""
 
     rows: float = 0.0
     sound_s: float = 0.0
@@ -28,8 +25,6 @@ class Sums:
     rate: float = 0.0
     weighted: dict[str, float] = field(default_factory=dict)
     counted: float = 0.0
-    loss_again: float = 0.0
-    counted_again: float = 0.0
 
     def add(self, result: StepResult) -> None:
         """One more step."""
@@ -38,17 +33,12 @@ class Sums:
         self.rate = result.rate
         if result.finite:
             self.gradient = result.gradient
-            if result.again:
-                self.loss_again += result.means["loss"] * result.rows
-                self.counted_again += result.rows
-                return
             self.counted += result.rows
             for name, value in result.means.items():
                 self.weighted[name] = self.weighted.get(name, 0.0) + value * result.rows
 
     def means(self) -> dict[str, float]:
-        """Each figure's mean over the utterances heard for the first time; beside it the loss of those heard again."""
-        again = {"loss_again": self.loss_again / self.counted_again} if self.counted_again else {}
+        """Each figure's mean over the utterances of the finite steps."""
         if not self.counted:
-            return {"loss": again.get("loss_again", float("nan"))}
-        return {name: value / self.counted for name, value in self.weighted.items()} | again
+            return {"loss": float("nan")}
+        return {name: value / self.counted for name, value in self.weighted.items()}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "step", "epoch", "loss", "rate", "gradient", "hours_seen", "utterances_per_s", "times_real_time",
-    "seconds", "skipped", "dev_wer", "dev_cer", "loss_again",
+    "seconds", "skipped", "dev_wer", "dev_cer",
 )  # fmt: skip
 
 
@@ -59,8 +59,7 @@ class Watch:
         """A logging step in words."""
         step = int(values["step"])
         parts = [f"step {step:,} of {self.total_steps:,} (epoch {int(values.get('epoch', 0)) + 1})"]
-        again = f" (heard again {values['loss_again']:.2f})" if "loss_again" in values else ""
-        parts.append(f"loss {values['loss']:.2f}{again}")
+        parts.append(f"loss {values['loss']:.2f}")
         parts += [f"{name} {value:.3g}" for name, value in values.items() if name not in COLUMNS]
         parts.append(f"learning rate {values['rate']:.2g}")
         parts.append(f"gradient {values['gradient']:.2f}")

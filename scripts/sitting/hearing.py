@@ -80,9 +80,7 @@ class Ear:
         )
         taught = self._teach(drawn.shape, *batch_features(self.teacher.front_end, wide, lengths))
         silent = set(altered.silent)
-        # No transcript says what is heard in a row that is cut up.
-        unsaid = silent | set((spoken.cut_at < spoken.lengths).nonzero().flatten().tolist())
-        said = [[] if row in unsaid else own for row, own in enumerate(drawn.labels)]
+        said = [[] if row in silent else own for row, own in enumerate(drawn.labels)]
         spoken_frames = -(-lengths // self.front_end.config.hop_samples)
         outputs = -(-spoken_frames // self.frames_per_output)
         table = torch.tensor([outputs.tolist(), [row not in silent for row in range(rows)]]).to(self.device)

@@ -20,7 +20,7 @@ from training.recipe import Recipe, from_values
 from training.stages import StageTeacher
 
 MODELS = "models.pt"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)

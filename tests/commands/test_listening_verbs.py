@@ -225,17 +225,20 @@ def test_log_probabilities_of_like_names_are_refused_before_anything_is_heard(
     assert "line 2: other/clip0.wav and clip0.wav would share" in capsys.readouterr().err
 
 
-def test_label_hears_every_clip_or_only_those_without_a_text(
+def test_label_takes_the_clips_without_a_text(
     clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def labelled(*options: str) -> dict[str, object]:
-        out = str(tmp_path / "labels")
-        assert main(["label", str(clips), "--teacher", "tiny", "--out", out, "--json", *options]) == 0
-        (row,) = json.loads(capsys.readouterr().out)["labelled"]
-        return {name: row[name] for name in ("clips", "new_hours", "unreadable")}
-
-    assert labelled("--without-text") == {"clips": 1, "new_hours": 0.001, "unreadable": 0}
+    out = str(tmp_path / "labels")
+    (clips / "manifest.jsonl").write_text(
+        "".join(
+            json.dumps({"audio": f"clip{index}.wav", "duration": index + 1, "text": text}) + "\n"
+            for index, text in enumerate(("one", None, None))
+        )
+    )
     (clips / "clip1.wav").write_bytes(b"no sound")
-    assert labelled() == {"clips": 2, "new_hours": 0.0, "unreadable": 1}
+    for new_hours in (0.001, 0.0):
+        assert main(["label", str(clips), "--teacher", "tiny", "--out", out, "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["labelled"]
+        assert (row["clips"], row["unreadable"]) == (1, 1) and row["new_hours"] == new_hours
     lines = (tmp_path / "labels" / clips.name / "labels.jsonl").read_text().splitlines()
-    assert [json.loads(line)["clip"] for line in lines] == ["clip2.wav", "clip0.wav"]
+    assert [json.loads(line)["clip"] for line in lines] == ["clip2.wav"]

@@ -150,7 +150,7 @@ def step_s(case: Case) -> tuple[float, float]:
         began = clock()
         optimiser.zero_grad(set_to_none=True)
         with precision.region():
-            loss = objective(model, objective.vary(objective.hear(batch), 0))
+            loss = objective(model, objective.hear(batch))
         scaler.scale(loss.total / case.rows).backward()
         scaler.step(optimiser)
         scaler.update()

@@ -98,7 +98,7 @@ def test_clips_that_cannot_be_learnt_are_left_out_and_counted() -> None:
         Clip(Path("d"), 1.0, None),
         Clip(Path("e"), 0.2, "aabbaabbaa"),
     ]
-    kept, left_out = usable(clips, shortest_s=0.1, longest_s=20, with_text=True, seconds_per_output=0.02)
+    kept, left_out = usable(clips, shortest_s=0.1, longest_s=20, seconds_per_output=0.02)
     assert [clip.audio.name for clip in kept] == ["a"]
     assert left_out == {"too short": 1, "too long": 1, "no transcript": 1, "more characters than outputs": 1}
 

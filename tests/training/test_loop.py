@@ -85,16 +85,13 @@ def test_ten_utterances_are_learnt_by_heart(spoken: Path, small_network: ModelCo
     assert any((tmp_path / "tensorboard").iterdir())
 
 
-@pytest.mark.parametrize("uses", [1, 3])
-def test_a_run_killed_at_any_moment_goes_on_as_if_nothing_had_been(
-    spoken: Path, tmp_path: Path, uses: int
-) -> None:
-    make(spoken, tmp_path / "whole", World(), uses=uses).run()
+def test_a_run_killed_at_any_moment_goes_on_as_if_nothing_had_been(spoken: Path, tmp_path: Path) -> None:
+    make(spoken, tmp_path / "whole", World()).run()
     killed = tmp_path / "killed"
-    with started(spoken, killed, {"steps": 12, "killed_after": 6, "uses": uses}) as process:
+    with started(spoken, killed, {"steps": 12, "killed_after": 6}) as process:
         assert process.wait() == -signal.SIGKILL
     assert 5 <= len(records(killed)) < 12
-    resumed = make(spoken, killed, World(), uses=uses)
+    resumed = make(spoken, killed, World())
     assert 4 <= resumed.progress.step < 12
     assert resumed.run().finished
     assert records(killed) == records(tmp_path / "whole")
@@ -170,9 +167,6 @@ class Poisoned:
 
     def hear(self, batch: Batch) -> Heard:
         return self.inner.hear(batch)
-
-    def vary(self, heard: Heard, use: int) -> Heard:
-        return self.inner.vary(heard, use)
 
     def __call__(self, model: nn.Module, heard: Heard) -> Loss:
         loss = self.inner(model, heard)

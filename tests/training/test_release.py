@@ -16,7 +16,6 @@ from training.data.manifests import Clip, read_manifest
 from training.errors import TrainingError
 from training.finetune import start_from
 from training.release import release
-from training.runs import RunFolder
 
 
 @pytest.fixture
@@ -123,33 +122,3 @@ def test_the_mean_of_states_weighs_each_as_it_is_told(small_network: ModelConfig
         assert made.card["title"] == "6.0"
     refused = mean("--shares", "1")
     assert refused.returncode == 2 and "3 states want as many shares" in refused.stderr
-
-
-def test_runs_that_meet_go_on_from_their_mean(small_network: ModelConfig, tmp_path: Path) -> None:
-    names = build(small_network).state_dict()
-    runs = [tmp_path / "one", tmp_path / "two"]
-    for step, run in enumerate(runs, start=1):
-        values = {name: torch.full_like(weight, float(step)) for name, weight in names.items()}
-        momentum = {0: {"first": torch.full((3,), float(step)), "steps": step}}
-        state = {"model": values, "average": {"steps": step, "values": values}, "step": step}
-        RunFolder(run).save({**state, "optimiser": {"state": momentum, "param_groups": []}}, small_network)
-
-    def meet(*more: str) -> subprocess.CompletedProcess[str]:
-        script = Path(__file__).parents[2] / "scripts" / "meet.py"
-        return subprocess.run(
-            [sys.executable, str(script), *more], capture_output=True, text=True, check=False
-        )
-
-    assert meet(*map(str, runs)).returncode == 0
-    for step, run in enumerate(runs, start=1):
-        state = RunFolder(run).load(small_network) or {}
-        assert state["step"] == step and state["average"]["steps"] == step
-        for weights in (state["model"], state["average"]["values"]):
-            assert all(weight.eq(1.5).all() for weight in weights.values() if weight.is_floating_point())
-        assert state["optimiser"]["state"][0]["first"].tolist() == [1.5] * 3
-        assert (run / "previous.pt").exists()
-    other = {"model": values | {"head": torch.ones(2)}, "average": None, "optimiser": {"state": {}}}
-    RunFolder(tmp_path / "other").save(other, small_network)
-    for run, reason in (("nowhere", "there is no last.pt in it"), ("other", "do not learn alike")):
-        refused = meet(str(runs[0]), str(tmp_path / run))
-        assert refused.returncode == 2 and reason in refused.stderr

@@ -15,7 +15,6 @@ from acoustic.network import build
 from acoustic.shape import ModelConfig
 from training.alteration import NO_ALTERATION, NO_MASKS
 from training.assemble import assemble
-from training.data.feed import Batch
 from training.data.manifests import read_manifest
 from training.data.sound import read_clip
 from training.distill import Ramp
@@ -27,7 +26,6 @@ from training.stages import (
     LEAST_SHARE,
     STAGES,
     STEPS_PER_DEVIATION,
-    StagedHeard,
     StagedObjective,
     Stages,
     StageTeacher,
@@ -147,37 +145,6 @@ def test_stages_that_do_not_fit_are_named(teacher: Checkpoint, student: ModelCon
         )
 
 
-def test_a_row_whose_words_are_cut_up_has_stages_and_no_words(
-    teacher: Checkpoint, student: ModelConfig, spoken: Path
-) -> None:
-    clips = read_manifest(spoken)[:2]
-    ear = StageTeacher(teacher, (1, 2), CPU)
-    ear.measure(clips)
-    sounds = [torch.from_numpy(read_clip(clip.audio)) for clip in clips]
-    lengths = torch.tensor([len(sound) for sound in sounds])
-    sound = torch.nn.utils.rnn.pad_sequence(sounds, batch_first=True)
-    batch = Batch(sound, lengths, torch.tensor([3, 4, 5]), torch.tensor([2, 1]), ("a", "b"), seed=7)
-
-    def heard(scramble: float) -> StagedHeard:
-        plan = replace(NO_ALTERATION, scramble=scramble)
-        return StagedObjective(
-            config=student,
-            device=CPU,
-            teacher=ear,
-            part=PART,
-            alteration=plan,
-            ramp=Ramp(first=1.0),
-            banks=None,
-            masks=NO_MASKS,
-        ).hear(batch)
-
-    plain, scrambled = heard(0.0), heard(1.0)
-    assert plain.batch.targets.tolist() == [3, 4, 5] and plain.batch.target_lengths.tolist() == [2, 1]
-    assert scrambled.batch.target_lengths.tolist() == [0, 0]
-    assert scrambled.taught[0].shape == plain.taught[0].shape
-    assert not torch.equal(scrambled.taught[0], plain.taught[0]), "the teacher hears the pieces too"
-
-
 def test_a_teacher_hears_what_its_student_can_know_of_loudness(teacher: Checkpoint) -> None:
     causal = replace(FIXED, normalise="causal", prior_frames=7, deviation_floor=0.5)
     like = heard_like(teacher.config.features, causal)
@@ -200,7 +167,7 @@ def test_a_student_learns_its_stages_and_goes_on_after_a_stop(
     values: dict[str, Any] = {
         "title": "stages",
         "model": {"start": str(tmp_path / "mini.safetensors")},
-        "data": {"train": [str(spoken)], "batch_seconds": 12.0, "threads": 1, "uses": 2, "uses_apart": 1},
+        "data": {"train": [str(spoken)], "batch_seconds": 12.0, "threads": 1},
         "stages": {
             "teacher": str(tmp_path / "teacher.safetensors"),
             "of": [1, 2],
@@ -214,9 +181,6 @@ def test_a_student_learns_its_stages_and_goes_on_after_a_stop(
         "schedule": {"steps": 40, "decay": "linear"},
         "run": {"evaluate_every": 0, "log_every": 10},
     }
-
-    with pytest.raises(TrainingError, match=r"stages\.teacher is what a staged student"):
-        assemble(from_values(values | {"distil": {"teacher": "x"}}, "test"), tmp_path / "run", live=False)
 
     def train(steps: int) -> tuple[Progress, dict[str, torch.Tensor]]:
         values["run"]["save_every_s"] = 0.0

@@ -12,14 +12,12 @@ from torch import nn
 from acoustic.config import published
 from acoustic.network import build
 from acoustic.shape import BlockConfig, ModelConfig, Norm
-from training.alteration import NO_MASKS, FeatureMasks
 from training.data.feed import Batch, Feed, Share
 from training.data.manifests import read_manifest
 from training.loop import Loop, LoopSettings
 from training.objectives import CtcObjective, Heard, Loss, Objective
 from training.optimisers import build_optimiser
 from training.parallel import World, joined_world
-from training.reuse import Reuse
 from training.runs import RunFolder
 from training.schedules import Schedule
 
@@ -49,7 +47,6 @@ def make(
     precision: str = "fp32",
     joint_norms: bool = True,
     optimiser: str = "novograd",
-    uses: int = 1,
 ) -> Loop:
     """The run of these tests; everything in it is small, nothing is left out."""
     torch.manual_seed(0)
@@ -66,7 +63,6 @@ def make(
             config,
             world.device,
             dither=dither,
-            masks=FeatureMasks(1, 10, stretch=(0.9, 1.1), warp=(0.9, 1.1)) if uses > 1 else NO_MASKS,
         ),
         Feed(
             read_manifest(spoken),
@@ -85,7 +81,6 @@ def make(
             clip=100.0,
             precision=precision,
             joint_norms=joint_norms,
-            reuse=Reuse(uses, apart=2),
         ),
         world=world,
         live=False,
@@ -100,9 +95,6 @@ class Killed:
 
     def hear(self, batch: Batch) -> Heard:
         return self.inner.hear(batch)
-
-    def vary(self, heard: Heard, use: int) -> Heard:
-        return self.inner.vary(heard, use)
 
     def __call__(self, model: nn.Module, heard: Heard) -> Loss:
         if self.steps_left == 0:

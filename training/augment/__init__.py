@@ -9,13 +9,11 @@ parts can be used alone.
 from training.augment.bands import band_limit, telephone
 from training.augment.chain import Altered, Banks, alter
 from training.augment.codecs import a_law, mu_law, quantise, through_codec
-from training.augment.colour import colour
 from training.augment.level import change_level, mix, random_segments
 from training.augment.masks import blot_out, spec_augment, spec_cutout
 from training.augment.rooms import reverberate, simulate_rooms
-from training.augment.splice import cut, cut_and_join, join
-from training.augment.tempo import change_speed, stretch
-from training.augment.vocal_tract import warp_mel, warp_vocal_tract
+from training.augment.tempo import change_speed
+from training.augment.vocal_tract import warp_vocal_tract
 
 __all__ = [
     "Altered",
@@ -26,10 +24,6 @@ __all__ = [
     "blot_out",
     "change_level",
     "change_speed",
-    "colour",
-    "cut",
-    "cut_and_join",
-    "join",
     "mix",
     "mu_law",
     "quantise",
@@ -38,9 +32,7 @@ __all__ = [
     "simulate_rooms",
     "spec_augment",
     "spec_cutout",
-    "stretch",
     "telephone",
     "through_codec",
-    "warp_mel",
     "warp_vocal_tract",
 ]

@@ -11,10 +11,9 @@ from torch import Tensor
 from training.alteration import Alteration
 from training.augment.bands import band_limit, telephone
 from training.augment.codecs import quantise
-from training.augment.draw import SAMPLE_RATE, chosen_rows, integers, normal, quick_length, uniform
+from training.augment.draw import chosen_rows, integers, normal, quick_length, uniform
 from training.augment.level import change_level, mix, random_segments
 from training.augment.rooms import reverberate, simulate_rooms
-from training.augment.splice import cut_and_join, scramble
 from training.augment.tempo import change_speed
 from training.augment.vocal_tract import warp_vocal_tract
 
@@ -34,13 +33,10 @@ class Banks:
 
 @dataclass(frozen=True)
 class Altered:
-    """A batch after the chain. `cut_at` is the sample where another utterance begins (its length where
-    none does); in the rows of `silent` nothing is said any more.
-    """
+    """A batch after the chain; in the rows of `silent` nothing is said any more."""
 
     sound: Tensor
     lengths: Tensor
-    cut_at: Tensor
     touched: dict[str, int] = field(default_factory=dict)
     silent: tuple[int, ...] = ()
 
@@ -62,18 +58,6 @@ def alter(
         touched[name] = len(index)
         return index.to(sound.device)
 
-    cut_at = lengths.clone()
-    index = pick("splice", plan.splice if rows > 1 else 0.0)
-    if len(index):
-        spliced, _, places = cut_and_join(sound, lengths, generator)
-        sound = sound.index_copy(0, index, spliced[index])
-        cut_at[index.to(cut_at.device)] = places[index.to(places.device)]
-    index = pick("scramble", plan.scramble) if plan.scramble else torch.zeros(0, dtype=torch.long)
-    if len(index):
-        shortest, longest = (max(1, round(s * SAMPLE_RATE)) for s in sorted(plan.scramble_s))
-        own = lengths[index.to(lengths.device)]
-        sound = sound.index_copy(0, index, scramble(sound[index], own, shortest, longest, generator))
-        cut_at[index.to(cut_at.device)] = 0
     index = pick("vocal_tract", plan.vocal_tract)
     if len(index):
         low, high = (uniform(len(index), *plan.vocal_tract_range, generator) for _ in range(2))
@@ -82,9 +66,7 @@ def alter(
     if len(index):
         factors = torch.ones(rows, dtype=torch.float64)
         factors[index.cpu()] = uniform(len(index), *plan.speed_range, generator).double().cpu()
-        before = lengths
         sound, lengths = change_speed(sound, lengths, factors)
-        cut_at = (cut_at.double() * lengths / before.clamp(min=1)).round().to(cut_at.dtype)
     sound = _surround(sound, lengths, plan, generator, banks, pick)
     index = pick("nothing", plan.nothing) if plan.nothing else torch.zeros(0, dtype=torch.long)
     if len(index):
@@ -96,7 +78,7 @@ def alter(
     sound = _transmit(sound, plan, generator, pick)
     positions = torch.arange(sound.shape[1], device=sound.device)
     inside = positions[None, :] < lengths.to(sound.device)[:, None]
-    return Altered(sound * inside, lengths, cut_at, touched, tuple(index.tolist()))
+    return Altered(sound * inside, lengths, touched, tuple(index.tolist()))
 
 
 def _surround(

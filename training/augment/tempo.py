@@ -1,6 +1,4 @@
-"""Speed: the sound played faster or slower, so that tempo, pitch and formants move together; or its features stretched,
-where only the tempo moves.
-"""
+"""Speed: the sound played faster or slower, so that tempo, pitch and formants move together."""
 
 import torch
 from torch import Tensor
@@ -55,21 +53,3 @@ def _on_gpu(sound: Tensor, lengths: Tensor, factors: Tensor) -> tuple[Tensor, Te
     changed = (lengths * steps + STEPS - 1) // STEPS
     longest = int(changed.max()) if len(changed) else 0
     return resampled(sound, lengths, steps, longest, STEPS), changed
-
-
-def stretch(features: Tensor, frames: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-    """Features `[rows, mels, frames]` factors[i] times as quick, in a line between frames; and each row's frames."""
-    factor = factors.to(features.device, torch.float32)
-    changed = torch.round(frames.to(features.device) / factor).long().clamp(min=1)
-    place = torch.arange(int(changed.max()), device=features.device)
-    last = (frames.to(features.device) - 1).clamp(min=0)[:, None]
-    source = ((place + 0.5)[None, :] * factor[:, None] - 0.5).clamp(min=0).minimum(last)
-    before = source.floor().long()
-    share = (source - before).to(features.dtype)[:, None, :]
-
-    def taken(index: Tensor) -> Tensor:
-        return torch.gather(features, 2, index[:, None, :].expand(-1, features.shape[1], -1))
-
-    inside = place[None, :] < changed[:, None]
-    between = torch.lerp(taken(before), taken((before + 1).minimum(last)), share)
-    return between * inside[:, None, :], changed.to(frames.device)

@@ -1,8 +1,4 @@
-"""Vocal-tract length: the spectrum stretched or squeezed while the tempo stays.
-
-`warp_vocal_tract` alters the sound itself (teacher and student hear the same); `warp_mel` alters log-mel
-features.
-"""
+"""Vocal-tract length: the spectrum stretched or squeezed while the tempo stays."""
 
 import math
 
@@ -59,25 +55,6 @@ def warp_vocal_tract(sound: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.istft(warped, WINDOW_SAMPLES, HOP_SAMPLES, window=window, center=True, length=sound.shape[1])
 
 
-def warp_mel(features: Tensor, low: Tensor, high: Tensor, top_hz: float = TOP_HZ) -> Tensor:
-    """Log-mel features `[rows, mels, frames]` with their frequency axis stretched (Slaney mel scale): the lowest band
-    by low[i], the highest by high[i], those between by what lies between.
-    """
-    mels = features.shape[1]
-    top = _mel(torch.tensor(top_hz, dtype=torch.float64))
-    centres = _hertz(torch.linspace(0.0, float(top), mels + 2, dtype=torch.float64)[1:-1])
-    factors = _between(low, high, torch.linspace(0.0, 1.0, mels, dtype=torch.float64))
-    wanted = _mel(centres[None, :] / factors)
-    source = (wanted / top * (mels + 1) - 1).clamp(0.0, mels - 1.0).to(features.device)
-    lower = source.floor().clamp(max=mels - 2).long()
-    share = (source - lower).to(features.dtype)[:, :, None]
-
-    def pick(index: Tensor) -> Tensor:
-        return torch.gather(features, 1, index[:, :, None].expand(-1, -1, features.shape[2]))
-
-    return pick(lower) * (1 - share) + pick(lower + 1) * share
-
-
 def _between(low: Tensor, high: Tensor, places: Tensor) -> Tensor:
     """What lies between two ends [rows] at places between 0 and 1: [rows, places]."""
     lowest, highest = (end.detach().cpu().double()[:, None] for end in (low, high))
@@ -93,8 +70,3 @@ def _mel(hertz: Tensor) -> Tensor:
     """Slaney's scale: linear below 1 kHz, logarithmic above."""
     logarithmic = 15.0 + 27.0 * torch.log(hertz.clamp(min=1e-6) / 1000.0) / math.log(6.4)
     return torch.where(hertz < 1000.0, hertz * 3.0 / 200.0, logarithmic)
-
-
-def _hertz(mel: Tensor) -> Tensor:
-    """The inverse of `_mel`."""
-    return torch.where(mel < 15.0, mel * 200.0 / 3.0, 1000.0 * torch.exp(math.log(6.4) / 27.0 * (mel - 15.0)))

@@ -1,4 +1,4 @@
-"""Let a teacher listen to clips and keep what it heard: the first half of a distillation.
+"""Label the clips that have no transcript with the words that a trained model recognises in them (pseudo-labels).
 
 Writes one folder of labels for each manifest. Stop it at any time; the same command goes on where it was.
 A clip that cannot be read is named and passed over.
@@ -7,7 +7,7 @@ A clip that cannot be read is named and passed over.
 import argparse
 from pathlib import Path
 
-HELP = "let a teacher label clips: its words, its answer frame by frame, and a hidden layer where asked for"
+HELP = "label clips that have no transcript with a trained model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,18 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, required=True, help="folder for the labels, one below it a manifest"
     )
     parser.add_argument("--precision", choices=("fp32", "int8"), help="default: the fastest that is ready")
-    parser.add_argument(
-        "--without-text",
-        action="store_true",
-        help="only clips that have no transcript: enough to learn words from",
-    )
-    parser.add_argument(
-        "--hidden",
-        type=int,
-        metavar="BLOCK",
-        help="also keep what the teacher's block of this number makes, in 64 bytes an output, for distil.hidden "
-        "(QuartzNet 15x5: 15, its last residual block)",
-    )
     parser.add_argument("--limit", type=int, help="only the first so many clips of each manifest")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
@@ -44,34 +32,16 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from acoustic.catalogue import find
     from acoustic.runtime.backend import open_backend
     from lm.decoders import open_decoder
     from training.data.manifests import read_manifest
     from training.data.sound import ClipError, read_clip
-    from training.ear import Ear
-    from training.errors import TrainingError
-    from training.hidden import kept_basis, known_basis
     from training.labels import LabelFolder, clip_key, labelled_as, refuse_namesakes
 
     refuse_namesakes(arguments.manifest)
-    if arguments.hidden is not None and arguments.without_text:
-        raise TrainingError("A hidden layer is learnt from every clip: leave out --without-text or --hidden.")
     torch.set_num_threads(1)
-    if arguments.hidden is None:
-        backend = open_backend(arguments.teacher, "cpu", arguments.precision)
-        config, basis = backend.config, None
-    else:
-        ear = Ear(find(arguments.teacher), arguments.hidden, arguments.precision)
-        config = ear.config
-        if known_basis(arguments.out) is None:
-            print("finding the directions in which that block's outputs differ most", file=sys.stderr)
-        basis = kept_basis(
-            arguments.out,
-            ear,
-            lambda: [clip for path in arguments.manifest for clip in read_manifest(path)],
-        )
-    greedy = open_decoder("greedy", config.alphabet)
+    backend = open_backend(arguments.teacher, "cpu", arguments.precision)
+    greedy = open_decoder("greedy", backend.config.alphabet)
     summary: list[dict[str, object]] = []
     show = Progress(
         *Progress.get_default_columns()[:2],
@@ -82,9 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     with show:
         for path in arguments.manifest:
             base, name = labelled_as(path)
-            clips = [clip for clip in read_manifest(path) if not (arguments.without_text and clip.text)]
-            clips = clips[: arguments.limit]
-            with LabelFolder(arguments.out / name, config.classes, basis.name if basis else "") as labels:
+            clips = [clip for clip in read_manifest(path) if not clip.text][: arguments.limit]
+            with LabelFolder(arguments.out / name) as labels:
                 task = show.add_task(name, total=len(clips), completed=0)
                 began, sound_s, broken = time.monotonic(), 0.0, 0
                 for clip in clips:
@@ -98,17 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
                         broken += 1
                         print(f"left out: {error}", file=sys.stderr)
                         continue
-                    if basis:
-                        log_probs, channels = ear.hear(sound)
-                        hidden = basis.bytes_of(channels)
-                    else:
-                        log_probs, hidden = backend.whole(sound), None
                     utterance = greedy.start()
-                    utterance.push(log_probs)
-                    labels.append(key, utterance.finish()[0].text, log_probs, hidden)
+                    utterance.push(backend.whole(sound))
+                    labels.append(key, utterance.finish()[0].text)
                     sound_s += clip.duration_s
                 speed = sound_s / max(time.monotonic() - began, 1e-9)
-                wordless = sum(not label.words for label in labels.labels.values())
+                wordless = sum(not words for words in labels.labels.values())
             summary.append(
                 {
                     "manifest": str(path),

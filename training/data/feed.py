@@ -231,7 +231,7 @@ def encode(clip: Clip, alphabet: str) -> list[int]:
 
 
 def usable(
-    clips: Sequence[Clip], *, shortest_s: float, longest_s: float, with_text: bool, seconds_per_output: float
+    clips: Sequence[Clip], *, shortest_s: float, longest_s: float, seconds_per_output: float
 ) -> tuple[list[Clip], dict[str, int]]:
     """The clips a run can use, and how many were left out for which reason."""
     kept: list[Clip] = []
@@ -241,9 +241,9 @@ def usable(
             reasons["too short"] += 1
         elif clip.duration_s > longest_s:
             reasons["too long"] += 1
-        elif with_text and not (clip.text or "").strip():
+        elif not (clip.text or "").strip():
             reasons["no transcript"] += 1
-        elif clip.text and _labels_needed(clip.text) > clip.duration_s / seconds_per_output:
+        elif _labels_needed(clip.text or "") > clip.duration_s / seconds_per_output:
             reasons["more characters than outputs"] += 1
         else:
             kept.append(clip)
