@@ -43,7 +43,7 @@ if [ -f "$allocator" ]; then
 fi
 # The recipe is meant for two processes; one alone takes each step in two pieces. It begins with random weights; here the
 # model in the box goes on, which needs nothing given any more, at a quarter of the rate, with all alteration and more noise
-# (run AG of training/LOG.md: 70 hours). Average what comes out with the box (scripts/mean_weights.py).
+# (training/experiments.csv: run AG-long). Average what comes out with the box (scripts/mean_weights.py).
 exec nice ${PROCESSES:+.venv/bin/torchrun --nproc-per-node "$PROCESSES" --no-python} \
     "$silica" train silica-staged --data "$data" --out "$run" \
     --set model.start=silica-small-en --set stages.given_steps=0 --set stages.own_steps=0 --set distil.ramp_first=1.0 \

@@ -184,7 +184,7 @@ def orthogonalised(matrices: Tensor, steps: int = 4) -> Tensor:
     the quintic of Muon, for which those are enough.
 
     The root of the Gram matrix's norm is a closer bound of the largest singular value than the matrix's own norm, and
-    is worth nearly a step: four from there come almost as close as five from the other (training/LOG.md, run D).
+    is worth nearly a step: four from there come almost as close as five from the other (experiments.csv: run D).
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     sides = (-2, -1)

@@ -2,7 +2,7 @@
 
 A deep network that learns from its end alone is told little: what comes out of the teacher half way says at every 20 ms
 what to make of the sound so far. While a stage is given what the teacher's stage was given, it depends on no other
-stage of the student, and comes near the teacher within hours of sound (training/LOG.md, run P). Then the student hears
+stage of the student, and comes near the teacher within hours of sound (experiments.csv: run P). Then the student hears
 more and more of what it makes itself, and in the end nothing else.
 
 The teacher hears another mouth or pace just as the student does, but no noise, no room and no telephone. With `late`
@@ -151,7 +151,7 @@ def compile_taps(network: Network) -> None:
 def heard_like(teacher: FeatureConfig, student: FeatureConfig | None) -> FeatureConfig:
     """The teacher's front end, normalised causally where its student is: it hears as well so, and what a stage is to
     make depends on nothing that the stage cannot know. Else a tenth of what varies in the first one does
-    (training/LOG.md, run Q)."""
+    (experiments.csv: run Q)."""
     if student is None or student.normalise != "causal" or student.mels != teacher.mels:
         return teacher
     known = ("normalise", "mean", "deviation", "prior_frames", "memory_frames", "loudest_db")

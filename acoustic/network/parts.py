@@ -249,7 +249,7 @@ class Unit(Normed, Reaching):
 @torch.no_grad()
 def begin_near(taps: Tensor, right: int) -> None:
     """Depthwise taps [channels, 1, taps] of which `right` lie ahead begin near their own step. Were all of a one-sided
-    kernel drawn alike, ten layers would hear a second ago before they hear now (training/LOG.md, run P). A lone layer
+    kernel drawn alike, ten layers would hear a second ago before they hear now (experiments.csv: run P). A lone layer
     without a bypass, such as a head, is to reach as far as it can: it begins with all of its taps alike."""
     distance = torch.arange(taps.shape[-1] - 1 - right, -1 - right, -1).abs()
     shares = torch.exp(-distance / (taps.shape[-1] * NEAR_SHARE))
