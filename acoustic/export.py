@@ -18,11 +18,9 @@ from torch import Tensor
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.export_carried import CarriedGraph
-from acoustic.export_layers import layers
 from acoustic.folding import fold
 from acoustic.graph import Graph, Pane, Ranges
 from acoustic.network.assemble import Block, Network
-from acoustic.network.layers import Layers
 from acoustic.network.parts import LayerNorm, Normed, Unit
 
 
@@ -82,12 +80,8 @@ def build_graph(
     for index, block in enumerate(network.blocks):
         name = f"blocks.{index}"
         last = index == len(network.blocks) - 1
-        if isinstance(block, Layers):
-            out = layers(graph, block, name, panes[-1].x, panes[-1].site)
-            out = out if last else graph.site(name, out)
-        else:
-            assert isinstance(block, Block)
-            out = _block(graph, block, name, panes, last=last)
+        assert isinstance(block, Block)
+        out = _block(graph, block, name, panes, last=last)
         if index == hidden:
             graph.hidden = (out, network.config.blocks[index].channels)
         pane = Pane(out, name, network.config.blocks[index].channels)
@@ -155,7 +149,7 @@ def _unit(graph: Graph, unit: Unit, name: str, x: str, site: str, *, last: bool)
     mixes = weight.shape[2] == 1 and (unit.depthwise is not None or unit.stride == 1)
     if last and mixes and unit.groups == 1 and offset is not None:
         # What comes last is rounded no more: a convolution would sum it in an order that depends on how many steps are.
-        x = graph.by_channel(graph.product(graph.by_time(x), site, cast(torch.nn.Conv1d, unit.conv)))
+        x = graph.by_channel(graph.product(graph.by_time(x), cast(torch.nn.Conv1d, unit.conv)))
     else:
         x = graph.convolution(x, site, weight, offset, **settings)
     x = _normed(graph, unit, x)

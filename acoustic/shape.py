@@ -100,8 +100,6 @@ class BlockConfig:
     residual: `residual` projects the block's input by a 1x1 convolution, `identity` adds it as it is,
     `dense_residual` adds a projection of every earlier block's output, `densenet` feeds the block with all of
     them concatenated, `dense_rnet` does that and adds a projection of the same concatenation.
-    heads: more than none makes it a block that attends (`acoustic.network.layers`): `repeat` layers of attention over
-    the `back` steps before each, a gated convolution of this kernel, and a feed-forward part `widen` times as wide.
     """
 
     kernel: int
@@ -114,9 +112,6 @@ class BlockConfig:
     groups: int = 1
     look_ahead: int | tuple[int, ...] | None = None
     dropout: float = 0.0
-    heads: int = 0
-    back: int = 0
-    widen: int = 0
 
     def __post_init__(self) -> None:
         check_choice("block.residual", self.residual, Residual)
@@ -130,13 +125,6 @@ class BlockConfig:
             raise AcousticError(f"block.groups {self.groups} does not divide {self.channels} channels.")
         if self.groups > 1 and not self.separable:
             raise AcousticError("block.groups shuffles pointwise convolutions: it needs separable=True.")
-        check_range("block.heads", self.heads, 0, self.channels)
-        check_range("block.back", self.back, 0, 4_096)
-        check_range("block.widen", self.widen, 0, 64)
-        if self.heads:
-            self._check_attending()
-        elif self.back or self.widen:
-            raise AcousticError("block.back and block.widen belong to blocks that attend: block.heads is 0.")
         if not 0.0 <= self.dropout < 1.0:
             raise AcousticError(f"block.dropout must be in [0, 1), not {self.dropout}.")
         if isinstance(self.look_ahead, tuple) and len(self.look_ahead) != self.repeat:
@@ -145,13 +133,6 @@ class BlockConfig:
             )
         for taps in self.right_taps:
             check_range("block.look_ahead", taps, 0, self.kernel - 1)
-
-    def _check_attending(self) -> None:
-        check_range("block.widen", self.widen, 1, 64)
-        if self.channels % self.heads:
-            raise AcousticError(f"block.heads {self.heads} does not divide {self.channels} channels.")
-        if (self.stride, self.dilation, self.groups, self.residual) != (1, 1, 1, "none") or self.dropout:
-            raise AcousticError("A block that attends has no stride, dilation, groups, bypass or dropout.")
 
     @property
     def right_taps(self) -> tuple[int, ...]:
@@ -170,11 +151,6 @@ class BlockConfig:
         """Zeros left and right of the input of the convolution of sub-block `unit`, in frames at its own rate."""
         right = self.right_taps[unit]
         return (self.kernel - 1 - right) * self.dilation, right * self.dilation
-
-    def reach(self, unit: int) -> tuple[int, int]:
-        """How far sub-block `unit` hears to the left and right, in frames at its own rate."""
-        left, right = self.padding(unit)
-        return left + self.back, right
 
 
 @dataclass(frozen=True)
@@ -275,7 +251,7 @@ class ModelConfig:
         reach, rate = 0, 1
         for block in self.blocks:
             for unit, stride in enumerate(block.strides()):
-                reach += block.reach(unit)[side] * rate
+                reach += block.padding(unit)[side] * rate
                 rate *= stride
         return reach
 
@@ -284,13 +260,8 @@ class ModelConfig:
         return -(-frames // self.frames_per_output)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON. Blocks that do not attend are written as before there were others: older versions
-        read them, and what is remembered by a shape (`acoustic.onnx_cache`) stays remembered."""
-        plain = asdict(self)
-        for block in plain["blocks"]:
-            if not block["heads"]:
-                del block["heads"], block["back"], block["widen"]
-        return plain
+        """Plain values for JSON."""
+        return asdict(self)
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "ModelConfig":

@@ -41,7 +41,6 @@ from training.reuse import Reuse
 from training.rounding import attach_rounding
 from training.runs import RunFolder
 from training.schedules import Schedule
-from training.skipping import skip_parts
 from training.stages import StagedObjective, StageTeacher, attach_stages
 
 
@@ -148,8 +147,6 @@ def assemble(
         attach_stages(model, recipe.stages.by)
     if recipe.run.rounded:
         attach_rounding(model)
-    if recipe.model.skip:
-        skip_parts(model, recipe.model.skip)
     seconds = config.frames_per_output / config.frames_per_second
     material = read_material(recipe, config, data, seconds)
     share = Share(world.rank, world.size, recipe.run.accumulation)

@@ -20,8 +20,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from acoustic.network import Network
-from acoustic.network.layers import Layers
 from training.data.manifests import Clip
 from training.data.sound import SAMPLE_RATE, ClipError, Samples, read_clip
 from training.errors import TrainingError
@@ -178,16 +176,7 @@ class Head(nn.Module):
 
 def attach_head(network: nn.Module, layer: int) -> None:
     """Let a network say, in training, what its teacher's hidden layer is, from what goes into one of its layers."""
-    block = network.blocks[-1] if isinstance(network, Network) else None
-    if not isinstance(block, Layers) or not 0 < layer < len(block.layers):
-        known = f"1 to {len(block.layers) - 1}" if isinstance(block, Layers) else "none"
-        raise TrainingError(
-            f"distil.hidden_layer is {layer}: expected one of the last block's attending layers ({known})."
-        )
-    assert isinstance(network, Network)
-    head = Head(network.config.blocks[-1].channels, network.config.outputs_per_step)
-    network.add_module(HEAD, head)
-    cast(nn.ModuleList, block.layers[layer])[0].register_forward_pre_hook(head.hear)
+    raise TrainingError(f"distil.hidden_layer is {layer}: no network has layers that it could name.")
 
 
 def head_of(model: nn.Module) -> Head:

@@ -20,18 +20,13 @@ RECIPES = Path(__file__).parent / "recipes"
 @dataclass(frozen=True)
 class ModelPart:
     """Which network: a published one from scratch by `name`, or a trained one to go on from by `start`. With both, the
-    trained one grows into the published one, which has more blocks. In training a share `skip` of the rows passes over
-    the deepest of its attending parts, and over the others less (training/skipping.py).
+    trained one grows into the published one, which has more blocks.
     """
 
     name: str = ""
     start: str = ""
     alphabet: str = ""
     freeze: tuple[str, ...] = ()
-    skip: float = 0.0
-
-    def __post_init__(self) -> None:
-        check("model", self, BELOW_ONE, "skip")
 
 
 @dataclass(frozen=True)

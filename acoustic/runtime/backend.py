@@ -40,9 +40,7 @@ NOT_HEARD = "the network gave no finite numbers for this window"
 # all of its context and hears in pieces what it hears at once; the QuartzNets reach 12 to 40 s to both sides and use
 # the nearest second or two of it (the table in acoustic/README.md), so 6 s are plenty.
 PIECE_S = 30.0
-# With carried state no context is heard twice, and 8 s are quickest. Longer ones are not only slower: ONNX Runtime adds
-# up 128 products at a time, and an attention over more steps than that is summed in another order than in a stream,
-# whose last digit then differs, and rounded to INT8 one recording in 1,868 a word.
+# With carried state no context is computed twice, and pieces of 8 s are the fastest.
 CARRIED_PIECE_S = 8.0
 WHOLE_REACH_S = 10.0
 WHOLE_PAST_S = 60.0

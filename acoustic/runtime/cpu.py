@@ -157,9 +157,9 @@ class CpuBackend:
     ) -> tuple[NDArray[np.float32], NDArray[Any]]:
         """[rows, mels, frames] and [rows, values] to log-probabilities and the states that follow."""
         places = self._layout.places(shape.completed, first=shape.first, last=shape.last)
-        given = {"features": features, "places": places, **self._layout.apart(states)}
-        log_probs, *following = self._session.run(None, given)
-        return log_probs, self._layout.together(following)
+        given = {"features": features, "places": places, "state": states}
+        log_probs, following = self._session.run(None, given)
+        return log_probs, following
 
 
 @dataclass(frozen=True)

@@ -107,10 +107,6 @@ def _show(arguments: argparse.Namespace) -> Answer:
     ]
     for index, block in enumerate(config.blocks):
         kind = f"{'separable ' if block.separable else ''}{block.residual}"
-        if block.heads:
-            kind = (
-                f"attends to {block.back} steps with {block.heads} heads, {block.widen} x as wide in between"
-            )
         lines.append(
             f"  {index:>5}  {block.kernel:>6}  {block.channels:>8}  {block.repeat:>6}  {block.stride:>6}  "
             f"{block.dilation:>8}  {kind}"

@@ -49,7 +49,6 @@ NETWORKS = {
     "gau": model(PLAIN, activation="gau"),
     "dilated": model(BlockConfig(9, 24, dilation=2, separable=True)),
     "strided bypass": model(replace(SEPARABLE, stride=2), replace(PLAIN, residual="dense_residual")),
-    "attending": model(BlockConfig(5, 24, 2, separable=True, look_ahead=(1, 0), heads=3, back=9, widen=2)),
     "many outputs a step": model(BlockConfig(3, 24, stride=2, look_ahead=1), SEPARABLE, outputs_per_step=4),
 }
 

@@ -9,7 +9,6 @@ from torch import nn
 
 from acoustic.calibration import calibrate
 from acoustic.checkpoint import Checkpoint
-from acoustic.config import published
 from acoustic.export import onnx_bytes
 from acoustic.features import FrontEnd
 from acoustic.network import Network, build
@@ -110,7 +109,6 @@ def test_networks_it_does_not_know_are_refused(small_network: ModelConfig) -> No
     first, *others = small_network.blocks
     dense = (first, *(replace(block, residual="dense_residual") for block in others[:-1]), others[-1])
     for config in (
-        published["silica-attentive"],
         replace(small_network, blocks=dense),
         replace(small_network, norm="weight"),
         replace(small_network, activation="leaky_relu"),
