@@ -5,7 +5,6 @@ The file stands alone: normalised features [batch, mels, frames] in, natural-log
 are no masks.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +17,7 @@ from torch import Tensor
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.export_carried import CarriedGraph
+from acoustic.files import write_file
 from acoustic.folding import fold
 from acoustic.graph import Graph, Pane, Ranges
 from acoustic.network.assemble import Block, Network
@@ -37,13 +37,7 @@ def export_onnx(
     half: weights are stored in FP16 and restored when the file is opened; sums stay in FP32.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        partial.write_bytes(onnx_bytes(checkpoint, ranges, carried=carried, half=half))
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_file(target, onnx_bytes(checkpoint, ranges, carried=carried, half=half))
     return target
 
 

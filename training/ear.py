@@ -5,11 +5,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from acoustic.calibration import known_ranges, needed_ranges
 from acoustic.checkpoint import Checkpoint
 from acoustic.export import onnx_bytes
 from acoustic.features import FrontEnd
 from acoustic.onnx_cache import fingerprint
+from acoustic.quantization.ranges import known_ranges, needed_ranges
 from acoustic.runtime.backend import in_pieces, whole_features_of
 from acoustic.runtime.cpu import open_session
 from acoustic.windows import LogProbs, carries

@@ -5,7 +5,6 @@ A backend holds no state of any stream: the same window gives the same result wh
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from acoustic import config as shapes
 from acoustic.carried import Memory, State
-from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.features import FeatureStream, FrontEnd
 from acoustic.framing import Samples, sample_span
@@ -65,24 +63,6 @@ class Backend(Protocol):
     def pieces(self, sound: Iterable[Samples]) -> Iterator[LogProbs]:
         """The same of sound block by block, handed out as it is heard, half a minute at a time. The blocks are asked
         for twice by models that are normalised over the whole."""
-
-
-def open_backend(
-    model: str | Path | Checkpoint, device: Device = "cpu", precision: Precision | None = None
-) -> Backend:
-    """A model by name, file or value, on a device. Default precision: the fastest that it is ready for."""
-    from acoustic import catalogue
-
-    checkpoint = model if isinstance(model, Checkpoint) else catalogue.find(model)
-    if device == "cpu":
-        from acoustic.runtime.cpu import CpuBackend
-
-        return CpuBackend(checkpoint, precision)
-    if device == "cuda":
-        from acoustic.runtime.gpu import GpuBackend
-
-        return GpuBackend(checkpoint, "cuda", precision)
-    raise AcousticError(f"There is no device {device!r}: expected cpu or cuda.")
 
 
 def streaming_config(config: ModelConfig) -> ModelConfig:

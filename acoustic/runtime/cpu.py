@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from acoustic.calibration import known_ranges, needed_ranges
 from acoustic.carried import Memory, State
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
@@ -23,6 +22,7 @@ from acoustic.export_carried import METADATA_KEY, Layout
 from acoustic.features import FrontEnd
 from acoustic.framing import Samples
 from acoustic.onnx_cache import onnx_content
+from acoustic.quantization.ranges import known_ranges, needed_ranges
 from acoustic.runtime.backend import (
     CARRIED_PIECE_S,
     NOT_FINITE,

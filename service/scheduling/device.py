@@ -15,6 +15,7 @@ import numpy as np
 from acoustic import catalogue
 from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
+from acoustic.files import cache_folder
 from acoustic.windows import Heard, Window, WindowPlan
 from lm.errors import LanguageError
 from lm.search_settings import SearchSettings, suited
@@ -27,7 +28,6 @@ from service.scheduling.capacity import (
     CapacityModel,
     Costs,
     curve_key,
-    default_cache_folder,
     load_capacity,
     save_capacity,
 )
@@ -254,7 +254,7 @@ class Device:
     async def _measure(self) -> None:
         """What is kept of an earlier run, or measured now, with every lane and a decoder at work."""
         options, plan = self.options, self.plan
-        folder = options.cache_folder or default_cache_folder()
+        folder = options.cache_folder or cache_folder()
         lanes = len(self.engine.lanes)
         key = curve_key(
             self.model_name,
@@ -287,7 +287,7 @@ class Device:
         )
 
     def _keep(self) -> None:
-        folder = self.options.cache_folder or default_cache_folder()
+        folder = self.options.cache_folder or cache_folder()
         save_capacity(folder, self._capacity_key, self.capacity.costs)
 
     def _sweep(self) -> None:

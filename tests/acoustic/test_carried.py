@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from acoustic.calibration import calibrate, with_ranges
+from acoustic.calibration import calibrate
 from acoustic.carried import Memory, State
 from acoustic.catalogue import SHIPPED, find, untrained
 from acoustic.checkpoint import Checkpoint
@@ -23,6 +23,7 @@ from acoustic.export import onnx_bytes
 from acoustic.export_carried import METADATA_KEY, Layout
 from acoustic.folding import fold
 from acoustic.network.carrying import Carrying
+from acoustic.quantization.ranges import with_ranges
 from acoustic.runtime import Backend, hear_stream
 from acoustic.runtime.backend import Precision
 from acoustic.runtime.cpu import CpuBackend, open_session

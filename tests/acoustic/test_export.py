@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from acoustic import calibration, onnx_cache
-from acoustic.calibration import CARD_KEY, calibrate, known_ranges, with_ranges
+from acoustic.calibration import calibrate
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import published
 from acoustic.errors import AcousticError
 from acoustic.export import export_onnx, onnx_bytes
+from acoustic.quantization.ranges import CARD_KEY, known_ranges, with_ranges
 from acoustic.runtime.cpu import CpuBackend, open_session
 from acoustic.shape import BlockConfig, ModelConfig
 from tests.acoustic.signals import enlivened, sound
