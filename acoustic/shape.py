@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, TypeVar, cast, get_args
 
+from acoustic.constants import SAMPLE_RATE
 from acoustic.errors import AcousticError
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
@@ -41,7 +42,7 @@ class FeatureConfig:
     (`acoustic.loudness`).
     """
 
-    sample_rate: int = 16_000
+    sample_rate: int = SAMPLE_RATE
     mels: int = 64
     window_samples: int = 320
     hop_samples: int = 160

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from acoustic.constants import SAMPLE_RATE
 from training.data.manifests import Clip
-from training.data.sound import SAMPLE_RATE, ClipError, Samples, read_clip
+from training.data.sound import ClipError, Samples, read_clip
 from training.errors import TrainingError
 from training.labels import HIDDEN_WIDTH
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from acoustic import config as shapes
 from acoustic.carried import Memory, State
+from acoustic.constants import SAMPLE_RATE
 from acoustic.errors import AcousticError
 from acoustic.features import FeatureStream, FrontEnd
 from acoustic.framing import Samples, sample_span
@@ -29,7 +30,7 @@ NOT_FINITE = "the sound of this window is not finite (NaN or infinite samples)"
 # Below this peak (three steps of 16 bits) a recording holds nothing that a mean of speech could be taken from.
 SILENT_PEAK = 1e-4
 NEVER_FADES = 2**62
-AT_ONCE_SAMPLES = 10 * 16_000
+AT_ONCE_SAMPLES = 10 * SAMPLE_RATE
 """Spectra take far more room than the features that are made of them."""
 NOT_HEARD = "the network gave no finite numbers for this window"
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from acoustic.constants import SAMPLE_RATE
 from acoustic.files import write_file
 
 TARGET_LOAD = 0.75
@@ -130,7 +131,7 @@ class CapacityModel:
     def engine_s_per_s(self, hop_s: float) -> float:
         """Engine seconds a second of one stream's sound."""
         windows = windows_per_s(hop_s)
-        samples = self.context_samples + round(16000 / windows)
+        samples = self.context_samples + round(SAMPLE_RATE / windows)
         return self.costs.curve.forward_s(self.batch, samples) / self.batch * windows
 
     def load(self, streams: float, hop_s: float) -> float:

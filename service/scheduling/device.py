@@ -14,6 +14,7 @@ import numpy as np
 
 from acoustic import catalogue
 from acoustic.config import ModelConfig
+from acoustic.constants import SAMPLE_RATE
 from acoustic.errors import AcousticError
 from acoustic.files import cache_folder
 from acoustic.windows import Heard, Window, WindowPlan
@@ -274,7 +275,9 @@ class Device:
             save_capacity(folder, key, costs)
         self._capacity_key = key
         self.engine.curve = costs.curve
-        context = round((plan.left_frames + plan.look_ahead_frames) / self.config.frames_per_second * 16000)
+        context = round(
+            (plan.left_frames + plan.look_ahead_frames) / self.config.frames_per_second * SAMPLE_RATE
+        )
         self.capacity = CapacityModel(
             costs,
             lanes,

@@ -9,6 +9,7 @@ from torch import nn
 
 from acoustic.calibration import calibrate
 from acoustic.checkpoint import Checkpoint
+from acoustic.constants import SAMPLE_RATE
 from acoustic.export import onnx_bytes
 from acoustic.features import FrontEnd
 from acoustic.network import Network, build
@@ -17,7 +18,7 @@ from acoustic.runtime.cpu import open_session
 from acoustic.shape import ModelConfig
 from training import rounding
 from training.assemble import assemble
-from training.data.sound import SAMPLE_RATE, read_clip
+from training.data.sound import read_clip
 from training.errors import TrainingError
 from training.recipe import from_values
 from training.rounding import attach_rounding, rounded_activation, rounded_weight

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from acoustic.constants import SAMPLE_RATE
 from training.alteration import Alteration
 from training.augment.bands import band_limit, telephone
 from training.augment.codecs import quantise
-from training.augment.draw import SAMPLE_RATE, chosen_rows, integers, normal, quick_length, uniform
+from training.augment.draw import chosen_rows, integers, normal, quick_length, uniform
 from training.augment.level import change_level, mix, random_segments
 from training.augment.rooms import reverberate, simulate_rooms
 from training.augment.splice import cut_and_join, scramble

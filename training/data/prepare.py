@@ -16,11 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
+from acoustic.constants import SAMPLE_RATE
 from acoustic.files import replacing_file, write_file
 from lm.text import normalise
 from training.data.corpora import Found
 from training.data.manifests import Clip, write_manifest
-from training.data.sound import SAMPLE_RATE, ClipError, Samples, change_speed_offline, read_clip
+from training.data.sound import ClipError, Samples, change_speed_offline, read_clip
 from training.errors import TrainingError
 
 FASTEST_CHARACTERS_PER_S = 30.0
