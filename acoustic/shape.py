@@ -7,7 +7,9 @@ Positions are in feature frames (10 ms); what the windows need is a property her
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, get_args
+
+import msgspec
 
 from acoustic.constants import SAMPLE_RATE
 from acoustic.errors import AcousticError
@@ -24,6 +26,7 @@ Masks = Literal["none", "conv", "conv_and_norm"]
 KEEP_PANES: frozenset[str] = frozenset({"dense_residual", "densenet", "dense_rnet"})
 """Bypasses that need the outputs of all earlier blocks."""
 GATED: frozenset[str] = frozenset({"glu", "gau"})
+NEWER = "The file is damaged or comes from a newer Silica: update this one."
 LARGEST_CHANNELS = 16_384
 LARGEST_BLOCKS = 256
 LEAST_CAUSAL_FRAMES = 500
@@ -266,16 +269,23 @@ class ModelConfig:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "ModelConfig":
-        """The reverse of `to_dict`, for values nobody has checked yet."""
-        plain = dict(values)
-        blocks, features = plain.pop("blocks", None), plain.pop("features", None)
-        if not isinstance(blocks, list | tuple) or not isinstance(features, Mapping):
-            raise AcousticError(
-                "A model configuration needs `features` (a table) and `blocks` (a list of tables)."
-            )
-        plain["features"] = _checked(FeatureConfig, features)
-        plain["blocks"] = tuple(_checked(BlockConfig, block) for block in blocks)
-        return _checked(ModelConfig, plain)
+        """The reverse of `to_dict`, for values that nobody has checked yet."""
+        try:
+            config = msgspec.convert(values, ModelConfig)
+        except msgspec.ValidationError as error:
+            raise AcousticError(f"The model configuration cannot be read: {error}. {NEWER}") from error
+        _refuse_unknown(ModelConfig, values)
+        _refuse_unknown(FeatureConfig, values["features"])
+        for block in values["blocks"]:
+            _refuse_unknown(BlockConfig, block)
+        return config
+
+
+def _refuse_unknown(kind: type, table: Mapping[str, Any]) -> None:
+    """msgspec passes over keys that a dataclass does not have."""
+    unknown = sorted(set(table) - {field.name for field in fields(kind)})
+    if unknown:
+        raise AcousticError(f"{kind.__name__}: unknown settings {', '.join(unknown)}. {NEWER}")
 
 
 def check_range(name: str, value: int, lowest: int, highest: int) -> None:
@@ -288,41 +298,3 @@ def check_choice(name: str, value: object, choices: Any) -> None:
     """Refuse what the literal type does not list."""
     if value not in get_args(choices):
         raise AcousticError(f"{name} must be one of {', '.join(get_args(choices))}, not {value!r}.")
-
-
-Built = TypeVar("Built")
-
-_SCALARS: dict[str, type | tuple[type, ...]] = {
-    "str": str,
-    "bool": bool,
-    "float": (int, float),
-}
-
-
-def _checked(kind: type[Built], values: Any) -> Built:
-    """`kind(**values)` with unknown names and wrong types refused in words."""
-    if not isinstance(values, Mapping):
-        raise AcousticError(f"{kind.__name__}: expected a table, not {type(values).__name__}.")
-    known = {field.name: field for field in fields(cast(Any, kind))}
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise AcousticError(
-            f"{kind.__name__}: unknown settings {', '.join(map(str, unknown))}. "
-            "The file may come from a newer Silica: update this one."
-        )
-    plain: dict[str, Any] = {}
-    for name, value in values.items():
-        expected = _SCALARS.get(getattr(known[name].type, "__name__", str(known[name].type)))
-        if expected is not None and (
-            not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool)
-        ):
-            raise AcousticError(f"{kind.__name__}.{name}: {value!r} has the wrong type.")
-        if isinstance(value, list):
-            if not all(isinstance(item, int | float) and not isinstance(item, bool) for item in value):
-                raise AcousticError(f"{kind.__name__}.{name}: expected a list of numbers.")
-            value = tuple(value)
-        plain[name] = value
-    try:
-        return kind(**plain)
-    except TypeError as error:
-        raise AcousticError(f"{kind.__name__}: {error}.") from error

@@ -401,12 +401,16 @@ def test_configurations_survive_json(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"blocks": 5}, "list of tables"),
-        ({"blocks": ["x"]}, "expected a table"),
+        ({"blocks": 5}, r"Expected `array`, got `int` - at `\$.blocks`"),
+        ({"blocks": ["x"]}, r"Expected `object`, got `str` - at `\$.blocks\[0\]`"),
         ({"colour": "red"}, "unknown settings colour"),
-        ({"norm_epsilon": "x"}, "wrong type"),
-        ({"alphabet": ["a"]}, "wrong type"),
-        ({"features": {"mean": ["a"]}}, "list of numbers"),
+        ({"features": {"colour": 1}}, "FeatureConfig: unknown settings colour"),
+        ({"blocks": [{"kernel": 3, "channels": 8, "heads": 2}]}, "BlockConfig: unknown settings heads"),
+        ({"norm_epsilon": "x"}, r"Expected `float`, got `str` - at `\$.norm_epsilon`"),
+        ({"norm": "group"}, r"'group' - at `\$.norm`. The file is damaged or comes from a newer Silica"),
+        ({"alphabet": ["a"]}, r"Expected `str`, got `array` - at `\$.alphabet`"),
+        ({"features": {"mels": True}}, r"Expected `int`, got `bool` - at `\$.features.mels`"),
+        ({"features": {"mean": ["a"]}}, r"Expected `float`, got `str` - at `\$.features.mean\[0\]`"),
         ({"blocks": [{"kernel": 3}]}, "channels"),
     ],
 )
