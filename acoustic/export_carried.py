@@ -2,11 +2,10 @@
 
     features [rows, mels, frames], state [rows, values], places [any]  ->  log_probs, next_state
 
-A run hears the frames that no run before it has heard, and nothing is computed twice: each convolution
-finds in `state` the inputs that it still needs, those before its outputs and those
-that lay ahead when the run before ended, and leaves those of the next run in `next_state`. A shortcut past convolutions
-that look ahead is as late as they are, by steps that are carried too. Where tensors are cut depends on the run:
-`Layout.places` says so.
+A run takes the frames that no earlier run has taken, and nothing is computed twice: each convolution finds in `state`
+the inputs that it still needs, those before its outputs and those that lay ahead when the run before ended, and leaves
+those of the next run in `next_state`. A shortcut past convolutions that look ahead is as late as they are, by steps that
+are carried too. Where tensors are cut depends on the run: `Layout.places` says so.
 
 In INT8 the state is the 8-bit numbers themselves: rounding does not depend on where runs begin.
 """

@@ -1,6 +1,6 @@
 """Pack what a recipe trains on into tar files of limited size, for a machine that is reached in small parcels.
 
-    python scripts/pack_parts.py silica-staged --data FOLDER --out .carry [--most-mb 40] [--also PATH ...]
+    python scripts/pack_parts.py silica-attentive-gpu --data FOLDER --out .carry [--most-mb 40] [--also PATH ...]
 
 Unpack all of them there into one folder (`tar -xf part.tar -C FOLDER`) and give that to `silica train --data`.
 Paths inside are those below --data; a manifest goes with the first part that needs it.
