@@ -4,8 +4,8 @@
 
 A run takes the frames that no earlier run has taken, and nothing is computed twice: each convolution finds in `state`
 the inputs that it still needs, those before its outputs and those that lay ahead when the run before ended, and leaves
-those of the next run in `next_state`. A shortcut past convolutions that look ahead is as late as they are, by steps that
-are carried too. Where tensors are cut depends on the run: `Layout.places` says so.
+those of the next run in `next_state`. A shortcut past convolutions that look ahead is as late as they are, by steps
+that are carried too. Where tensors are cut depends on the run: `Layout.places` says so.
 
 In INT8 the state is the 8-bit numbers themselves: rounding does not depend on where runs begin.
 """
