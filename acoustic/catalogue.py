@@ -1,10 +1,9 @@
 """Names to weights: the model in the box, the models a user imported or pulled, and files by path.
 
-Imported models live in $SILICA_HOME/models (else ~/.local/share/silica/models), one folder each. Where
+Imported models live in `acoustic.files.models_folder`, one folder each. Where
 weights can be fetched from is in `acoustic.publishers`. PyTorch comes only with weights: listing is quick.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from acoustic.config import published
 from acoustic.errors import AcousticError
+from acoustic.files import models_folder
 from acoustic.header import FILE_NAME, SUFFIX, describe, file_in
 from acoustic.shape import ModelConfig
 
@@ -32,12 +32,6 @@ class Entry:
     config: ModelConfig
     path: Path | None
     origin: str  # "shipped", "imported" or "published"
-
-
-def models_folder() -> Path:
-    """Where this user's imported and pulled models live."""
-    home = os.environ.get("SILICA_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "share" / "silica") / "models"
 
 
 def check_name(name: str) -> str:

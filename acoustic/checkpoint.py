@@ -5,7 +5,6 @@ Folding batch norm away is in `acoustic.folding`; reading the metadata alone in 
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from acoustic.errors import AcousticError
+from acoustic.files import replacing_file
 from acoustic.header import FORMAT, described, file_in
 from acoustic.network import Network, build
 from acoustic.shape import ModelConfig
@@ -92,20 +92,11 @@ def save(
         "config": json.dumps(config.to_dict()),
         "card": json.dumps(dict(card or {})),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        partial.touch()
-        mode = partial.stat().st_mode
-        save_file(stored, partial, metadata=metadata)
-        partial.chmod(
-            mode
-        )  # safetensors makes files that only their owner may read; a server has another user
-        partial.replace(path)
+        with replacing_file(path) as partial:
+            save_file(stored, partial, metadata=metadata)
     except SafetensorError as error:  # a full disk, in its own kind of error
         raise AcousticError(f"{path} could not be written: {error}.") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 

@@ -17,6 +17,7 @@ from acoustic.features import FrontEnd
 from acoustic.framing import Samples
 from acoustic.network import Network
 from acoustic.network.parts import Bypass, Unit, padded
+from acoustic.runtime.backend import whole_features
 
 REACHES = (1.0, 0.96, 0.92, 0.87, 0.81)
 """How far a row's steps reach, of its largest weight: where that is cut off, the steps of all others are finer."""
@@ -67,8 +68,6 @@ def compensated(
 ) -> Checkpoint:
     """The network with weights that an INT8 file keeps as they are. Recordings (16 kHz, mono) show what it hears;
     `tell` is told how far it has come."""
-    from acoustic.runtime.backend import whole_features
-
     network = checkpoint.network().eval()
     state = dict(checkpoint.state)
     layers = _listening(network, state)

@@ -208,32 +208,21 @@ SPEECH_DEVIATION: tuple[float, ...] = (
 FIXED = replace(FEATURES, normalise="fixed", mean=SPEECH_MEAN, deviation=SPEECH_DEVIATION)
 
 
-def silica(name: str, width: int, kernels: tuple[int, ...], blind: tuple[int, ...] = ()) -> ModelConfig:
-    """The models in the box: 80 ms steps, four outputs each, at most 0.48 s of look-ahead.
+def silica(name: str, width: int, kernels: tuple[int, ...]) -> ModelConfig:
+    """A streaming model with 80 ms steps and four outputs per step.
 
-    The stem sees exactly the eight frames of its own step and what came before. The first sub-block of every
-    block but the last looks one step (80 ms) ahead, save those in `blind` (counted from 1). Nothing is mirrored at the
-    edges: a stream has none.
+    The stem sees exactly the eight frames of its own step and the frames before them. The first sub-block of every
+    block but the last looks one step (80 ms) ahead. The edges are padded with zeros, not mirrored: a stream has no
+    edges.
     """
     # Multiples of 16: tensor cores take nothing else at full speed.
     thirds = (round(width * share / 3 / 16) * 16 for share in (1, 2, 3))
     stem = tuple(BlockConfig(5, channels, stride=2, look_ahead=1) for channels in thirds)
     bodies = []
     for place, kernel in enumerate(kernels, start=1):
-        ahead = (1, 0, 0) if place < len(kernels) and place not in blind else (0, 0, 0)
+        ahead = (1, 0, 0) if place < len(kernels) else (0, 0, 0)
         bodies.append(BlockConfig(kernel, width, 3, separable=True, residual="identity", look_ahead=ahead))
     return ModelConfig(name, replace(FIXED, edge="zero"), (*stem, *bodies), outputs_per_step=4)
-
-
-def attentive(name: str, width: int, layers: int) -> ModelConfig:
-    """As `silica`, but above the stem there are layers that attend to the two seconds before: half as fast, and they
-    learn from far less sound. The first layers look one step ahead each, as far in all as `silica-deep`."""
-    stem = silica(name, 384, ()).blocks
-    ahead = tuple(1 if layer < 5 else 0 for layer in range(layers))
-    body = BlockConfig(
-        7, width, layers, separable=True, look_ahead=ahead, heads=width // 64, back=24, widen=3
-    )
-    return ModelConfig(name, replace(FIXED, edge="zero"), (*stem, body), outputs_per_step=4)
 
 
 def staged(name: str) -> ModelConfig:
@@ -300,14 +289,8 @@ _QUARTZNETS = (
     quartznet("quartznet15x5-groups2", 15, groups=2),
     quartznet("quartznet15x5-groups4", 15, groups=4),
 )
-# What two cores can train in days: 3.4 M parameters, and what grows out of them (5.2 M); what deserves a GPU (6.1 M,
-# 10.9 M); what two cores train best.
 _SILICAS = (
     silica("silica-small", 384, (5,) * 6),
-    silica("silica-deep", 384, (5,) * 10, blind=(2, 4, 7, 9)),
-    silica("silica-medium", 512, (5, 5, 5, 7, 7, 7)),
-    silica("silica-large", 688, (5, 5, 5, 7, 7, 7)),
-    attentive("silica-attentive", 256, 7),
     staged("silica-staged"),
 )
 

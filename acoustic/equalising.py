@@ -15,6 +15,7 @@ from acoustic.checkpoint import Checkpoint
 from acoustic.features import FrontEnd
 from acoustic.framing import Samples
 from acoustic.network.parts import Masks, Unit, slide
+from acoustic.runtime.backend import whole_features
 
 FARTHEST = 16.0
 """No channel is made smaller or larger by more: what a few minutes of speech hardly move, other sound may."""
@@ -23,8 +24,6 @@ FARTHEST = 16.0
 @torch.no_grad()
 def equalised(checkpoint: Checkpoint, recordings: Iterable[Samples]) -> Checkpoint:
     """The same network in other numbers. The recordings (16 kHz, mono) show how far each channel reaches."""
-    from acoustic.runtime.backend import whole_features
-
     network = checkpoint.network().eval()
     reaches: dict[str, Tensor] = {}
     for name, unit in network.named_modules():

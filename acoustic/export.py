@@ -5,7 +5,6 @@ The file stands alone: normalised features [batch, mels, frames] in, natural-log
 are no masks.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -17,11 +16,10 @@ from torch import Tensor
 
 from acoustic.checkpoint import Checkpoint
 from acoustic.export_carried import CarriedGraph
-from acoustic.export_layers import layers
+from acoustic.files import write_file
 from acoustic.folding import fold
 from acoustic.graph import Graph, Pane, Ranges
 from acoustic.network.assemble import Block, Network
-from acoustic.network.layers import Layers
 from acoustic.network.parts import LayerNorm, Normed, Unit
 
 
@@ -38,13 +36,7 @@ def export_onnx(
     half: weights are stored in FP16 and restored when the file is opened; sums stay in FP32.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        partial.write_bytes(onnx_bytes(checkpoint, ranges, carried=carried, half=half))
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_file(target, onnx_bytes(checkpoint, ranges, carried=carried, half=half))
     return target
 
 
@@ -76,12 +68,8 @@ def build_graph(
     for index, block in enumerate(network.blocks):
         name = f"blocks.{index}"
         last = index == len(network.blocks) - 1
-        if isinstance(block, Layers):
-            out = layers(graph, block, name, panes[-1].x, panes[-1].site)
-            out = out if last else graph.site(name, out)
-        else:
-            assert isinstance(block, Block)
-            out = _block(graph, block, name, panes, last=last)
+        assert isinstance(block, Block)
+        out = _block(graph, block, name, panes, last=last)
         pane = Pane(out, name, network.config.blocks[index].channels)
         panes = [*panes, pane] if network.keeps_panes and index else [pane]
     _output(graph, network, panes[-1].x)
@@ -143,7 +131,7 @@ def _unit(graph: Graph, unit: Unit, name: str, x: str, site: str, *, last: bool)
     mixes = weight.shape[2] == 1 and (unit.depthwise is not None or unit.stride == 1)
     if last and mixes and unit.groups == 1 and offset is not None:
         # What comes last is rounded no more: a convolution would sum it in an order that depends on how many steps are.
-        x = graph.by_channel(graph.product(graph.by_time(x), site, cast(torch.nn.Conv1d, unit.conv)))
+        x = graph.by_channel(graph.product(graph.by_time(x), cast(torch.nn.Conv1d, unit.conv)))
     else:
         x = graph.convolution(x, site, weight, offset, **settings)
     x = _normed(graph, unit, x)

@@ -2,18 +2,15 @@
 
     features [rows, mels, frames], state [rows, values], places [any]  ->  log_probs, next_state
 
-A run hears the frames that no run before it has heard, and nothing is computed twice: each convolution (and each
-attention, of its keys and values) finds in `state` the inputs that it still needs, those before its outputs and those
-that lay ahead when the run before ended, and leaves those of the next run in `next_state`. A shortcut past convolutions
-that look ahead is as late as they are, by steps that are carried too. Where tensors are cut depends on the run:
-`Layout.places` says so.
+A run takes the frames that no earlier run has taken, and nothing is computed twice: each convolution finds in `state`
+the inputs that it still needs, those before its outputs and those that lay ahead when the run before ended, and leaves
+those of the next run in `next_state`. A shortcut past convolutions that look ahead is as late as they are, by steps
+that are carried too. Where tensors are cut depends on the run: `Layout.places` says so.
 
-In INT8 the state is the 8-bit numbers themselves: rounding does not depend on where runs begin. The sums between the
-parts of blocks that attend are not rounded; what is carried of them is `exact` and `next_exact`.
+In INT8 the state is the 8-bit numbers themselves: rounding does not depend on where runs begin.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -31,7 +28,7 @@ BY_CHANNEL, BY_TIME = [0, 3, 1, 2], [0, 2, 3, 1]
 
 @dataclass(frozen=True)
 class Piece:
-    """What one convolution, attention or shortcut carries: so many steps of all its channels."""
+    """What one convolution or shortcut carries: so many steps of all its channels."""
 
     steps: int
     zero: int
@@ -64,8 +61,8 @@ class Place:
 class Layout:
     """How a graph's state lies, and where it cuts: kept in its metadata."""
 
-    pieces: list[tuple[int, bool, list[tuple[int, int]]]]
-    """By channels, and whether they are exact numbers in an INT8 graph: steps and zero of each piece."""
+    pieces: list[tuple[int, list[tuple[int, int]]]]
+    """By channels: steps and zero of each piece."""
     cuts: list[Place]
 
     @classmethod
@@ -81,31 +78,13 @@ class Layout:
     def empty(self, rounded: bool) -> NDArray[Any]:
         """The state before a stream's first run: the zeros that a whole recording is padded with."""
         parts: list[NDArray[Any]] = []
-        for channels, exact, pieces in sorted(self.pieces, key=lambda group: group[1]):
+        for channels, pieces in self.pieces:
             row = np.repeat([zero for _, zero in pieces], [steps for steps, _ in pieces])
-            if exact:
-                parts.append(np.zeros(len(row) * channels, np.float32).view(np.uint8))
-            elif rounded:
+            if rounded:
                 parts.append(np.repeat(row, channels).astype(np.uint8))
             else:
                 parts.append(np.tile(row, channels).astype(np.float32))
         return np.concatenate(parts)
-
-    def apart(self, states: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Rows of state as the graph takes them: exact numbers by themselves, where there are any."""
-        exact = sum(
-            channels * steps for channels, exact, pieces in self.pieces if exact for steps, _ in pieces
-        )
-        if not exact:
-            return {"state": states}
-        own, numbers = np.split(states, [states.shape[1] - 4 * exact], axis=1)
-        return {"state": own, "exact": np.ascontiguousarray(numbers).view(np.float32)}
-
-    @staticmethod
-    def together(following: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """The reverse, of what it left."""
-        state, *exact = following
-        return np.concatenate([state, *(part.view(np.uint8) for part in exact)], axis=1) if exact else state
 
 
 @dataclass
@@ -113,8 +92,8 @@ class CarriedGraph(Graph):
     """A graph that goes on where the run before it ended. Streams are rows: [1, channels, rows, time] everywhere."""
 
     lone: ClassVar[int] = 0
-    pieces: dict[tuple[int, bool], list[Piece]] = field(default_factory=dict)
-    """By channels, and whether they are exact: pieces of equal height travel as one."""
+    pieces: dict[int, list[Piece]] = field(default_factory=dict)
+    """By channels: pieces of equal height travel as one."""
     cuts: list[Place] = field(default_factory=list)
     _rounded: dict[str, tuple[str, tuple[str, str]]] = field(default_factory=dict)
     _made_at: dict[str, int] = field(default_factory=dict)
@@ -198,11 +177,9 @@ class CarriedGraph(Graph):
         inputs, outputs = super().ports()
         inputs.append(helper.make_tensor_value_info("places", TensorProto.INT64, [len(self.cuts)]))
         kind = TensorProto.FLOAT if self.ranges is None else TensorProto.UINT8
-        for exact, name, held in ((False, "state", kind), (True, "exact", TensorProto.FLOAT)):
-            sizes = [self._size(*key) for key in self.pieces if key[1] == exact]
-            if sizes:
-                inputs.append(helper.make_tensor_value_info(name, held, ["batch", sum(sizes)]))
-                outputs.append(helper.make_tensor_value_info(f"next_{name}", held, ["batch", sum(sizes)]))
+        size = sum(self._size(channels) for channels in self.pieces)
+        inputs.append(helper.make_tensor_value_info("state", kind, ["batch", size]))
+        outputs.append(helper.make_tensor_value_info("next_state", kind, ["batch", size]))
         return inputs, outputs
 
     @property
@@ -211,7 +188,8 @@ class CarriedGraph(Graph):
         model = super().model
         layout = {
             "pieces": [
-                [*key, [[piece.steps, piece.zero] for piece in pieces]] for key, pieces in self.pieces.items()
+                [channels, [[piece.steps, piece.zero] for piece in pieces]]
+                for channels, pieces in self.pieces.items()
             ],
             "places": [
                 [place.fresh, place.steady, place.rate, place.ahead, place.times] for place in self.cuts
@@ -223,8 +201,8 @@ class CarriedGraph(Graph):
     def _with_carried(self, x: str, channels: int, count: int) -> str:
         """`x`, in 8-bit numbers where it is rounded, and in front of it the `count` steps before."""
         rounded, steps = self._rounded.get(x, (x, None))
-        pieces = self.pieces.setdefault((channels, self._is_exact(x)), [])
-        name = f"{self._group(channels, self._is_exact(x))}_{len(pieces)}"
+        pieces = self.pieces.setdefault(channels, [])
+        name = f"state_{channels}_{len(pieces)}"
         axis = 3
         if steps is not None:
             rounded, axis = self.node("Transpose", rounded, perm=BY_TIME), 2
@@ -262,15 +240,8 @@ class CarriedGraph(Graph):
             self.cuts.append(place)
         return f"place_{self.cuts.index(place)}"
 
-    def _is_exact(self, x: str) -> bool:
-        return self.ranges is not None and x not in self._rounded
-
-    def _size(self, channels: int, exact: bool) -> int:
-        return channels * sum(piece.steps for piece in self.pieces[channels, exact])
-
-    @staticmethod
-    def _group(channels: int, exact: bool) -> str:
-        return f"{'exact' if exact else 'state'}_{channels}"
+    def _size(self, channels: int) -> int:
+        return channels * sum(piece.steps for piece in self.pieces[channels])
 
     def _tie_up(self) -> None:
         """What comes in to its pieces (nodes in front of everything), the following pieces to what goes out."""
@@ -282,32 +253,31 @@ class CarriedGraph(Graph):
             )
 
         split("places", [1] * len(self.cuts), [f"place_{index}" for index in range(len(self.cuts))], 0)
-        for exact, name in ((False, "state"), (True, "exact")):
-            keys = [key for key in self.pieces if key[1] == exact]
-            if not keys:
-                continue
-            split(name, [self._size(*key) for key in keys], [self._group(*key) for key in keys], 1)
-            followings = []
-            for key in keys:
-                pieces, group = self.pieces[key], self._group(*key)
-                steps = [piece.steps for piece in pieces]
-                names = [f"{group}_{index}" for index in range(len(pieces))]
-                by_time = self.ranges is not None and not exact
-                shape = [1, -1, sum(steps), key[0]] if by_time else [1, -1, key[0], sum(steps)]
-                rows = f"{group}_rows"
-                before.append(helper.make_node("Reshape", [group, self.constant(np.array(shape))], [rows]))
-                if not by_time:
-                    before.append(helper.make_node("Transpose", [rows], [f"{rows}_in"], perm=[0, 2, 1, 3]))
-                    rows = f"{rows}_in"
-                split(rows, steps, names, 2 if by_time else 3)
-                joined = self.node("Concat", *(piece.following for piece in pieces), axis=2 if by_time else 3)
-                if not by_time:
-                    joined = self.node("Transpose", joined, perm=[0, 2, 1, 3])
-                flat = self.constant(np.array([-1, self._size(*key)]))
-                followings.append(self.node("Reshape", joined, flat))
-            self.nodes.append(
-                helper.make_node("Concat", followings, [f"next_{name}"], f"next_{name}", axis=1)
-            )
+        split(
+            "state",
+            [self._size(channels) for channels in self.pieces],
+            [f"state_{c}" for c in self.pieces],
+            1,
+        )
+        followings = []
+        by_time = self.ranges is not None
+        for channels, pieces in self.pieces.items():
+            group = f"state_{channels}"
+            steps = [piece.steps for piece in pieces]
+            names = [f"{group}_{index}" for index in range(len(pieces))]
+            shape = [1, -1, sum(steps), channels] if by_time else [1, -1, channels, sum(steps)]
+            rows = f"{group}_rows"
+            before.append(helper.make_node("Reshape", [group, self.constant(np.array(shape))], [rows]))
+            if not by_time:
+                before.append(helper.make_node("Transpose", [rows], [f"{rows}_in"], perm=[0, 2, 1, 3]))
+                rows = f"{rows}_in"
+            split(rows, steps, names, 2 if by_time else 3)
+            joined = self.node("Concat", *(piece.following for piece in pieces), axis=2 if by_time else 3)
+            if not by_time:
+                joined = self.node("Transpose", joined, perm=[0, 2, 1, 3])
+            flat = self.constant(np.array([-1, self._size(channels)]))
+            followings.append(self.node("Reshape", joined, flat))
+        self.nodes.append(helper.make_node("Concat", followings, ["next_state"], "next_state", axis=1))
         self.nodes[:0] = before
 
     def _zero_of(self, name: str) -> int:

@@ -1,5 +1,5 @@
 """An ONNX graph under construction: nodes, constants, and where INT8 rounds. What a network is made of comes from
-`acoustic.export` and `acoustic.export_layers`; `acoustic.export_carried` has the kind that carries state.
+`acoustic.export`; `acoustic.export_carried` has the kind that carries state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -130,11 +130,9 @@ class Graph:
             inputs = self._rounded_weights(x_site, kernel, offset)
         return self.node("Conv", x, *inputs, kernel_shape=[1, kernel.shape[-1]], **attributes)
 
-    def product(
-        self, x: str, x_site: str, layer: torch.nn.Conv1d, first: int = 0, end: int | None = None
-    ) -> str:
-        """Channels mixed step by step, in [rows, time, channels]; of those that come out a part where asked for."""
-        matrix = layer.weight.detach().float().numpy()[first:end, :, 0].T
+    def product(self, x: str, layer: torch.nn.Conv1d) -> str:
+        """A pointwise convolution as a matrix product, in [rows, time, channels]."""
+        matrix = layer.weight.detach().float().numpy()[:, :, 0].T
         if self.ranges is None:
             weights = self.weights(matrix)
         else:
@@ -143,7 +141,7 @@ class Graph:
             per_column = (self.constant(scale), self.constant(np.zeros(len(scale), np.int8)))
             weights = self.node("DequantizeLinear", whole, *per_column, axis=1)
         assert layer.bias is not None
-        return self.node("Add", self.node("MatMul", x, weights), self.constant(layer.bias[first:end].float()))
+        return self.node("Add", self.node("MatMul", x, weights), self.constant(layer.bias.float()))
 
     def weights(self, kernel: Value) -> str:
         """A constant that FP16 files store in 16 bits."""

@@ -1,32 +1,23 @@
 """Built ONNX files, kept between runs: named by the content they were made from, a bounded number of them.
 
-They live in $SILICA_HOME/cache (else $XDG_CACHE_HOME/silica or ~/.cache/silica). Losing one costs a second.
+They live in `acoustic.files.cache_folder`. Losing one costs a second.
 """
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 
 from acoustic.checkpoint import LARGEST_WEIGHT, Checkpoint
 from acoustic.export import export_onnx, onnx_bytes
+from acoustic.files import cache_folder
 from acoustic.folding import fold
 from acoustic.graph import OPSET, Ranges
 
 BUILDER = 3  # raise it when the same checkpoint is built differently
-CARRIED_BUILDER = "carried 3"  # and this one for the graphs with carried state
+CARRIED_BUILDER = "carried 4"  # and this one for the graphs with carried state
 KEPT_FILES = 12
-
-
-def cache_folder() -> Path:
-    """Where this user's built files are."""
-    home = os.environ.get("SILICA_HOME")
-    if home:
-        return Path(home) / "cache"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "silica"
 
 
 def fingerprint(checkpoint: Checkpoint, ranges: Ranges | None = None, *, carried: bool = False) -> str:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from acoustic import catalogue, importers
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
-from acoustic.onnx_cache import cache_folder
+from acoustic.files import cache_folder, write_file
 
 NGC = "https://api.ngc.nvidia.com/v2/models/nvidia"
 TIMEOUT_S = 30.0
@@ -134,7 +134,7 @@ class Download:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         tag = headers.get("ETag", "")
         version = headers.get("Last-Modified", "") if not tag or tag.startswith("W/") else tag
-        self.note.write_text(json.dumps({"address": address, "version": version}))
+        write_file(self.note, json.dumps({"address": address, "version": version}))
 
     def forget(self) -> None:
         """Leave nothing behind."""

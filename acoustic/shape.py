@@ -7,8 +7,11 @@ Positions are in feature frames (10 ms); what the windows need is a property her
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, get_args
 
+import msgspec
+
+from acoustic.constants import SAMPLE_RATE
 from acoustic.errors import AcousticError
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
@@ -23,6 +26,7 @@ Masks = Literal["none", "conv", "conv_and_norm"]
 KEEP_PANES: frozenset[str] = frozenset({"dense_residual", "densenet", "dense_rnet"})
 """Bypasses that need the outputs of all earlier blocks."""
 GATED: frozenset[str] = frozenset({"glu", "gau"})
+NEWER = "The file is damaged or comes from a newer Silica: update this one."
 LARGEST_CHANNELS = 16_384
 LARGEST_BLOCKS = 256
 LEAST_CAUSAL_FRAMES = 500
@@ -41,7 +45,7 @@ class FeatureConfig:
     (`acoustic.loudness`).
     """
 
-    sample_rate: int = 16_000
+    sample_rate: int = SAMPLE_RATE
     mels: int = 64
     window_samples: int = 320
     hop_samples: int = 160
@@ -100,8 +104,6 @@ class BlockConfig:
     residual: `residual` projects the block's input by a 1x1 convolution, `identity` adds it as it is,
     `dense_residual` adds a projection of every earlier block's output, `densenet` feeds the block with all of
     them concatenated, `dense_rnet` does that and adds a projection of the same concatenation.
-    heads: more than none makes it a block that attends (`acoustic.network.layers`): `repeat` layers of attention over
-    the `back` steps before each, a gated convolution of this kernel, and a feed-forward part `widen` times as wide.
     """
 
     kernel: int
@@ -114,9 +116,6 @@ class BlockConfig:
     groups: int = 1
     look_ahead: int | tuple[int, ...] | None = None
     dropout: float = 0.0
-    heads: int = 0
-    back: int = 0
-    widen: int = 0
 
     def __post_init__(self) -> None:
         check_choice("block.residual", self.residual, Residual)
@@ -130,13 +129,6 @@ class BlockConfig:
             raise AcousticError(f"block.groups {self.groups} does not divide {self.channels} channels.")
         if self.groups > 1 and not self.separable:
             raise AcousticError("block.groups shuffles pointwise convolutions: it needs separable=True.")
-        check_range("block.heads", self.heads, 0, self.channels)
-        check_range("block.back", self.back, 0, 4_096)
-        check_range("block.widen", self.widen, 0, 64)
-        if self.heads:
-            self._check_attending()
-        elif self.back or self.widen:
-            raise AcousticError("block.back and block.widen belong to blocks that attend: block.heads is 0.")
         if not 0.0 <= self.dropout < 1.0:
             raise AcousticError(f"block.dropout must be in [0, 1), not {self.dropout}.")
         if isinstance(self.look_ahead, tuple) and len(self.look_ahead) != self.repeat:
@@ -145,13 +137,6 @@ class BlockConfig:
             )
         for taps in self.right_taps:
             check_range("block.look_ahead", taps, 0, self.kernel - 1)
-
-    def _check_attending(self) -> None:
-        check_range("block.widen", self.widen, 1, 64)
-        if self.channels % self.heads:
-            raise AcousticError(f"block.heads {self.heads} does not divide {self.channels} channels.")
-        if (self.stride, self.dilation, self.groups, self.residual) != (1, 1, 1, "none") or self.dropout:
-            raise AcousticError("A block that attends has no stride, dilation, groups, bypass or dropout.")
 
     @property
     def right_taps(self) -> tuple[int, ...]:
@@ -170,11 +155,6 @@ class BlockConfig:
         """Zeros left and right of the input of the convolution of sub-block `unit`, in frames at its own rate."""
         right = self.right_taps[unit]
         return (self.kernel - 1 - right) * self.dilation, right * self.dilation
-
-    def reach(self, unit: int) -> tuple[int, int]:
-        """How far sub-block `unit` hears to the left and right, in frames at its own rate."""
-        left, right = self.padding(unit)
-        return left + self.back, right
 
 
 @dataclass(frozen=True)
@@ -275,7 +255,7 @@ class ModelConfig:
         reach, rate = 0, 1
         for block in self.blocks:
             for unit, stride in enumerate(block.strides()):
-                reach += block.reach(unit)[side] * rate
+                reach += block.padding(unit)[side] * rate
                 rate *= stride
         return reach
 
@@ -284,26 +264,28 @@ class ModelConfig:
         return -(-frames // self.frames_per_output)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON. Blocks that do not attend are written as before there were others: older versions
-        read them, and what is remembered by a shape (`acoustic.onnx_cache`) stays remembered."""
-        plain = asdict(self)
-        for block in plain["blocks"]:
-            if not block["heads"]:
-                del block["heads"], block["back"], block["widen"]
-        return plain
+        """Plain values for JSON."""
+        return asdict(self)
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "ModelConfig":
-        """The reverse of `to_dict`, for values nobody has checked yet."""
-        plain = dict(values)
-        blocks, features = plain.pop("blocks", None), plain.pop("features", None)
-        if not isinstance(blocks, list | tuple) or not isinstance(features, Mapping):
-            raise AcousticError(
-                "A model configuration needs `features` (a table) and `blocks` (a list of tables)."
-            )
-        plain["features"] = _checked(FeatureConfig, features)
-        plain["blocks"] = tuple(_checked(BlockConfig, block) for block in blocks)
-        return _checked(ModelConfig, plain)
+        """The reverse of `to_dict`, for values that nobody has checked yet."""
+        try:
+            config = msgspec.convert(values, ModelConfig)
+        except msgspec.ValidationError as error:
+            raise AcousticError(f"The model configuration cannot be read: {error}. {NEWER}") from error
+        _refuse_unknown(ModelConfig, values)
+        _refuse_unknown(FeatureConfig, values["features"])
+        for block in values["blocks"]:
+            _refuse_unknown(BlockConfig, block)
+        return config
+
+
+def _refuse_unknown(kind: type, table: Mapping[str, Any]) -> None:
+    """msgspec passes over keys that a dataclass does not have."""
+    unknown = sorted(set(table) - {field.name for field in fields(kind)})
+    if unknown:
+        raise AcousticError(f"{kind.__name__}: unknown settings {', '.join(unknown)}. {NEWER}")
 
 
 def check_range(name: str, value: int, lowest: int, highest: int) -> None:
@@ -316,41 +298,3 @@ def check_choice(name: str, value: object, choices: Any) -> None:
     """Refuse what the literal type does not list."""
     if value not in get_args(choices):
         raise AcousticError(f"{name} must be one of {', '.join(get_args(choices))}, not {value!r}.")
-
-
-Built = TypeVar("Built")
-
-_SCALARS: dict[str, type | tuple[type, ...]] = {
-    "str": str,
-    "bool": bool,
-    "float": (int, float),
-}
-
-
-def _checked(kind: type[Built], values: Any) -> Built:
-    """`kind(**values)` with unknown names and wrong types refused in words."""
-    if not isinstance(values, Mapping):
-        raise AcousticError(f"{kind.__name__}: expected a table, not {type(values).__name__}.")
-    known = {field.name: field for field in fields(cast(Any, kind))}
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise AcousticError(
-            f"{kind.__name__}: unknown settings {', '.join(map(str, unknown))}. "
-            "The file may come from a newer Silica: update this one."
-        )
-    plain: dict[str, Any] = {}
-    for name, value in values.items():
-        expected = _SCALARS.get(getattr(known[name].type, "__name__", str(known[name].type)))
-        if expected is not None and (
-            not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool)
-        ):
-            raise AcousticError(f"{kind.__name__}.{name}: {value!r} has the wrong type.")
-        if isinstance(value, list):
-            if not all(isinstance(item, int | float) and not isinstance(item, bool) for item in value):
-                raise AcousticError(f"{kind.__name__}.{name}: expected a list of numbers.")
-            value = tuple(value)
-        plain[name] = value
-    try:
-        return kind(**plain)
-    except TypeError as error:
-        raise AcousticError(f"{kind.__name__}: {error}.") from error

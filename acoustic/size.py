@@ -18,8 +18,6 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def _block(config: ModelConfig, block: BlockConfig, panes: Sequence[int]) -> int:
-    if block.heads:
-        return _layers(block, panes[-1])
     joins = block.residual in ("densenet", "dense_rnet")
     inputs = sum(panes) if joins else panes[-1]
     bypasses: Sequence[int] = ()
@@ -35,16 +33,6 @@ def _block(config: ModelConfig, block: BlockConfig, panes: Sequence[int]) -> int
         else:
             total += _normed(config, taken, block.channels, block.kernel)
     return total
-
-
-def _layers(block: BlockConfig, inputs: int) -> int:
-    width = block.channels
-    norm, squares = 2 * width, width * width
-    attention = norm + 4 * (squares + width) + block.heads * (block.back + 1)
-    convolution = 2 * norm + 3 * (squares + width) + width * block.kernel
-    forward = norm + 2 * block.widen * squares + (block.widen + 1) * width
-    enter = inputs * width + width if inputs != width else 0
-    return enter + block.repeat * (attention + convolution + forward) + norm
 
 
 def _normed(config: ModelConfig, inputs: int, channels: int, kernel: int) -> int:

@@ -36,7 +36,7 @@ class WindowPlan:
     hop_frames: int
     look_ahead_frames: int
     carried: bool = False
-    """Left context is not heard again: the state of every convolution and attention travels from window to window."""
+    """Left context is not heard again: the state of every convolution travels from window to window."""
 
     @property
     def frames(self) -> int:

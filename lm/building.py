@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from acoustic.files import replacing_file
 from lm.corpus import is_held_out, normal_lines
 from lm.errors import LanguageError
 from lm.spelled import spelled_lines
@@ -163,9 +164,8 @@ def convert(arpa: Path, out: Path, settings: BuildSettings, progress: Progress) 
     bits = str(settings.quantise_bits)
     with tempfile.TemporaryDirectory(prefix="silica-trie-", dir=out.parent) as scratch:
         command = [str(programs.build_binary), "-q", bits, "-b", bits, "-a", str(settings.pointer_bits)]
-        fresh = Path(scratch) / "model.binary"
-        _program([*command, "-T", f"{scratch}/sort", "trie", str(arpa), str(fresh)])
-        fresh.replace(out)
+        with replacing_file(out) as partial:
+            _program([*command, "-T", f"{scratch}/sort", "trie", str(arpa), str(partial)])
 
 
 def arpa_counts(arpa: Path) -> tuple[int, ...]:

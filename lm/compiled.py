@@ -15,7 +15,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from lm import toolchain
+from acoustic.files import cache_folder
 
 Function = TypeVar("Function", bound=Callable[..., object])
 Array = NDArray[Any]
@@ -41,7 +41,7 @@ KERNEL_FILES = [
 KEPT_CACHES = 3
 
 
-def cache_folder() -> Path:
+def kernel_cache_folder() -> Path:
     """Beside the sources where that can be written, else in the user's cache; NUMBA_CACHE_DIR overrules both."""
     here = Path(__file__).parent
     content = b"".join((here / f"{name}.py").read_bytes() for name in KERNEL_FILES)
@@ -53,7 +53,7 @@ def cache_folder() -> Path:
     elif os.access(beside if beside.exists() else here, os.W_OK):
         folder = beside
     else:
-        folder = toolchain.cache_folder()
+        folder = cache_folder()
     return folder / name
 
 
@@ -67,7 +67,7 @@ def forget_old_caches(current: Path) -> None:
         return  # another process is tidying up, or may not be helped
 
 
-CACHE = cache_folder()
+CACHE = kernel_cache_folder()
 if not CACHE.exists():
     forget_old_caches(CACHE)
 numba.config.CACHE_DIR = str(CACHE)  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from acoustic.files import write_file
 from lm.decoders import Decoder
 from lm.errors import LanguageError
 from lm.hypothesis import Hypothesis
@@ -216,8 +217,7 @@ class Rescoring:
             "searched": self.settings.searched,
             "models": named,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(kept, indent=1) + "\n")
+        write_file(path, json.dumps(kept, indent=1) + "\n")
 
 
 def open_rescorer(model: Path) -> Rescorer:

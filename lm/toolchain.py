@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from acoustic.files import cache_folder, replacing_file
 from lm.errors import LanguageError
 
 KENLM_VERSION = "0.3.0"
@@ -30,14 +31,6 @@ class Tools:
 
     lmplz: Path
     build_binary: Path
-
-
-def cache_folder() -> Path:
-    """Where compiled programs are kept: $SILICA_HOME/cache, else $XDG_CACHE_HOME/silica or ~/.cache/silica."""
-    home, base = os.environ.get("SILICA_HOME"), os.environ.get("XDG_CACHE_HOME")
-    if home:
-        return Path(home) / "cache"
-    return (Path(base) if base else Path.home() / ".cache") / "silica"
 
 
 def tools(progress: Progress) -> Tools:
@@ -69,10 +62,9 @@ def _compile(folder: Path, progress: Progress) -> None:
         jobs = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
         _step(["make", f"-j{jobs}", *PROGRAMS], build, "the compiler's last words are above")
         for program in PROGRAMS:
-            # Copied beside and renamed, so that a second process never runs half a program.
-            fresh = folder / f"{program}.{os.getpid()}"
-            shutil.copy2(build / "bin" / program, fresh)
-            fresh.replace(folder / program)
+            # A second process never runs half a program.
+            with replacing_file(folder / program) as partial:
+                shutil.copy2(build / "bin" / program, partial)
     progress(f"compiled into {folder}")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from acoustic.files import write_file
 from lm.decoders import open_decoder
 from lm.errors import LanguageError
 from lm.ngram import NGram
@@ -166,7 +167,7 @@ def write(tuned: Tuned, folder: Path) -> tuple[Path, Path]:
     values, picture = folder / "tuned.json", folder / "tuned.png"
     best = asdict(tuned.best) | {"wer": tuned.best.rate}
     tried = [asdict(point) | {"wer": point.rate} for point in tuned.tried]
-    values.write_text(json.dumps({"best": best, "tried": tried}, indent=1) + "\n")
+    write_file(values, json.dumps({"best": best, "tried": tried}, indent=1) + "\n")
     _draw(tuned, picture)
     return values, picture
 

@@ -1,6 +1,5 @@
 """Weights on disk: one safetensors file of a known form, whole or not at all, with a card of words about it."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from acoustic.files import replacing_file
 from lm.errors import LanguageError
 
 if TYPE_CHECKING:
@@ -32,19 +32,12 @@ def write_weights(path: Path, form: Form, weights: "Mapping[str, Tensor]", card:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.part")
     contiguous = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
     try:
-        fresh.touch()
-        mode = fresh.stat().st_mode  # safetensors lets only the owner read; a server may be another user
-        save_file(contiguous, fresh, {"form": form.name, **card})
-        fresh.chmod(mode)
-        fresh.replace(path)
+        with replacing_file(path) as partial:
+            save_file(contiguous, partial, {"form": form.name, **card})
     except SafetensorError as error:  # a full disk, in its own kind of error
         raise LanguageError(f"{path} could not be written: {error}") from error
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def in_eight_bits(weights: "Mapping[str, Tensor]") -> "dict[str, Tensor]":

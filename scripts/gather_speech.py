@@ -24,7 +24,8 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from training.data.sound import SAMPLE_RATE, read_clip
+from acoustic.constants import SAMPLE_RATE
+from training.data.sound import read_clip
 
 
 def main() -> None:

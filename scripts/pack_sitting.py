@@ -30,12 +30,13 @@ from sitting.parts import NOISE, PackedClip, part_files, part_name, write_part
 from sitting.sound import LOUDEST
 
 from acoustic.catalogue import find
+from acoustic.constants import SAMPLE_RATE
 from acoustic.errors import AcousticError
 from training.assemble import read_material, shape_of
 from training.data.feed import encode
 from training.data.manifests import Clip, read_manifest
 from training.data.noise import read_banks
-from training.data.sound import SAMPLE_RATE, ClipError, read_clip
+from training.data.sound import ClipError, read_clip
 from training.errors import TrainingError
 from training.recipe import Recipe, load_recipe, with_settings
 from training.stages import StageTeacher

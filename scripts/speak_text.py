@@ -31,8 +31,8 @@ import soxr
 from gather_books import runs, tested
 from numpy.typing import NDArray
 
+from acoustic.constants import SAMPLE_RATE
 from training.data.manifests import Clip, read_manifest, write_manifest
-from training.data.sound import SAMPLE_RATE
 
 TEXTS = Path(__file__).parents[1] / "lm" / "pretrained" / "recipe.toml"
 WORDS = (5, 38)

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 
 from acoustic import catalogue
-from acoustic.calibration import known_ranges, with_ranges
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import SPEECH_DEVIATION, SPEECH_MEAN
 from acoustic.framing import Samples
 from acoustic.graph import Ranges
 from acoustic.onnx_cache import fingerprint
+from acoustic.quantization.ranges import known_ranges, with_ranges
 from acoustic.runtime.backend import hear_stream, whole_features
 from acoustic.runtime.cpu import CpuBackend
 from acoustic.windows import LogProbs, StreamWindows, WindowPlan, plan_for

@@ -8,15 +8,14 @@ import fcntl
 import hashlib
 import json
 import logging
-import os
 import secrets
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from acoustic.files import data_folder, write_file
 from service.errors import ServiceError
 from service.usage import Usage
 
@@ -42,8 +41,7 @@ ANONYMOUS = Key("", "anonymous", "", "", admin=True)
 
 def default_keys_file() -> Path:
     """Where keys lie when no setting says otherwise."""
-    home = os.environ.get("SILICA_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "share" / "silica") / "keys.json"
+    return data_folder() / "keys.json"
 
 
 def hashed(secret: str) -> str:
@@ -70,14 +68,8 @@ def read_keys(file: Path) -> tuple[Key, ...]:
 def write_keys(file: Path, keys: tuple[Key, ...]) -> None:
     """Replace the file in one step; only its owner may read it."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".keys-")
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump({"keys": [asdict(key) for key in keys]}, out, indent=1)
-            out.write("\n")
-            out.flush()
-            os.fsync(out.fileno())
-        Path(temporary).replace(file)
+        document = {"keys": [asdict(key) for key in keys]}
+        write_file(file, json.dumps(document, indent=1) + "\n", private=True)
     except OSError as error:
         raise ServiceError("keys", f"cannot write the keys file {file}: {error.strerror}.") from None
 

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING
 
-from service.core.clock import SAMPLE_RATE
+from acoustic.constants import SAMPLE_RATE
 from service.core.events import Event, Final, Partial
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from acoustic.constants import OUTPUT_S
 from acoustic.windows import LogProbs
 from lm.decoders import Decoder, Utterance
 from lm.hypothesis import Hypothesis
 from lm.search_settings import SearchSettings
 
-OUTPUT_S = 0.02
 QUIET_MASS = 0.95
 """A frame with this much on blank and space says no letter."""
 

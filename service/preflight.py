@@ -15,6 +15,7 @@ from pathlib import Path
 
 import acoustic
 from acoustic.config import published
+from acoustic.files import models_folder
 from service.errors import ServiceError
 from service.keys import KeyRing, default_keys_file
 from service.settings import Settings
@@ -47,7 +48,7 @@ def check(settings: Settings) -> None:
 def check_model(name: str) -> None:
     """ServiceError for a name that stands for nothing at all. The catalogue, which brings PyTorch, says the rest."""
     box = Path(acoustic.__file__).parent / "pretrained" / f"{name}.safetensors"
-    brought = default_keys_file().parent / "models" / name
+    brought = models_folder() / name
     if name in published or box.exists() or brought.is_dir() or (name and Path(name).expanduser().exists()):
         return
     raise ServiceError(

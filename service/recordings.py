@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from acoustic.constants import SAMPLE_RATE
 from acoustic.errors import AcousticError
 from lm.errors import LanguageError
 from lm.hotwords import Hotword
@@ -19,7 +20,7 @@ from lm.text import normalise
 from service.audio.containers import SNIFF_BYTES, Nursery, recognised
 from service.audio.decoder import SoundDecoder
 from service.audio.faststart import index_first
-from service.audio.resample import RATE, Samples
+from service.audio.resample import Samples
 from service.core.events import Closed, Event, Failed, Final, Progress
 from service.errors import ServiceError
 from service.streams import Recogniser, Stream, StreamSettings
@@ -131,7 +132,7 @@ async def heard(
     failure: list[Exception] = []
 
     async def push() -> None:
-        step = round(PUSH_S * RATE)
+        step = round(PUSH_S * SAMPLE_RATE)
         try:
             async for samples in sound:
                 for start in range(0, samples.shape[1], step):

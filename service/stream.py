@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from acoustic.constants import OUTPUT_SAMPLES, SAMPLE_RATE
 from acoustic.windows import Heard
-from service.core.clock import FRAME_SAMPLES, SAMPLE_RATE
 from service.core.event_log import EventLog
 from service.core.events import Closed, Event, Final
 from service.core.messages import (
@@ -107,7 +107,7 @@ class Stream:
         self._metrics.audio_received_s.inc(samples.shape[1] / SAMPLE_RATE)
         self._small.append(samples)
         self._small_samples += samples.shape[1]
-        if self._small_samples >= FRAME_SAMPLES:
+        if self._small_samples >= OUTPUT_SAMPLES:
             await self._flush()
 
     def keep_alive(self) -> None:

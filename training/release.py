@@ -12,14 +12,16 @@ from typing import Any
 import torch
 
 from acoustic import checkpoint
-from acoustic.calibration import ENOUGH_S, calibrate, with_ranges
+from acoustic.calibration import ENOUGH_S, calibrate
 from acoustic.checkpoint import Checkpoint
 from acoustic.compensating import compensated
 from acoustic.equalising import equalised
 from acoustic.export import export_onnx
 from acoustic.features import FrontEnd
 from acoustic.folding import fold
-from acoustic.runtime.backend import in_pieces, joined, open_backend, whole_features
+from acoustic.quantization.ranges import with_ranges
+from acoustic.runtime import open_backend
+from acoustic.runtime.backend import in_pieces, joined, whole_features
 from acoustic.runtime.cpu import open_session
 from acoustic.shape import ModelConfig
 from acoustic.windows import LogProbs

@@ -7,7 +7,6 @@
 import errno
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from acoustic import checkpoint
 from acoustic.errors import AcousticError
+from acoustic.files import PARTIAL, replacing_file, sync
 from acoustic.shape import ModelConfig
 from training.alone import alone
 from training.errors import TrainingError
@@ -48,30 +48,25 @@ class RunFolder:
         What a killed run left half-written goes, now that nobody can be writing it.
         """
         with alone(self.path, "training"):
-            for stale in self.path.glob(".*.part"):
+            for stale in self.path.glob(f".*{PARTIAL}"):
                 stale.unlink(missing_ok=True)
             yield
 
     def save(self, state: Mapping[str, Any], config: ModelConfig) -> bool:
-        """Write `last.pt`: to a file beside it, flushed to the disk, then renamed. False when it could not
-        be.
+        """Write `last.pt` and keep the one before it as `previous.pt`. False when it could not be written.
 
         A full disk is a warning, not the end of a run: the last good checkpoint stays, and the next try may
         succeed.
         """
-        partial = self.path / f".last.{os.getpid()}.part"
         whole = {"format": FORMAT, "config": json.dumps(config.to_dict()), **state}
         try:
-            with partial.open("wb") as file:
-                torch.save(whole, file)
-                file.flush()
-                os.fsync(file.fileno())
-            if self.last.exists():
-                self.last.replace(self.previous)
-            partial.replace(self.last)
-            self._flush_folder()
+            with replacing_file(self.last) as partial:
+                with partial.open("wb") as file:
+                    torch.save(whole, file)
+                sync(partial)
+                if self.last.exists():
+                    self.last.replace(self.previous)
         except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
             if _is_full(error) and self.last.exists() and self.previous.exists():
                 self.previous.unlink()  # what the new one needs; the last good one stays until that is there
                 return self.save(state, config)
@@ -117,14 +112,6 @@ class RunFolder:
             log.error("the best model could not be written (%s): training goes on", error)
             return False
         return True
-
-    def _flush_folder(self) -> None:
-        """The rename itself to the disk."""
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _reason(error: BaseException) -> str:

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from acoustic.network.layers import Layers
 from acoustic.network.parts import Bypass, Masks, Reaching, Unit, activate, by_step, convolved, wants_steps
 from acoustic.shape import KEEP_PANES, BlockConfig, ModelConfig
 
@@ -86,11 +85,7 @@ class Network(nn.Module):
         blocks: list[nn.Module] = []
         for block in config.blocks:
             # The features themselves are no pane of the dense variants: the prologue's output is the first.
-            blocks.append(
-                Layers(config, block, panes[-1].channels, panes[-1].rate)
-                if block.heads
-                else Block(config, block, panes[1:] or panes)
-            )
+            blocks.append(Block(config, block, panes[1:] or panes))
             panes.append(Pane(block.channels, panes[-1].rate * block.stride))
         self.blocks = nn.ModuleList(blocks)
         self.keeps_panes = any(block.residual in KEEP_PANES for block in config.blocks)

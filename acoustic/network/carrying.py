@@ -1,5 +1,4 @@
-"""Carried state in PyTorch: what every convolution and attention heard last goes from window to window as one row
-of numbers.
+"""Carried state in PyTorch: the last inputs of every convolution go from window to window as one row of numbers.
 
 The ONNX graph of the same arithmetic is `acoustic.export_carried`, which hears nothing twice; here what lies ahead is
 heard anew in every window, as rows of one bucket are.
@@ -13,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from acoustic.network.assemble import Block, Network
-from acoustic.network.layers import Layers
 from acoustic.network.parts import Masks, Reaching
 
 
@@ -34,7 +32,7 @@ class Carrying:
         self.steps: dict[int, int] = {}
         """By channels: how many steps are carried."""
         for block in network.blocks:
-            for unit in cast(Block | Layers, block).reaches:
+            for unit in cast(Block, block).reaches:
                 if unit.left:
                     channels = unit.reaching_channels
                     self.places[unit] = Place(channels, self.steps.get(channels, 0))
@@ -56,7 +54,7 @@ class Carrying:
 
 
 class CarriedMasks(Masks):
-    """Masks of one run that put what was heard before in front of what every convolution and attention hears."""
+    """Masks of one run that put the inputs of earlier windows in front of the inputs of every convolution."""
 
     def __init__(self, lengths: Tensor, state: Tensor, hop: Tensor, carrying: Carrying) -> None:
         super().__init__(lengths)

@@ -101,12 +101,6 @@ def padded(x: Tensor, left: int, right: int) -> Tensor:
     return F.pad(x.mT, (0, 0, left, right)).mT if lies_by_step(x) else F.pad(x, (left, right))
 
 
-def halved(x: Tensor) -> Tensor:
-    """The first half of the channels, gated by the second. By step, PyTorch's gradient takes nine times as long where
-    the gate does not lie along the last dimension."""
-    return F.glu(x.mT, dim=-1).mT if lies_by_step(x) else F.glu(x, dim=1)
-
-
 def convolved(x: Tensor, conv: nn.Conv1d, stride: int = 1, padding: int = 0, dilation: int = 1) -> Tensor:
     """The convolution in the layout that `x` has: PyTorch's for one dimension knows only the usual."""
     if not lies_by_step(x):

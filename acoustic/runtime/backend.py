@@ -5,7 +5,6 @@ A backend holds no state of any stream: the same window gives the same result wh
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from acoustic import config as shapes
 from acoustic.carried import Memory, State
-from acoustic.checkpoint import Checkpoint
+from acoustic.constants import SAMPLE_RATE
 from acoustic.errors import AcousticError
 from acoustic.features import FeatureStream, FrontEnd
 from acoustic.framing import Samples, sample_span
@@ -31,7 +30,7 @@ NOT_FINITE = "the sound of this window is not finite (NaN or infinite samples)"
 # Below this peak (three steps of 16 bits) a recording holds nothing that a mean of speech could be taken from.
 SILENT_PEAK = 1e-4
 NEVER_FADES = 2**62
-AT_ONCE_SAMPLES = 10 * 16_000
+AT_ONCE_SAMPLES = 10 * SAMPLE_RATE
 """Spectra take far more room than the features that are made of them."""
 NOT_HEARD = "the network gave no finite numbers for this window"
 
@@ -40,9 +39,7 @@ NOT_HEARD = "the network gave no finite numbers for this window"
 # all of its context and hears in pieces what it hears at once; the QuartzNets reach 12 to 40 s to both sides and use
 # the nearest second or two of it (the table in acoustic/README.md), so 6 s are plenty.
 PIECE_S = 30.0
-# With carried state no context is heard twice, and 8 s are quickest. Longer ones are not only slower: ONNX Runtime adds
-# up 128 products at a time, and an attention over more steps than that is summed in another order than in a stream,
-# whose last digit then differs, and rounded to INT8 one recording in 1,868 a word.
+# With carried state no context is computed twice, and pieces of 8 s are the fastest.
 CARRIED_PIECE_S = 8.0
 WHOLE_REACH_S = 10.0
 WHOLE_PAST_S = 60.0
@@ -67,24 +64,6 @@ class Backend(Protocol):
     def pieces(self, sound: Iterable[Samples]) -> Iterator[LogProbs]:
         """The same of sound block by block, handed out as it is heard, half a minute at a time. The blocks are asked
         for twice by models that are normalised over the whole."""
-
-
-def open_backend(
-    model: str | Path | Checkpoint, device: Device = "cpu", precision: Precision | None = None
-) -> Backend:
-    """A model by name, file or value, on a device. Default precision: the fastest that it is ready for."""
-    from acoustic import catalogue
-
-    checkpoint = model if isinstance(model, Checkpoint) else catalogue.find(model)
-    if device == "cpu":
-        from acoustic.runtime.cpu import CpuBackend
-
-        return CpuBackend(checkpoint, precision)
-    if device == "cuda":
-        from acoustic.runtime.gpu import GpuBackend
-
-        return GpuBackend(checkpoint, "cuda", precision)
-    raise AcousticError(f"There is no device {device!r}: expected cpu or cuda.")
 
 
 def streaming_config(config: ModelConfig) -> ModelConfig:

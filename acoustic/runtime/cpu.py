@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from acoustic.calibration import known_ranges, needed_ranges
 from acoustic.carried import Memory, State
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
@@ -23,6 +22,7 @@ from acoustic.export_carried import METADATA_KEY, Layout
 from acoustic.features import FrontEnd
 from acoustic.framing import Samples
 from acoustic.onnx_cache import onnx_content
+from acoustic.quantization.ranges import known_ranges, needed_ranges
 from acoustic.runtime.backend import (
     CARRIED_PIECE_S,
     NOT_FINITE,
@@ -157,9 +157,9 @@ class CpuBackend:
     ) -> tuple[NDArray[np.float32], NDArray[Any]]:
         """[rows, mels, frames] and [rows, values] to log-probabilities and the states that follow."""
         places = self._layout.places(shape.completed, first=shape.first, last=shape.last)
-        given = {"features": features, "places": places, **self._layout.apart(states)}
-        log_probs, *following = self._session.run(None, given)
-        return log_probs, self._layout.together(following)
+        given = {"features": features, "places": places, "state": states}
+        log_probs, following = self._session.run(None, given)
+        return log_probs, following
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from acoustic.files import write_file
 from lm.building import Perplexity
 from lm.corpus import is_held_out, normal_lines
 from lm.errors import LanguageError
@@ -95,11 +96,10 @@ def prepare(texts: Sequence[Path], folder: Path, size: int, progress: Callable[[
     (folder / LEARNED).write_bytes(stored.getbuffer())  # numpy's own writing does not say that a disk is full
     (folder / MEASURED).write_text("".join(f"{line}\n" for line in measured))
     # Last and whole: where it is, the rest is.
-    fresh = words_file.with_suffix(".fresh")
-    fresh.write_text(
-        json.dumps({"words": vocabulary.words, "unknown_kinds": vocabulary.unknown_kinds, **asked})
+    write_file(
+        words_file,
+        json.dumps({"words": vocabulary.words, "unknown_kinds": vocabulary.unknown_kinds, **asked}),
     )
-    fresh.replace(words_file)
     return vocabulary
 
 
@@ -171,12 +171,7 @@ def _keep(path: Path, state: dict[str, Any]) -> None:
     """Whole or not at all; PyTorch's own writing has other words for a full disk."""
     written = io.BytesIO()
     torch.save(state, written)
-    fresh = path.with_suffix(".fresh")
-    try:
-        fresh.write_bytes(written.getbuffer())
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    write_file(path, written.getvalue())
 
 
 def _optimisers(network: TransformerXL, settings: TrainingSettings) -> list[torch.optim.Optimizer]:

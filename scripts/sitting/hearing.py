@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from acoustic.constants import SAMPLE_RATE
 from acoustic.features import FrontEnd
 from sitting.sound import BatchShape, Drawn
 from training.alteration import PARTS, Alteration
 from training.augment import Banks, alter
 from training.data.feed import batch_seed
-from training.data.sound import SAMPLE_RATE
 from training.features import DITHER, batch_features
 from training.stages import SPEAKER, STEPS_PER_DEVIATION, StageTeacher
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.sound import SAMPLE_RATE
+from acoustic.constants import SAMPLE_RATE
 from training.errors import TrainingError
 
 PACKET_SAMPLES = 960

@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from acoustic.constants import SAMPLE_RATE
 from acoustic.shape import ModelConfig
 from sitting.parts import NotWhole, PackedClip, Part, decoded, part_files, read_part
 from training.alteration import Alteration
 from training.augment.tempo import STEPS
 from training.data.feed import batch_seed, encode
 from training.data.manifests import Clip
-from training.data.sound import SAMPLE_RATE
 from training.errors import TrainingError
 
 EDGES_S = (3.0, 4.0, 5.0, 6.5, 8.5, 12.0, 17.0)

@@ -5,9 +5,10 @@ The first twelve bytes decide: a container that was declared as raw sound is not
 
 from collections.abc import AsyncIterator, Callable
 
+from acoustic.constants import SAMPLE_RATE
 from service.audio.containers import BY_ENCODING, ContainerDecoder, Nursery, recognised
 from service.audio.pcm import LOUD, WIDTHS, PcmDecoder
-from service.audio.resample import RATE, Samples
+from service.audio.resample import Samples
 from service.errors import ServiceError
 
 Warner = Callable[[str, str, str], None]
@@ -44,7 +45,7 @@ class SoundDecoder:
         warn: Warner,
     ) -> None:
         self.encoding = encoding
-        self.sample_rate = sample_rate or (G711_RATE if encoding in ("mulaw", "alaw") else RATE)
+        self.sample_rate = sample_rate or (G711_RATE if encoding in ("mulaw", "alaw") else SAMPLE_RATE)
         self.declared_rate = sample_rate
         self.channels = channels
         self.mix = mix

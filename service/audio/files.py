@@ -16,7 +16,8 @@ import av
 import av.error
 import numpy as np
 
-from service.audio.resample import RATE, Resampler, Samples
+from acoustic.constants import SAMPLE_RATE
+from service.audio.resample import Resampler, Samples
 from service.errors import ServiceError
 
 LONGEST_S = 24 * 3600.0
@@ -51,7 +52,7 @@ class Recording:
     def __iter__(self) -> Iterator[Samples]:
         self.duration_s = 0.0
         for block in read_blocks(self.path, name=self.name):
-            self.duration_s += block.shape[1] / RATE
+            self.duration_s += block.shape[1] / SAMPLE_RATE
             yield block.mean(axis=0)
 
 
@@ -130,7 +131,7 @@ def _blocks(container: Any, name: str) -> Iterator[Samples]:
                 "The program that wrote it went wrong: write it again, or convert it to 16-bit.",
             )
         waiting.append(resampler.push(sound[: resampler.channels]))
-        if sum(block.shape[1] for block in waiting) >= BLOCK_S * RATE:
+        if sum(block.shape[1] for block in waiting) >= BLOCK_S * SAMPLE_RATE:
             sounded = True
             yield np.concatenate(waiting, axis=1)
             waiting = []
@@ -168,7 +169,7 @@ def _frames(container: Any, to_float: Any) -> Iterator[tuple[Samples, int]]:
 def _bounded(name: str, blocks: Iterator[Samples], longest_s: float) -> Iterator[Samples]:
     seconds = 0.0
     for block in blocks:
-        seconds += block.shape[1] / RATE
+        seconds += block.shape[1] / SAMPLE_RATE
         if seconds > longest_s:
             raise ServiceError(
                 "audio_file", f"{name} is longer than {longest_s:.0f} s.", "Cut it into shorter files first."

@@ -1,6 +1,6 @@
 """Notices sound whose pace does not fit its declared rate. Pure: the time is told, never read."""
 
-from service.audio.resample import RATE
+from acoustic.constants import SAMPLE_RATE
 
 KNOWN_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 TOLERANCE = 0.04
@@ -32,7 +32,7 @@ class RateWatch:
         if spent_s < FAST_AFTER_S or now_s - self._checked_s < CHECK_EVERY_S:
             return None
         self._checked_s = now_s
-        pace = (samples - self._first) / RATE / spent_s
+        pace = (samples - self._first) / SAMPLE_RATE / spent_s
         near = min(KNOWN_RATES, key=lambda rate: abs(rate / self.declared / pace - 1) if pace > 0 else rate)
         ratio = near / self.declared
         fits = pace > 0 and abs(ratio / pace - 1) < TOLERANCE

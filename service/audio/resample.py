@@ -3,11 +3,10 @@
 import numpy as np
 import soxr
 
+from acoustic.constants import SAMPLE_RATE
 from service.audio.clipping import Samples, Unclipped
 
-__all__ = ["RATE", "Resampler", "Samples"]
-
-RATE = 16000
+__all__ = ["Resampler", "Samples"]
 
 
 class Resampler:
@@ -17,7 +16,9 @@ class Resampler:
         self.rate = rate
         self.channels = channels
         self._unclipped = Unclipped(rate, channels)
-        self._soxr = None if rate == RATE else soxr.ResampleStream(rate, RATE, channels, dtype="float32")
+        self._soxr = (
+            None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, channels, dtype="float32")
+        )
 
     def push(self, samples: Samples, last: bool = False) -> Samples:
         """What can be told of the sound so far; with `last` also what the filter still held."""

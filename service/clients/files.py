@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 
+from acoustic.constants import SAMPLE_RATE
 from service.audio.files import Recording
-from service.audio.resample import RATE
 from service.clients.mic import BLOCK_S, Block, level_db
 
 
@@ -18,7 +18,7 @@ class FileMicrophone:
     def __init__(self, recording: Recording, pace: float = 1.0) -> None:
         self.recording = recording
         self.pace = pace
-        self.rate = RATE
+        self.rate = SAMPLE_RATE
         self.lost_s = 0.0
         self._stopped = False
 
@@ -35,7 +35,7 @@ class FileMicrophone:
     async def __aiter__(self) -> AsyncIterator[Block]:
         loop = asyncio.get_running_loop()
         began_s, told = loop.time(), 0
-        size = round(RATE * BLOCK_S)
+        size = round(SAMPLE_RATE * BLOCK_S)
         carry = np.zeros(0, np.float32)
         blocks = iter(self.recording)
         while (part := await asyncio.to_thread(next, blocks, None)) is not None:
@@ -47,7 +47,7 @@ class FileMicrophone:
                 if self._stopped:
                     return
                 if self.pace > 0:
-                    await asyncio.sleep(max(0.0, began_s + told / RATE / self.pace - loop.time()))
+                    await asyncio.sleep(max(0.0, began_s + told / SAMPLE_RATE / self.pace - loop.time()))
         if len(carry) and not self._stopped:
             yield self._block(carry)
 

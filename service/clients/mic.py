@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from acoustic.constants import SAMPLE_RATE
 from service.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 BLOCK_S = 0.04
 QUEUE_S = 10.0
-WISHED_RATE = 16000
+WISHED_RATE = SAMPLE_RATE
 
 
 @dataclass(frozen=True)

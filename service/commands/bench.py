@@ -92,6 +92,7 @@ def _measure(job: tuple[Any, ...]) -> dict[str, Any]:
     import numpy as np
     import torch
 
+    from acoustic.constants import SAMPLE_RATE
     from acoustic.runtime import open_backend
     from acoustic.windows import with_hop
 
@@ -101,14 +102,14 @@ def _measure(job: tuple[Any, ...]) -> dict[str, Any]:
     backend = open_backend(model, device, precision)
     _barrier.wait()
     # Noise costs a network what speech costs it: no layer skips anything.
-    sound = np.random.default_rng(1).normal(0, 0.05, 30 * 16_000).astype(np.float32)
+    sound = np.random.default_rng(1).normal(0, 0.05, 30 * SAMPLE_RATE).astype(np.float32)
     windows = []
     for hop_s in hops:
         plan = with_hop(backend.config, backend.plan, hop_s)
         for batch in batches:
             took_s = _window_s(backend, sound, plan, batch, seconds)
             windows.append((plan.hop_frames / backend.config.frames_per_second, batch, took_s))
-    whole_s = _timed(lambda: backend.whole(sound[: int(WHOLE_S * 16_000)]), seconds)
+    whole_s = _timed(lambda: backend.whole(sound[: int(WHOLE_S * SAMPLE_RATE)]), seconds)
     return {"precision": backend.precision, "windows": windows, "whole": WHOLE_S / whole_s}
 
 

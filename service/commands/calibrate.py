@@ -32,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, remember in the user's cache, and say what was done."""
     from acoustic import catalogue
     from acoustic.calibration import calibrate
+    from acoustic.constants import SAMPLE_RATE
     from service.commands.transcribe import expand
 
     model = catalogue.find(arguments.model)
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     ranges = calibrate(model, recordings, tell=lambda text: print(text, file=sys.stderr, flush=True))
     if arguments.ranges is not None:
         arguments.ranges.write_text(json.dumps(ranges), encoding="utf-8")
-    seconds = sum(len(samples) for samples in recordings) / 16_000
+    seconds = sum(len(samples) for samples in recordings) / SAMPLE_RATE
     answer = {
         "model": arguments.model,
         "recordings": len(recordings),
@@ -53,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _some(files: list[str], seconds: float) -> "list[Samples]":
     """Recordings spread evenly over the files, until there is enough; what cannot be read is passed over aloud."""
+    from acoustic.constants import SAMPLE_RATE
     from service.audio.files import read_mono
     from service.errors import ServiceError
 
@@ -63,10 +65,10 @@ def _some(files: list[str], seconds: float) -> "list[Samples]":
         if have_s >= seconds:
             break
         try:
-            samples = read_mono(file)[: int(LONGEST_CLIP_S * 16_000)]
+            samples = read_mono(file)[: int(LONGEST_CLIP_S * SAMPLE_RATE)]
         except ServiceError as error:
             print(f"silica: left out: {error}", file=sys.stderr)
             continue
         chosen.append(samples)
-        have_s += len(samples) / 16_000
+        have_s += len(samples) / SAMPLE_RATE
     return chosen

@@ -147,6 +147,7 @@ def recordings(manifest: Path, limit: int | None) -> list[dict[str, Any]]:
 
 
 def _score(listener: "Listener", line: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    from acoustic.constants import SAMPLE_RATE
     from lm.score import character_errors, word_errors
     from lm.text import normalise
     from service.audio.files import read_mono
@@ -167,7 +168,7 @@ def _score(listener: "Listener", line: dict[str, Any], arguments: argparse.Names
         "heard": heard,
         "errors": word_errors(reference, heard),
         "characters": character_errors(reference, heard),
-        "audio_s": len(samples) / 16_000,
+        "audio_s": len(samples) / SAMPLE_RATE,
         "acoustic_s": middle - began,
         "decoding_s": ended - middle,
         "cpu_s": ended_cpu - began_cpu,

@@ -59,6 +59,7 @@ Answer = tuple[dict[str, Any], list[str]]
 
 def _list(arguments: argparse.Namespace) -> Answer:
     from acoustic import catalogue
+    from acoustic.files import models_folder
 
     default = catalogue.SHIPPED if catalogue.shipped_path().is_file() else None
     rows = [_summary(entry) for entry in catalogue.entries()]
@@ -78,7 +79,7 @@ def _list(arguments: argparse.Namespace) -> Answer:
     )
     damaged = catalogue.damaged()
     lines += [f"not readable: {problem}" for problem in damaged]
-    return {"models": rows, "folder": str(catalogue.models_folder()), "not_readable": damaged}, lines
+    return {"models": rows, "folder": str(models_folder()), "not_readable": damaged}, lines
 
 
 def _show(arguments: argparse.Namespace) -> Answer:
@@ -107,10 +108,6 @@ def _show(arguments: argparse.Namespace) -> Answer:
     ]
     for index, block in enumerate(config.blocks):
         kind = f"{'separable ' if block.separable else ''}{block.residual}"
-        if block.heads:
-            kind = (
-                f"attends to {block.back} steps with {block.heads} heads, {block.widen} x as wide in between"
-            )
         lines.append(
             f"  {index:>5}  {block.kernel:>6}  {block.channels:>8}  {block.repeat:>6}  {block.stride:>6}  "
             f"{block.dilation:>8}  {kind}"
@@ -170,8 +167,8 @@ def _import(arguments: argparse.Namespace) -> Answer:
 
 def _export(arguments: argparse.Namespace) -> Answer:
     from acoustic import catalogue, checkpoint
-    from acoustic.calibration import known_ranges, with_ranges
     from acoustic.folding import fold
+    from acoustic.quantization.ranges import known_ranges, with_ranges
 
     model = catalogue.find(arguments.model)
     if ranges := known_ranges(model):  # noted under these very weights, which may be rounded now
@@ -188,8 +185,8 @@ def _export(arguments: argparse.Namespace) -> Answer:
 
 
 def _export_onnx(model: "Checkpoint", file: Path, *, int8: bool, half: bool) -> Path:
-    from acoustic.calibration import needed_ranges
     from acoustic.export import export_onnx
+    from acoustic.quantization.ranges import needed_ranges
 
     return export_onnx(model, file, needed_ranges(model) if int8 else None, half=half)
 

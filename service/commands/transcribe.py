@@ -194,12 +194,13 @@ def expand(names: list[str]) -> list[str]:
 def _heard(
     listener: "Listener", sound: "Iterable[Samples]", streamed: bool, advance: Any
 ) -> Iterator["HeardWord"]:
+    from acoustic.constants import OUTPUT_S
     from service.transcripts import HeardWord
 
     def counted() -> Iterator[Any]:
         for piece in _pieces(listener.backend, sound, streamed):
             yield piece
-            advance(len(piece) * 0.02)
+            advance(len(piece) * OUTPUT_S)
 
     for word in listener.words(counted()):
         yield HeardWord(word.text, word.start_s, word.end_s, round(word.confidence, 4))
@@ -216,6 +217,7 @@ def _watched(
     """Windows heard when their sound would have been spoken; finished lines stay, the open one lives."""
     import numpy as np
 
+    from acoustic.constants import OUTPUT_SAMPLES, SAMPLE_RATE
     from service.clients.dictation import Dictation, Line
     from service.clients.live_screen import Screen
     from service.clients.mic import level_db
@@ -240,12 +242,12 @@ def _watched(
     def paced() -> Iterator[Any]:
         nonlocal told, unspoken
         for piece in _pieces(listener.backend, read(), True):
-            spoken, unspoken = np.split(unspoken, [len(piece) * 320])
-            told += len(piece) * 320
-            time.sleep(max(0.0, began + told / 16_000 - time.monotonic()))
+            spoken, unspoken = np.split(unspoken, [len(piece) * OUTPUT_SAMPLES])
+            told += len(piece) * OUTPUT_SAMPLES
+            time.sleep(max(0.0, began + told / SAMPLE_RATE - time.monotonic()))
             if len(spoken):
                 pcm = (np.clip(spoken, -1.0, 1.0) * 32767).astype("<i2")
-                screen.level(*level_db(pcm), told / 16_000, 0.0)
+                screen.level(*level_db(pcm), told / SAMPLE_RATE, 0.0)
             yield piece
 
     def reading(hypothesis: Any) -> None:

@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 
 from acoustic.config import ModelConfig
+from acoustic.constants import OUTPUT_S, OUTPUT_SAMPLES, SAMPLE_RATE
 from acoustic.windows import Heard, StreamWindows, Window, WindowPlan
 from lm.hypothesis import Hypothesis
-from service.core.clock import FRAME_S, FRAME_SAMPLES, SAMPLE_RATE
 from service.core.endpoint import Endpointer, EndpointRule, Quiet, Signal
 from service.core.events import Alternative, Event, Final, Partial, SpeechStarted, UtteranceEnded
 from service.core.messages import Conclude, Hear, Push, Replay, WindowKey
@@ -54,9 +54,9 @@ class Channel:
         self.told_samples = 0
         self._quiet = Quiet()
         ahead_s = plan.look_ahead_frames / config.frames_per_second
-        self._hurry = self.endpointer.rule.hurry_frames(math.ceil(ahead_s / FRAME_S))
+        self._hurry = self.endpointer.rule.hurry_frames(math.ceil(ahead_s / OUTPUT_S))
         # Energy is known as far ahead as the network looks, less its edge.
-        self._ahead = min(self.endpointer.rule.ahead_frames, max(0, math.floor(ahead_s / FRAME_S) - 1))
+        self._ahead = min(self.endpointer.rule.ahead_frames, max(0, math.floor(ahead_s / OUTPUT_S) - 1))
         self._config, self._plan = config, plan
         self._hop_frames = plan.hop_frames
         self._segments: deque[Segment] = deque([self._new_segment(0, 0)])
@@ -72,7 +72,7 @@ class Channel:
         self._word_pending = False
         self._gap_told_s: float | None = None
         gap_ms = settings.utterance_end_ms
-        self._gap_frames = None if gap_ms is None else max(1, round(gap_ms / 1000 / FRAME_S))
+        self._gap_frames = None if gap_ms is None else max(1, round(gap_ms / 1000 / OUTPUT_S))
         self._wants = settings.interim or gap_ms is not None
         self._space = config.alphabet.find(" ")
 
@@ -215,19 +215,19 @@ class Channel:
         """The energy of every new frame; answers after which samples a pause is long enough to hurry."""
         held = segment.unmeasured.size
         sound = np.concatenate([segment.unmeasured, samples]) if held else samples
-        whole = sound.size // FRAME_SAMPLES * FRAME_SAMPLES
+        whole = sound.size // OUTPUT_SAMPLES * OUTPUT_SAMPLES
         segment.unmeasured = sound[whole:].copy()
         # Sound that is not finite is the engine's to refuse; here it must only not warn.
         with np.errstate(all="ignore"):
-            frames = sound[:whole].reshape(-1, FRAME_SAMPLES)
-            power = np.einsum("ij,ij->i", frames, frames) / FRAME_SAMPLES
+            frames = sound[:whole].reshape(-1, OUTPUT_SAMPLES)
+            power = np.einsum("ij,ij->i", frames, frames) / OUTPUT_SAMPLES
             energies_db = np.nan_to_num(10 * np.log10(power + 1e-10)).tolist()
         hurries = []
         for number, energy_db in enumerate(energies_db, start=1):
             quiet = self._quiet.step(energy_db)
             segment.quiet.append(quiet)
             if quiet in self._hurry:
-                hurries.append(number * FRAME_SAMPLES - held)
+                hurries.append(number * OUTPUT_SAMPLES - held)
         return hurries
 
     def _new_segment(self, number: int, base_samples: int) -> Segment:
@@ -315,7 +315,7 @@ class Channel:
 
     def _begin(self, segment: Segment, frame: int) -> None:
         self._begun += 1
-        self._open = OpenUtterance(self._begun, segment.base_samples + frame * FRAME_SAMPLES)
+        self._open = OpenUtterance(self._begun, segment.base_samples + frame * OUTPUT_SAMPLES)
         self._utterances[self._begun] = self._open
 
     def _push(self, segment: Segment, serial: int, rows: Frames, likely: bool, want: bool = True) -> Push:

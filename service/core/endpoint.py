@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 
-from service.core.clock import FRAME_S
+from acoustic.constants import OUTPUT_S
 
 LETTER_MASS = 0.3
 """Mass outside blank and space from which a frame counts as speech."""
@@ -86,9 +86,9 @@ class EndpointRule:
         silence = (
             None
             if endpointing_ms is None
-            else max(LEAST_SILENCE_FRAMES, round(endpointing_ms / 1000 / FRAME_S))
+            else max(LEAST_SILENCE_FRAMES, round(endpointing_ms / 1000 / OUTPUT_S))
         )
-        return cls(silence, max(PAUSE_FRAMES, round(max_utterance_s / FRAME_S)))
+        return cls(silence, max(PAUSE_FRAMES, round(max_utterance_s / OUTPUT_S)))
 
     @property
     def half_frames(self) -> int | None:

@@ -7,8 +7,8 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
+from acoustic.constants import OUTPUT_SAMPLES
 from acoustic.windows import Heard, StreamWindows
-from service.core.clock import FRAME_SAMPLES
 
 LONG_QUIET = 1_000_000
 
@@ -47,7 +47,7 @@ class Segment:
 
     def position(self, frames: int) -> int:
         """Where in the stream so many frames of this segment end, in samples."""
-        return self.base_samples + min(frames * FRAME_SAMPLES, self.samples)
+        return self.base_samples + min(frames * OUTPUT_SAMPLES, self.samples)
 
     def quiet_frames(self, ahead: int) -> tuple[int, int]:
         """For how long it has been quiet at the next frame, and so many frames later. Beyond the sound is silence."""

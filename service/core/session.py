@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from acoustic.config import ModelConfig
+from acoustic.constants import SAMPLE_RATE
 from acoustic.windows import WindowPlan
 from service.core.channel import Channel
-from service.core.clock import SAMPLE_RATE
 from service.core.events import (
     Closed,
     Event,

@@ -5,8 +5,8 @@ Also measures how often shown words were taken back. Texts and times only; no de
 
 from collections.abc import Sequence
 
+from acoustic.constants import OUTPUT_SAMPLES, SAMPLE_RATE
 from lm.hypothesis import Hypothesis
-from service.core.clock import FRAME_SAMPLES, SAMPLE_RATE
 from service.core.events import Alternative, Word
 
 
@@ -87,8 +87,8 @@ def placed(hypothesis: Hypothesis, first_sample: int, end_sample: int) -> tuple[
     return tuple(
         Word(
             each.text,
-            (first_sample + each.first_frame * FRAME_SAMPLES) / SAMPLE_RATE,
-            min(end_sample, first_sample + each.end_frame * FRAME_SAMPLES) / SAMPLE_RATE,
+            (first_sample + each.first_frame * OUTPUT_SAMPLES) / SAMPLE_RATE,
+            min(end_sample, first_sample + each.end_frame * OUTPUT_SAMPLES) / SAMPLE_RATE,
             each.confidence,
         )
         for each in hypothesis.words

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
+from acoustic.constants import SAMPLE_RATE
 from service.audio.rate_watch import RateWatch
-from service.audio.resample import RATE, Samples
+from service.audio.resample import Samples
 from service.core.events import Closed, Event, Failed
 from service.dialects.commands import (
     Audio,
@@ -261,7 +262,7 @@ class Conversation:
         """Sound into the stream, counted against the key."""
         session, keys = self.session, self.state.keys
         await session.stream.push(sound)
-        keys.heard(session.key, sound.shape[1] / RATE)
+        keys.heard(session.key, sound.shape[1] / SAMPLE_RATE)
         if not keys.alive(session.key, self.state.clock()):
             raise ServiceError("KEY-0000", "the API key was revoked.", "Ask for a new one.")
         try:
@@ -286,7 +287,9 @@ class Conversation:
                 )
         while True:
             spent_s = self.state.clock() - session.began_s
-            ahead_s = session.stream.received_samples / RATE - CATCH_UP * spent_s - settings.audio_ahead_s
+            ahead_s = (
+                session.stream.received_samples / SAMPLE_RATE - CATCH_UP * spent_s - settings.audio_ahead_s
+            )
             if ahead_s <= 0 or self._handed_over:
                 return
             wait_s = min(ahead_s / CATCH_UP, 1.0)

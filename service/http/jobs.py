@@ -14,6 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
+from acoustic.files import data_folder
 from service.dialects import openai
 from service.errors import ServiceError
 from service.http.auth import key_of
@@ -24,7 +25,7 @@ from service.jobs.job import OPEN, Job
 from service.jobs.runner import JobRunner, RunnerSettings
 from service.jobs.store import JobStore, new_id
 from service.jobs.webhook import WebhookCaller, check_webhook
-from service.keys import ANONYMOUS, default_keys_file
+from service.keys import ANONYMOUS
 from service.recordings import form_of
 
 STATUSES = ("queued", "running", "done", "failed", "cancelled")
@@ -83,8 +84,8 @@ async def at_work(app: web.Application) -> AsyncIterator[None]:
 
 
 def jobs_folder(state: State) -> Path:
-    """Beside the keys, unless a setting says otherwise."""
-    return state.settings.jobs_folder or default_keys_file().parent / "jobs"
+    """In the data folder, unless a setting says otherwise."""
+    return state.settings.jobs_folder or data_folder() / "jobs"
 
 
 async def create(request: web.Request) -> web.Response:

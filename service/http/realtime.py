@@ -13,8 +13,9 @@ import uuid
 
 from aiohttp import WSMsgType, web
 
+from acoustic.constants import SAMPLE_RATE
 from service.audio.pcm import PcmDecoder
-from service.audio.resample import RATE, Samples
+from service.audio.resample import Samples
 from service.core.events import Closed
 from service.dialects.commands import Audio, Finalize, Say
 from service.dialects.openai_realtime import RealtimeDialect
@@ -141,7 +142,7 @@ class _Conversation:
 
     async def _push(self, samples: Samples) -> None:
         await self._open().push(samples)
-        self.state.keys.heard(self.key, samples.shape[1] / RATE)
+        self.state.keys.heard(self.key, samples.shape[1] / SAMPLE_RATE)
 
     def _open(self) -> Stream:
         if self.stream is None:

@@ -14,9 +14,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from acoustic.constants import SAMPLE_RATE
 from lm.hotwords import Hotword
 from service.audio.containers import Nursery
-from service.audio.resample import RATE, Samples
+from service.audio.resample import Samples
 from service.core.events import Closed, Event, Final, Progress
 from service.errors import ServiceError
 from service.jobs.job import Job
@@ -134,7 +135,9 @@ class JobRunner:
         from_s, number = await asyncio.to_thread(self.store.settled, job.id)
         path = self.store.file(job.id)
         hearing = _Hearing(job, await asyncio.to_thread(size_of, path), job.heard_s)
-        samples = after(decoded(path, sound_of(job), 1, self.nursery, hearing.read), round(from_s * RATE))
+        samples = after(
+            decoded(path, sound_of(job), 1, self.nursery, hearing.read), round(from_s * SAMPLE_RATE)
+        )
         events = heard(self.pick(job.options.get("model")), self._stream_settings(job), samples)
         listening = asyncio.create_task(self._listen(hearing, events, from_s, number))
         renewing = asyncio.create_task(self._renew(hearing))
@@ -223,7 +226,7 @@ class _Hearing:
         """Of the file's bytes: those read, less what is decoded and not yet heard."""
         if not self.read.samples or not self.bytes:
             return 0.0
-        return min(1.0, self.read.bytes / self.bytes * self.heard_s * RATE / self.read.samples)
+        return min(1.0, self.read.bytes / self.bytes * self.heard_s * SAMPLE_RATE / self.read.samples)
 
 
 async def unceasing(turn: Callable[[], Awaitable[None]]) -> None:

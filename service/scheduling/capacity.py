@@ -8,9 +8,12 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from acoustic.constants import SAMPLE_RATE
+from acoustic.files import write_file
 
 TARGET_LOAD = 0.75
 """So much of the measured throughput is promised; the rest is for unevenness and whatever else runs."""
@@ -128,7 +131,7 @@ class CapacityModel:
     def engine_s_per_s(self, hop_s: float) -> float:
         """Engine seconds a second of one stream's sound."""
         windows = windows_per_s(hop_s)
-        samples = self.context_samples + round(16000 / windows)
+        samples = self.context_samples + round(SAMPLE_RATE / windows)
         return self.costs.curve.forward_s(self.batch, samples) / self.batch * windows
 
     def load(self, streams: float, hop_s: float) -> float:
@@ -176,12 +179,6 @@ def windows_per_s(hop_s: float) -> float:
     return 1.0 / hop_s + HURRIES_PER_S
 
 
-def default_cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """$SILICA_HOME/cache, or the user's own place."""
-    home = environment.get("SILICA_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "share" / "silica") / "cache"
-
-
 def curve_key(*parts: object) -> str:
     """Names a measurement: the model, how it runs, and on which machine."""
     machine = (platform.machine(), platform.processor(), platform.node(), os.cpu_count())
@@ -209,9 +206,6 @@ def save_capacity(folder: Path, key: str, costs: Costs) -> None:
     loop = (costs.loop_s_per_s, costs.loop_s_per_window)
     kept = dict(zip(KEPT, (*engine, costs.decode_s_per_s, *loop), strict=True))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f"capacity-{key}.{os.getpid()}.tmp"
-        temporary.write_text(json.dumps(kept), encoding="utf-8")
-        temporary.replace(folder / f"capacity-{key}.json")
+        write_file(folder / f"capacity-{key}.json", json.dumps(kept))
     except OSError:
         return

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from acoustic.constants import OUTPUT_S
 from lm.hypothesis import Hypothesis
 from lm.search_settings import SearchSettings
-from service.core.clock import FRAME_S
 from service.core.messages import Conclude, Push, Replay
 from service.scheduling.process import Unable, one_thread, serve, tell
 
@@ -111,7 +111,9 @@ class Desk:
         begin = time.process_time()
         self._rank_rehearsed()
         ranked_s = time.process_time() - begin
-        return searched_s / (len(frames) * FRAME_S) + ranked_s / (len(REHEARSED) * FRAMES_A_LETTER * FRAME_S)
+        return searched_s / (len(frames) * OUTPUT_S) + ranked_s / (
+            len(REHEARSED) * FRAMES_A_LETTER * OUTPUT_S
+        )
 
     def _rank_rehearsed(self) -> None:
         """Rank as many readings as an utterance usually has."""

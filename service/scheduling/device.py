@@ -14,7 +14,9 @@ import numpy as np
 
 from acoustic import catalogue
 from acoustic.config import ModelConfig
+from acoustic.constants import SAMPLE_RATE
 from acoustic.errors import AcousticError
+from acoustic.files import cache_folder
 from acoustic.windows import Heard, Window, WindowPlan
 from lm.errors import LanguageError
 from lm.search_settings import SearchSettings, suited
@@ -27,7 +29,6 @@ from service.scheduling.capacity import (
     CapacityModel,
     Costs,
     curve_key,
-    default_cache_folder,
     load_capacity,
     save_capacity,
 )
@@ -254,7 +255,7 @@ class Device:
     async def _measure(self) -> None:
         """What is kept of an earlier run, or measured now, with every lane and a decoder at work."""
         options, plan = self.options, self.plan
-        folder = options.cache_folder or default_cache_folder()
+        folder = options.cache_folder or cache_folder()
         lanes = len(self.engine.lanes)
         key = curve_key(
             self.model_name,
@@ -274,7 +275,9 @@ class Device:
             save_capacity(folder, key, costs)
         self._capacity_key = key
         self.engine.curve = costs.curve
-        context = round((plan.left_frames + plan.look_ahead_frames) / self.config.frames_per_second * 16000)
+        context = round(
+            (plan.left_frames + plan.look_ahead_frames) / self.config.frames_per_second * SAMPLE_RATE
+        )
         self.capacity = CapacityModel(
             costs,
             lanes,
@@ -287,7 +290,7 @@ class Device:
         )
 
     def _keep(self) -> None:
-        folder = self.options.cache_folder or default_cache_folder()
+        folder = self.options.cache_folder or cache_folder()
         save_capacity(folder, self._capacity_key, self.capacity.costs)
 
     def _sweep(self) -> None:

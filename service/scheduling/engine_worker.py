@@ -64,7 +64,7 @@ def main(
     # The fork server may have loaded it before the environment said so.
     torch.set_num_threads(1)
     from acoustic.errors import AcousticError
-    from acoustic.runtime.backend import open_backend
+    from acoustic.runtime import open_backend
 
     try:
         backend = open_backend(model, device, precision)

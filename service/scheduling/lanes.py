@@ -156,7 +156,7 @@ class ThreadLane:
 
     def _life(self, loop: asyncio.AbstractEventLoop, first: "asyncio.Future[Ready]") -> None:
         from acoustic.errors import AcousticError
-        from acoustic.runtime.backend import open_backend
+        from acoustic.runtime import open_backend
 
         try:
             backend = open_backend(*self._arguments)

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from acoustic import catalogue, checkpoint, publishers
-from acoustic.calibration import calibrate, known_ranges
+from acoustic.calibration import calibrate
 from acoustic.catalogue import untrained
 from acoustic.config import published
 from acoustic.errors import AcousticError
+from acoustic.quantization.ranges import known_ranges
 from acoustic.runtime.cpu import open_session
 from service.commands import main
 from tests.acoustic.signals import sound

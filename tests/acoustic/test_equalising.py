@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from acoustic.calibration import calibrate, with_ranges
+from acoustic.calibration import calibrate
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.equalising import FARTHEST, equalised, shared_factors
 from acoustic.folding import fold
+from acoustic.quantization.ranges import with_ranges
 from acoustic.runtime.cpu import CpuBackend
 from acoustic.shape import BlockConfig, ModelConfig
 from tests.acoustic.signals import enlivened, sound

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from acoustic import calibration, onnx_cache
-from acoustic.calibration import CARD_KEY, calibrate, known_ranges, with_ranges
+from acoustic.calibration import calibrate
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import published
 from acoustic.errors import AcousticError
 from acoustic.export import export_onnx, onnx_bytes
+from acoustic.quantization.ranges import CARD_KEY, known_ranges, with_ranges
 from acoustic.runtime.cpu import CpuBackend, open_session
 from acoustic.shape import BlockConfig, ModelConfig
 from tests.acoustic.signals import enlivened, sound
@@ -49,7 +50,6 @@ NETWORKS = {
     "gau": model(PLAIN, activation="gau"),
     "dilated": model(BlockConfig(9, 24, dilation=2, separable=True)),
     "strided bypass": model(replace(SEPARABLE, stride=2), replace(PLAIN, residual="dense_residual")),
-    "attending": model(BlockConfig(5, 24, 2, separable=True, look_ahead=(1, 0), heads=3, back=9, widen=2)),
     "many outputs a step": model(BlockConfig(3, 24, stride=2, look_ahead=1), SEPARABLE, outputs_per_step=4),
 }
 

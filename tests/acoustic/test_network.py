@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -63,10 +62,6 @@ def test_the_dense_variants_are_of_the_size_of_the_others() -> None:
     ("name", "millions"),
     [
         ("silica-small", 3.45),
-        ("silica-deep", 5.25),
-        ("silica-medium", 6.07),
-        ("silica-large", 10.89),
-        ("silica-attentive", 6.84),
         ("silica-staged", 11.34),
     ],
 )
@@ -198,47 +193,6 @@ def test_the_look_ahead_is_true_of_a_real_network() -> None:
         outputs = slice(step * 4, step * 4 + 4)
         same = torch.equal(network.logits(sound)[:, outputs], network.logits(other)[:, outputs])
         assert same is not differs
-
-
-def test_a_block_that_attends_hears_as_far_as_computed() -> None:
-    """By perturbation: a frame at the edge of the field changes the output, one beyond it does not."""
-    attending = BlockConfig(5, 8, 2, separable=True, look_ahead=(1, 0), heads=2, back=6, widen=2)
-    config = small(blocks=(BlockConfig(3, 8, stride=2), attending), masks="none")
-    network = awake(config).double()
-    sound = torch.randn(1, config.features.mels, 120, dtype=torch.double)
-    step = 30
-    before = network.logits(sound)[:, step]
-    reaches = {-config.left_frames: True, -config.left_frames - 1: False}
-    reaches |= {config.look_ahead_frames: True, config.look_ahead_frames + 1: False}
-    for offset, differs in reaches.items():
-        other = sound.clone()
-        other[:, :, step * config.stride_frames + offset] += 100.0
-        assert torch.equal(network.logits(other)[:, step], before) is not differs
-
-
-@pytest.mark.parametrize(
-    ("settings", "what"),
-    [
-        ({"heads": 3}, "heads 3 does not divide"),
-        ({"widen": 0}, "block.widen"),
-        ({"back": -1}, "block.back"),
-        ({"stride": 2}, "no stride"),
-        ({"residual": "identity"}, "bypass"),
-        ({"dropout": 0.1}, "dropout"),
-        ({"back": 2.5}, "block.back"),
-        ({"heads": 0}, "belong to blocks that attend"),
-        ({"heads": 0, "back": -500}, "block.back"),
-    ],
-)
-def test_what_an_attending_block_cannot_be_is_refused(settings: dict[str, Any], what: str) -> None:
-    with pytest.raises(AcousticError, match=what):
-        BlockConfig(**{"kernel": 5, "channels": 8, "heads": 2, "back": 4, "widen": 2, **settings})
-
-
-def test_settings_of_attention_are_written_where_there_is_some() -> None:
-    written = published["silica-attentive"].to_dict()
-    assert [block.get("heads") for block in written["blocks"]] == [None, None, None, 4]
-    assert ModelConfig.from_dict(written) == published["silica-attentive"]
 
 
 @pytest.mark.parametrize("frames", [1, 2, 7, 8, 9, 100, 101])
@@ -447,12 +401,16 @@ def test_configurations_survive_json(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"blocks": 5}, "list of tables"),
-        ({"blocks": ["x"]}, "expected a table"),
+        ({"blocks": 5}, r"Expected `array`, got `int` - at `\$.blocks`"),
+        ({"blocks": ["x"]}, r"Expected `object`, got `str` - at `\$.blocks\[0\]`"),
         ({"colour": "red"}, "unknown settings colour"),
-        ({"norm_epsilon": "x"}, "wrong type"),
-        ({"alphabet": ["a"]}, "wrong type"),
-        ({"features": {"mean": ["a"]}}, "list of numbers"),
+        ({"features": {"colour": 1}}, "FeatureConfig: unknown settings colour"),
+        ({"blocks": [{"kernel": 3, "channels": 8, "heads": 2}]}, "BlockConfig: unknown settings heads"),
+        ({"norm_epsilon": "x"}, r"Expected `float`, got `str` - at `\$.norm_epsilon`"),
+        ({"norm": "group"}, r"'group' - at `\$.norm`. The file is damaged or comes from a newer Silica"),
+        ({"alphabet": ["a"]}, r"Expected `str`, got `array` - at `\$.alphabet`"),
+        ({"features": {"mels": True}}, r"Expected `int`, got `bool` - at `\$.features.mels`"),
+        ({"features": {"mean": ["a"]}}, r"Expected `float`, got `str` - at `\$.features.mean\[0\]`"),
         ({"blocks": [{"kernel": 3}]}, "channels"),
     ],
 )
@@ -471,7 +429,7 @@ def test_the_readme_tells_the_truth_about_the_family() -> None:
             field, ahead = f"{config.receptive_field_s:.2f} s", f"{config.look_ahead_s:.2f} s"
             assert cells == [f"{parameter_count(config):,}", field, ahead]
             seen += 1
-    assert seen == 18
+    assert seen == 14
 
 
 @pytest.mark.parametrize("name", ["silica-small", "quartznet12x1"])

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from acoustic.calibration import calibrate, with_ranges
+from acoustic.calibration import calibrate
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import published
 from acoustic.errors import AcousticError
 from acoustic.features import FrontEnd
 from acoustic.framing import frame_count
+from acoustic.quantization.ranges import with_ranges
 from acoustic.runtime import Backend, hear_stream, open_backend
 from acoustic.runtime.backend import in_pieces, whole_features
 from acoustic.runtime.cpu import CpuBackend

@@ -11,7 +11,7 @@ import numpy as np
 from acoustic import catalogue
 from acoustic.checkpoint import save
 from acoustic.config import published
-from acoustic.runtime.backend import open_backend
+from acoustic.runtime import open_backend
 from acoustic.windows import with_hop
 from service.core.events import Final
 from service.core.stream_settings import StreamSettings

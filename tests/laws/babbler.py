@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from acoustic import catalogue
 from acoustic.checkpoint import Checkpoint, save
-from acoustic.runtime.backend import open_backend
+from acoustic.runtime import open_backend
 
 PROMPTS = Path("/usr/share/asterisk/sounds")
 SHARPNESS = 8.0

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 import pytest_asyncio
 
-from acoustic.runtime.backend import open_backend
+from acoustic.runtime import open_backend
 from service.http.server import Server
 from service.metrics import Metrics
 from service.models import ServedModels

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from acoustic import catalogue
 from acoustic.config import BlockConfig, published
-from acoustic.runtime.backend import open_backend
+from acoustic.runtime import open_backend
 from acoustic.windows import with_hop
 from service.core.events import Closed, Event, Final
 from service.scheduling.decode_worker import Desk

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from acoustic.checkpoint import save
-from acoustic.runtime.backend import open_backend
+from acoustic.runtime import open_backend
 from acoustic.windows import with_hop
 from lm.score import word_errors
 from service.audio.files import read_file

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from acoustic.files import cache_folder
 from lm.adapting import AdaptSettings, adapt
 from lm.building import BuildSettings, build, describe, perplexity, shipped_model
 from lm.corpus import HELD_OUT_ONE_IN, is_held_out, normal_lines, sentences
@@ -21,7 +22,7 @@ from lm.ngram import NGram
 from lm.ngram_table import Table, backoffs
 from lm.recipe import read_recipe, settings_from
 from lm.spelled import DIGITS, LETTERS, PLACES, ZERO, spelled_lines
-from lm.toolchain import KENLM_VERSION, PROGRAMS, cache_folder
+from lm.toolchain import KENLM_VERSION, PROGRAMS
 from lm.trie_listing import list_ngrams
 from service.commands import main
 from tests.lm.conftest import DATA

@@ -29,10 +29,11 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from acoustic import catalogue  # noqa: E402
-from acoustic.calibration import calibrate, known_ranges, with_ranges  # noqa: E402
+from acoustic.calibration import calibrate  # noqa: E402
 from acoustic.checkpoint import Checkpoint  # noqa: E402
 from acoustic.config import published  # noqa: E402
 from acoustic.folding import fold  # noqa: E402
+from acoustic.quantization.ranges import known_ranges, with_ranges  # noqa: E402
 from acoustic.runtime.backend import streaming_config, whole_features  # noqa: E402
 from acoustic.runtime.cpu import CpuBackend  # noqa: E402
 from acoustic.runtime.gpu import GpuBackend  # noqa: E402

@@ -90,7 +90,7 @@ def load(arguments: argparse.Namespace) -> list[tuple[Frames, str]]:
             if not arguments.model:
                 sys.exit(f"{stored} is missing: give --model to compute it")
             if backend is None:
-                from acoustic.runtime.backend import open_backend
+                from acoustic.runtime import open_backend
 
                 backend = open_backend(arguments.model)
             import soundfile

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from acoustic import catalogue
 from acoustic.config import ModelConfig
-from acoustic.runtime.backend import open_backend
+from acoustic.runtime import open_backend
 from acoustic.windows import Heard, Window, WindowPlan, windows_of, with_hop
 from service.core.events import Final, Partial
 from service.core.messages import Audio, Finish

@@ -275,7 +275,7 @@ def check_finals(
     heard: Sequence[Heard], programs: list[Program], model: str, language_model: str
 ) -> dict[str, int]:
     """Every final against the same model, windows and decoder in a plain loop on this thread."""
-    from acoustic.runtime.backend import open_backend
+    from acoustic.runtime import open_backend
     from acoustic.windows import with_hop
     from service.core.events import Final
     from service.core.stream_settings import StreamSettings

@@ -15,7 +15,6 @@ from service.scheduling.capacity import (
     Costs,
     Curve,
     curve_key,
-    default_cache_folder,
     load_capacity,
     save_capacity,
 )
@@ -190,8 +189,3 @@ def test_costs_are_kept_as_believed_and_a_spoiled_file_is_measured_again(tmp_pat
 def test_a_folder_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     save_capacity(tmp_path / "file" / "below", "key", Costs(Curve(), 0.005, 0.002, 0.0008))
-
-
-def test_the_cache_lies_where_silica_keeps_its_things(tmp_path: Path) -> None:
-    assert default_cache_folder({"SILICA_HOME": str(tmp_path)}) == tmp_path / "cache"
-    assert default_cache_folder({}).parts[-2:] == ("silica", "cache")

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from acoustic.runtime import backend
-from acoustic.runtime.backend import Backend, open_backend
+from acoustic import runtime
+from acoustic.runtime import open_backend
+from acoustic.runtime.backend import Backend
 from acoustic.windows import Heard, StreamWindows
 from service.core.messages import WindowKey
 from service.errors import ServiceError
@@ -149,7 +150,7 @@ async def test_whatever_a_gpu_raises_while_it_opens_is_said(monkeypatch: pytest.
     def out_of_memory(*arguments: object) -> Backend:
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(backend, "open_backend", out_of_memory)
+    monkeypatch.setattr(runtime, "open_backend", out_of_memory)
     engine = thread_engine(Told())
     async with asyncio.timeout(60):
         with pytest.raises(ServiceError, match="RuntimeError: CUDA error: out of memory") as refused:

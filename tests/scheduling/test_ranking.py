@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from acoustic.constants import OUTPUT_S
 from lm.rescore import NGramRescorer, RescoreSettings, Rescoring
 from lm.tuning import ALPHABET
-from service.core.clock import FRAME_S
 from service.core.events import Final
 from service.core.messages import Conclude, Push
 from service.core.stream_settings import StreamSettings
@@ -130,4 +130,4 @@ def test_what_ranking_costs_is_measured_at_the_start(language_model: str) -> Non
         patch.setattr(rescoring.rescorers[0], "slices", slow)
         told_s_per_s = desk.warm()
     assert ranked[-1] == REHEARSED_READINGS
-    assert told_s_per_s >= 0.2 / (len(REHEARSED) * FRAMES_A_LETTER * FRAME_S)
+    assert told_s_per_s >= 0.2 / (len(REHEARSED) * FRAMES_A_LETTER * OUTPUT_S)

@@ -10,10 +10,11 @@ import torch
 
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import FIXED, published
+from acoustic.constants import SAMPLE_RATE
 from acoustic.network import build
 from acoustic.shape import BlockConfig, ModelConfig
 from training.data.manifests import Clip, write_manifest
-from training.data.sound import SAMPLE_RATE, read_clip
+from training.data.sound import read_clip
 
 SENTENCES = (
     "the sea is calm",

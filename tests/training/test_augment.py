@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from acoustic.constants import SAMPLE_RATE
 from training import augment
 from training.alteration import NO_ALTERATION, Alteration
-from training.augment.draw import SAMPLE_RATE
 from training.data.sound import read_clip
 
 torch.set_num_threads(1)

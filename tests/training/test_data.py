@@ -10,6 +10,7 @@ import soundfile
 import torch
 
 from acoustic.config import FIXED, published
+from acoustic.constants import SAMPLE_RATE
 from acoustic.features import FrontEnd
 from acoustic.normalisation import normalise_whole
 from tests.full_disk import full_disk
@@ -18,7 +19,7 @@ from training.data.feed import Feed, Share, encode, usable
 from training.data.manifests import Clip, read_manifest, write_manifest
 from training.data.prepare import Plan, prepare
 from training.data.sampler import Budget, plan_epoch
-from training.data.sound import SAMPLE_RATE, ClipError, read_clip
+from training.data.sound import ClipError, read_clip
 from training.errors import TrainingError
 from training.features import batch_features, heard_before, known_of
 

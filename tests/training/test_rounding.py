@@ -9,7 +9,7 @@ from torch import nn
 
 from acoustic.calibration import calibrate
 from acoustic.checkpoint import Checkpoint
-from acoustic.config import published
+from acoustic.constants import SAMPLE_RATE
 from acoustic.export import onnx_bytes
 from acoustic.features import FrontEnd
 from acoustic.network import Network, build
@@ -18,7 +18,7 @@ from acoustic.runtime.cpu import open_session
 from acoustic.shape import ModelConfig
 from training import rounding
 from training.assemble import assemble
-from training.data.sound import SAMPLE_RATE, read_clip
+from training.data.sound import read_clip
 from training.errors import TrainingError
 from training.recipe import from_values
 from training.rounding import attach_rounding, rounded_activation, rounded_weight
@@ -110,7 +110,6 @@ def test_networks_it_does_not_know_are_refused(small_network: ModelConfig) -> No
     first, *others = small_network.blocks
     dense = (first, *(replace(block, residual="dense_residual") for block in others[:-1]), others[-1])
     for config in (
-        published["silica-attentive"],
         replace(small_network, blocks=dense),
         replace(small_network, norm="weight"),
         replace(small_network, activation="leaky_relu"),

@@ -17,11 +17,11 @@ import torch
 
 from acoustic import checkpoint
 from acoustic.checkpoint import Checkpoint
+from acoustic.constants import SAMPLE_RATE
 from acoustic.network import build
 from acoustic.shape import ModelConfig
 from training.alteration import NO_ALTERATION
 from training.data.manifests import Clip, write_manifest
-from training.data.sound import SAMPLE_RATE
 from training.errors import TrainingError
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

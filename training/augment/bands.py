@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from acoustic.constants import SAMPLE_RATE
 from training.augment.codecs import a_law, mu_law
-from training.augment.draw import SAMPLE_RATE, quick_length
+from training.augment.draw import quick_length
 
 EDGE_SHARE = 0.08
 """Width of a band's soft edge as a share of its frequency."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from training.augment.draw import SAMPLE_RATE
+from acoustic.constants import SAMPLE_RATE
 
 Samples = npt.NDArray[np.float32]
 

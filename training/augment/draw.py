@@ -4,8 +4,6 @@ import torch
 from scipy.fft import next_fast_len
 from torch import Tensor
 
-SAMPLE_RATE = 16000
-
 
 def uniform(count: int, low: float, high: float, generator: torch.Generator) -> Tensor:
     """`count` numbers between low and high, on the generator's device."""

@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from training.augment.draw import SAMPLE_RATE, normal, quick_length, uniform, valid
+from acoustic.constants import SAMPLE_RATE
+from training.augment.draw import normal, quick_length, uniform, valid
 
 SOUND_M_PER_S = 343.0
 IMAGES = 3

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from acoustic.runtime.backend import open_backend
+    from acoustic.runtime import open_backend
     from lm.decoders import open_decoder
     from training.data.manifests import read_manifest
     from training.data.sound import ClipError, read_clip

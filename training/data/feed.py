@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from acoustic.constants import SAMPLE_RATE
 from training.data.manifests import Clip
 from training.data.resident import ResidentSound
 from training.data.sampler import Budget, plan_epoch
-from training.data.sound import SAMPLE_RATE, ClipError, Samples, read_clip
+from training.data.sound import ClipError, Samples, read_clip
 from training.errors import TrainingError
 
 log = logging.getLogger("silica.training")

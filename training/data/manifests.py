@@ -3,12 +3,12 @@ atomic.
 """
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from acoustic.files import replacing_file
 from training.errors import TrainingError
 
 FIELDS = ("audio", "duration", "text", "speaker", "corpus", "licence", "source")
@@ -67,17 +67,9 @@ def iterate_manifest(path: Path) -> Iterator[Clip]:
 
 def write_manifest(path: Path, clips: Iterable[Clip]) -> None:
     """Write a manifest; the file appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            for clip in clips:
-                file.write(clip.line(path.parent) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing_file(path) as partial, partial.open("w", encoding="utf-8") as file:
+        for clip in clips:
+            file.write(clip.line(path.parent) + "\n")
 
 
 def _clip(file: Path, number: int, line: str) -> Clip:

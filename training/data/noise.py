@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from acoustic.constants import SAMPLE_RATE
 from training.augment import Banks
-from training.data.sound import SAMPLE_RATE, Samples, read_clip
+from training.data.sound import Samples, read_clip
 from training.errors import TrainingError
 
 LONGEST_RESPONSE_S = 1.0

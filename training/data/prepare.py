@@ -6,7 +6,6 @@ in `refused.jsonl` with its reason.
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,10 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
+from acoustic.constants import SAMPLE_RATE
+from acoustic.files import replacing_file, write_file
 from lm.text import normalise
 from training.data.corpora import Found
 from training.data.manifests import Clip, write_manifest
-from training.data.sound import SAMPLE_RATE, ClipError, Samples, change_speed_offline, read_clip
+from training.data.sound import ClipError, Samples, change_speed_offline, read_clip
 from training.errors import TrainingError
 
 FASTEST_CHARACTERS_PER_S = 30.0
@@ -206,13 +207,10 @@ def _write(source: Path, plan: Plan, sound: Samples, speed: float) -> Path:
     # Two clips of the same name in different folders stay two.
     mark = hashlib.sha256(str(source.absolute()).encode()).hexdigest()[:8]
     path = plan.out.absolute() / "clips" / f"{source.stem}-{mark}-{speed:g}.flac"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial_path = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        soundfile.write(partial_path, sound.clip(-1.0, 1.0), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
-        partial_path.replace(path)
+        with replacing_file(path) as partial_path:
+            soundfile.write(partial_path, sound.clip(-1.0, 1.0), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
     except (OSError, soundfile.LibsndfileError) as error:
-        partial_path.unlink(missing_ok=True)
         raise TrainingError(
             f"{path} cannot be written ({error}): is the disk full? Make room, then the same line goes on from here."
         ) from error
@@ -260,7 +258,5 @@ def _read_journal(path: Path, folder: Path) -> dict[str, Outcome]:
         if all(clip.audio.exists() for clip in clips):
             done[values["source"]] = Outcome(values["source"], clips, values["refused"])
             whole.append(line)
-    partial_path = path.with_name(f".{path.name}.{os.getpid()}.part")
-    partial_path.write_text("".join(line + "\n" for line in whole), encoding="utf-8")
-    partial_path.replace(path)
+    write_file(path, "".join(line + "\n" for line in whole))
     return done

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from acoustic.constants import SAMPLE_RATE
 from training.errors import TrainingError
 
-SAMPLE_RATE = 16_000
 Samples = npt.NDArray[np.float32]
 
 

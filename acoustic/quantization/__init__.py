@@ -1,0 +1,1 @@
+"""INT8: the value ranges of activations."""

@@ -1,0 +1,66 @@
+"""The value ranges of INT8 activations, as stored: on the card of a model, or in the user's cache.
+
+They are measured by `acoustic.calibration`.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from acoustic.checkpoint import Checkpoint
+from acoustic.errors import AcousticError
+from acoustic.files import cache_folder, write_file
+from acoustic.graph import Range, Ranges
+from acoustic.onnx_cache import fingerprint
+
+CARD_KEY = "int8_ranges"
+
+
+def known_ranges(checkpoint: Checkpoint) -> Ranges | None:
+    """The ranges of a calibrated model, else None: from the user's cache, else from its card."""
+    stored: Any
+    try:
+        stored = json.loads(_cached(checkpoint).read_text())
+    except (OSError, ValueError):
+        stored = checkpoint.card.get(CARD_KEY)
+    return None if stored is None else _checked(stored)
+
+
+def needed_ranges(checkpoint: Checkpoint) -> Ranges:
+    """The ranges of a calibrated model; one that is not is refused with what to do."""
+    ranges = known_ranges(checkpoint)
+    if ranges is None:
+        raise AcousticError(
+            f"The model {checkpoint.config.name} has no INT8 ranges yet. Measure them once on a few minutes of "
+            "speech (`silica calibrate MODEL FILE...`) or use fp32."
+        )
+    return ranges
+
+
+def with_ranges(checkpoint: Checkpoint, ranges: Ranges) -> Checkpoint:
+    """The checkpoint with its ranges on its card."""
+    return replace(checkpoint, card={**checkpoint.card, CARD_KEY: {k: list(v) for k, v in ranges.items()}})
+
+
+def keep_ranges(checkpoint: Checkpoint, ranges: Ranges) -> None:
+    """Store ranges in the user's cache: for models whose file cannot be written."""
+    write_file(_cached(checkpoint), json.dumps(ranges))
+
+
+def _cached(checkpoint: Checkpoint) -> Path:
+    return cache_folder() / f"{fingerprint(checkpoint)}.ranges.json"
+
+
+def _checked(stored: Any) -> Ranges:
+    if not isinstance(stored, dict):
+        raise AcousticError("The model's INT8 ranges are damaged (expected a table). Calibrate again.")
+    ranges: dict[str, Range] = {}
+    for name, pair in stored.items():
+        finite = isinstance(pair, list | tuple) and len(pair) == 2
+        if not finite or not all(isinstance(end, int | float) and np.isfinite(end) for end in pair):
+            raise AcousticError(f"The INT8 range of {name} is damaged: {pair!r}. Calibrate again.")
+        ranges[str(name)] = (float(pair[0]), float(pair[1]))
+    return ranges

@@ -1,0 +1,86 @@
+"""Files that are written whole or not at all, and where a user's folders are."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from acoustic.files import cache_folder, data_folder, models_folder, replacing_file, write_file
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "stored"), [("ä\n", b"\xc3\xa4\n"), (b"\x00\xff", b"\x00\xff"), ("", b"")]
+)
+def test_a_file_is_written_and_replaced(tmp_path: Path, content: str | bytes, stored: bytes) -> None:
+    path = tmp_path / "below" / "file"
+    for before in (None, b"old"):
+        if before is not None:
+            path.write_bytes(before)
+        write_file(path, content)
+        assert path.read_bytes() == stored
+        assert names(path.parent) == ["file"]
+
+
+def test_a_failure_keeps_the_old_file_and_leaves_no_temporary(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(RuntimeError, match="half way"), replacing_file(path) as partial:
+        partial.write_text("ne")
+        assert path.read_text() == "old"
+        raise RuntimeError("half way")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_new_file_that_fails_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), replacing_file(tmp_path / "file") as partial:
+        partial.unlink()  # a writer that loses its file
+    assert not names(tmp_path)
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with replacing_file(path) as first:
+        first.write_text("first")
+        with replacing_file(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+    assert names(tmp_path) == ["file"]
+
+
+def test_who_may_read_a_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    usual = (tmp_path / "plain").stat().st_mode
+    write_file(tmp_path / "public", "")
+    assert (tmp_path / "public").stat().st_mode == usual
+    with replacing_file(tmp_path / "narrowed") as partial:
+        partial.chmod(0o600)  # as safetensors does
+    assert (tmp_path / "narrowed").stat().st_mode == usual
+    with replacing_file(tmp_path / "program") as partial:
+        partial.chmod(0o755)
+    assert (tmp_path / "program").stat().st_mode & stat.S_IXUSR
+    with replacing_file(tmp_path / "secret", private=True) as partial:
+        assert stat.S_IMODE(partial.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+
+
+def test_the_folders_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SILICA_HOME", str(tmp_path / "home"))
+    assert data_folder() == tmp_path / "home"
+    assert models_folder() == tmp_path / "home" / "models"
+    assert cache_folder() == tmp_path / "home" / "cache"
+    monkeypatch.setenv("SILICA_HOME", "")  # as if it were not set
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    assert data_folder() == tmp_path / ".local" / "share" / "silica"
+    assert cache_folder() == tmp_path / ".cache" / "silica"
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert models_folder() == tmp_path / "data" / "silica" / "models"
+    assert cache_folder() == tmp_path / "cache" / "silica"
