@@ -199,7 +199,7 @@ class Recogniser:
             round(self._figure("waiting")),
         )
 
-    # ---- what streams and workers ask of the house
+    # ---- StreamHost
 
     def now_s(self) -> float:
         """The one clock."""

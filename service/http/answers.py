@@ -7,13 +7,11 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from service.errors import ServiceError
+from service.http.headers import REQUEST_ID, set_headers
 from service.http.state import STATE
 from service.logs import say
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
-
-SERVER = "Silica"
 
 STATUS = {
     "capacity": 503,
@@ -98,9 +96,7 @@ async def answer_middleware(request: web.Request, handler: Handler) -> web.Strea
         response = error_response(failure, request_id)
     state.metrics.http_requests.labels(route, str(response.status)).inc()
     if not response.prepared:
-        response.headers["Server"] = SERVER
-        response.headers["X-Request-Id"] = request_id
-        response.headers["dg-request-id"] = request_id
+        set_headers(response, request_id)
     if route.startswith(("/v1", "/admin")) and not isinstance(response, web.WebSocketResponse):
         spent = round(state.clock() - began_s, 4)
         say(logging.INFO, "answered", request=request_id, route=route, status=response.status, seconds=spent)

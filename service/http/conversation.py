@@ -107,7 +107,7 @@ class Conversation:
     async def run(self, after: int = 0, first: tuple[Command, ...] = ()) -> None:
         """Read and write until one side ends it."""
         session = self.session
-        session.conversation = self
+        session.connection = self
         writer = asyncio.create_task(self._write(after))
         reader = asyncio.create_task(self._read(first))
         try:

@@ -23,9 +23,9 @@ from service.dialects.query import read_query
 from service.dialects.vosk import VoskDialect
 from service.dialects.written import uuid_of
 from service.errors import ServiceError
-from service.http.answers import REQUEST_ID, SERVER
 from service.http.auth import SUBPROTOCOLS, key_of
 from service.http.conversation import CLOSE_S, Conversation, count_closed
+from service.http.headers import REQUEST_ID, set_headers
 from service.http.sessions import Session
 from service.http.sisters import pass_on
 from service.http.state import STATE, State
@@ -260,9 +260,8 @@ async def converse(
     """Upgrade and talk; a client that is gone before the upgrade leaves nothing behind but what it came back for."""
     socket = socket_for(state)
     request[REQUEST_ID] = session.id
-    for header in ("X-Request-Id", "dg-request-id", "Silica-Session"):
-        socket.headers[header] = session.id
-    socket.headers["Server"] = SERVER
+    set_headers(socket, session.id)
+    socket.headers["Silica-Session"] = session.id
     try:
         await upgrade(request, socket)
     except BaseException:

@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from service.audio.containers import Confinement, Nursery
 from service.audio.decoder import SoundDecoder
@@ -20,8 +20,16 @@ from service.scheduling.board import Board
 from service.settings import Settings
 from service.streams import Recogniser, Stream
 
-if TYPE_CHECKING:
-    from service.http.conversation import Conversation
+
+class Connection(Protocol):
+    """The client's side of a session: what the sessions ask of whoever reads and writes its socket."""
+
+    @property
+    def busy(self) -> bool:
+        """At work on a message of the client, which therefore need not send another."""
+
+    async def hand_over(self) -> None:
+        """End this connection between two messages: the session goes on with another."""
 
 
 @dataclass(eq=False)
@@ -40,7 +48,7 @@ class Session:
     received_commands: int = 0
     digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
     finishing: bool = False
-    conversation: "Conversation | None" = None
+    connection: Connection | None = None
 
     @property
     def id(self) -> str:
@@ -82,7 +90,7 @@ class Sessions:
     def start(self) -> None:
         """Begin to vouch, now and then, for clients who are silent because we are not done with what they said."""
         for session in self._sessions.values():
-            busy = session.conversation is not None and session.conversation.busy
+            busy = session.connection is not None and session.connection.busy
             if busy or session.finishing:
                 session.stream.keep_alive()
         self._vouching = asyncio.get_running_loop().call_later(self.settings.idle_s / 4, self.start)
@@ -118,7 +126,7 @@ class Sessions:
 
     def park(self, session: Session) -> None:
         """Its client vanished; it may come back within `resume_s`."""
-        session.conversation = None
+        session.connection = None
         session.recogniser.park(session.stream)
         # The recogniser ends the stream by itself; this only lets go of what belongs to it here.
         loop = asyncio.get_running_loop()
@@ -133,9 +141,9 @@ class Sessions:
                 "There is no session to resume by this id.",
                 "It ended, or was gone too long: begin a new one.",
             )
-        if session.conversation is not None:
+        if session.connection is not None:
             # The old connection is dead and does not know it yet. It ends between two messages.
-            await session.conversation.hand_over()
+            await session.connection.hand_over()
         timer = self._timers.pop(id, None)
         if timer is not None:
             timer.cancel()

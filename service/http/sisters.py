@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from service.errors import ServiceError
-from service.http.answers import REQUEST_ID, SERVER
+from service.http.headers import REQUEST_ID, SERVER
 from service.logs import say
 
 PASSED_ON = (

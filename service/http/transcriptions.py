@@ -16,8 +16,9 @@ from aiohttp import web
 from service.core.events import Closed, Event, Final
 from service.dialects import deepgram_file, openai
 from service.errors import ServiceError
-from service.http.answers import REQUEST_ID, STATUS
+from service.http.answers import STATUS
 from service.http.auth import key_of
+from service.http.headers import REQUEST_ID
 from service.http.state import STATE, State
 from service.http.uploads import receive_body, receive_form, scratch
 from service.keys import Key
