@@ -40,7 +40,7 @@ from service.core.messages import (
 )
 from service.core.session import Session, State
 from service.core.stream_settings import StreamSettings
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.latency import Latency
 from service.metrics import Metrics
 from service.scheduling.decode_worker import Answer
@@ -114,7 +114,7 @@ class Stream:
         """
         if samples.ndim != 2 or samples.shape[0] != self.settings.channels or samples.dtype != np.float32:
             raise ServiceError(
-                "audio",
+                ErrorCode.AUDIO,
                 f"Expected float32 [{self.settings.channels}, n], got {samples.dtype} {samples.shape}.",
                 "Declare the number of channels that is sent.",
             )
@@ -145,7 +145,7 @@ class Stream:
         await self._flush()
         if self.session.pending_marks >= MOST_MARKS:
             raise ServiceError(
-                "marks",
+                ErrorCode.MARKS,
                 f"More than {MOST_MARKS} marks wait to be heard.",
                 "Send fewer, or more sound between.",
             )
@@ -171,7 +171,7 @@ class Stream:
         """Stop now: what is unheard is dropped, Closed follows."""
         self._take(Cancel(reason))
 
-    def fail(self, code: str, message: str, advice: str = "") -> None:
+    def fail(self, code: ErrorCode, message: str, advice: str = "") -> None:
         """The face found the sound unusable: Failed, then Closed("failed")."""
         self._take(Broken(code, message, advice))
 
@@ -231,7 +231,9 @@ class Stream:
         if answer.error is not None:
             log.error("stream %s cannot be decoded: %s", self.id, answer.error)
             self._take(
-                Broken("decoder", "The words of this stream could not be searched.", "Open a new stream.")
+                Broken(
+                    ErrorCode.DECODER, "The words of this stream could not be searched.", "Open a new stream."
+                )
             )
             return
         self._take(Decoded(answer.serial, answer.hypotheses))
@@ -273,7 +275,9 @@ class Stream:
     def _check_open(self) -> None:
         if self.session.state is not State.STREAMING:
             raise ServiceError(
-                "closed", "This stream takes no more sound: it is finished or closed.", "Open another one."
+                ErrorCode.CLOSED,
+                "This stream takes no more sound: it is finished or closed.",
+                "Open another one.",
             )
 
     async def _flush(self) -> None:
@@ -325,7 +329,7 @@ class Stream:
         if self._log.overflowing and not self.closed:
             self._take(
                 Broken(
-                    "slow_reader",
+                    ErrorCode.SLOW_READER,
                     "The events of this stream are not being read.",
                     "Read faster, or ask for fewer.",
                 )

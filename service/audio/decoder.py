@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from service.audio.containers import BY_ENCODING, ContainerDecoder, Nursery, recognised
 from service.audio.pcm import LOUD, WIDTHS, PcmDecoder
 from service.audio.resample import RATE, Samples
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 
 Warner = Callable[[str, str, str], None]
 """Told a code, a message, advice."""
@@ -62,7 +62,7 @@ class SoundDecoder:
         return WIDTHS[self.encoding] * self.channels
 
     async def push(self, data: bytes) -> AsyncIterator[Samples]:
-        """The sound that these bytes complete; ServiceError "DATA-0000" when it cannot be decoded."""
+        """The sound that these bytes complete; ServiceError "audio" when it cannot be decoded."""
         if self._inner is None:
             self._start += data
             if len(self._start) < SNIFF_BYTES:
@@ -141,7 +141,7 @@ class SoundDecoder:
             return PcmDecoder("linear16", self.sample_rate, self.channels, mix=self.mix)
         if form is None or (self.encoding == "opus" and found not in ("ogg", "webm")):
             raise ServiceError(
-                "DATA-0000",
+                ErrorCode.AUDIO,
                 "the sound begins as no container that is known here."
                 if self.encoding is None
                 else f"declared {self.encoding}, but no such container begins like this.",
@@ -154,7 +154,7 @@ class SoundDecoder:
 
     def _container(self, form: str) -> ContainerDecoder:
         if self._nursery is None:
-            raise ServiceError("DATA-0000", "containers are not decoded here.", "Send raw sound.")
+            raise ServiceError(ErrorCode.AUDIO, "containers are not decoded here.", "Send raw sound.")
         return self._nursery.open(form, self.channels, self.mix)
 
     def _check_format(self, inner: ContainerDecoder) -> None:

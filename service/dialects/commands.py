@@ -8,6 +8,7 @@ from lm.hotwords import Hotword
 from service.core.messages import Finalize as Finalize
 from service.core.messages import Finish as Finish
 from service.core.messages import Mark as Mark
+from service.errors import ErrorCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Warn:
 class Refuse:
     """The message cannot be understood and going on would only mislead: close."""
 
-    code: str
+    code: ErrorCode
     message: str
     advice: str
 

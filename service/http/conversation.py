@@ -7,13 +7,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable
-from dataclasses import replace
 
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
 from service.audio.rate_watch import RateWatch
 from service.audio.resample import RATE, Samples
-from service.core.events import Closed, Event, Failed
+from service.core.events import Closed, Failed
 from service.dialects.commands import (
     Audio,
     Command,
@@ -26,28 +25,12 @@ from service.dialects.commands import (
     Say,
     Warn,
 )
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.http.sessions import Session
 from service.http.state import State
 from service.logs import say
 from service.metrics import Metrics
 
-# What a stream's failure is on the wire: our code -> close code, the code that clients know, advice.
-WIRE_CODES = {
-    "idle": (1011, "NET-0001", "Send sound, or KeepAlive every 3 to 5 s."),
-    "audio": (1008, "DATA-0000", ""),
-    "poisoned": (1008, "DATA-0000", ""),
-    "DATA-0000": (1008, "DATA-0000", ""),
-    "DATA-0001": (1008, "DATA-0001", ""),
-    "KEY-0000": (1008, "KEY-0000", ""),
-    "SLOW-0000": (1008, "SLOW-0000", ""),
-    "slow_reader": (1008, "SLOW-0000", ""),
-    "marks": (1008, "MARK-0000", ""),
-    "SIZE-0000": (1009, "SIZE-0000", ""),
-    "request": (1008, "DATA-0001", ""),
-    "containers": (1013, "BUSY", ""),
-    "draining": (1012, "DRAINING", ""),
-}
 LEAVING = (WSCloseCode.OK, WSCloseCode.GOING_AWAY)
 HANDED_OVER = 4000
 CATCH_UP = 1.25
@@ -88,7 +71,7 @@ class Conversation:
         self.session = session
         self.socket = socket
         self.resumed = resumed
-        self._failure: tuple[int, str, str] | None = None
+        self._failure: tuple[ErrorCode, str] | None = None
         self._handed_over = False
         self._cut_off = False
         """The client took nothing for too long."""
@@ -131,7 +114,10 @@ class Conversation:
                 await self._over.wait()
         except TimeoutError:
             raise ServiceError(
-                "busy", "The session's old connection is still at work.", "Try again.", retry_after_s=1.0
+                ErrorCode.BUSY,
+                "The session's old connection is still at work.",
+                "Try again.",
+                retry_after_s=1.0,
             ) from None
 
     async def _settle(self, reader: "asyncio.Task[str]", writer: "asyncio.Task[str]") -> None:
@@ -155,7 +141,7 @@ class Conversation:
                     session.stream.cancel("left" if how == "left" else "lost")
                 self.state.listening.forget(session)
             if not self.socket.closed and how != "left":
-                await self._close(*(self._failure or (1011, "INTERNAL", "the connection failed here")))
+                await self._close(*(self._failure or (ErrorCode.INTERNAL, "the connection failed here")))
             code = self._code or self.socket.close_code or 1006
             count_closed(self.state.metrics, session.dialect.name, code)
             say(logging.INFO, "connection ended", session=session.id, how=how, code=code)
@@ -178,7 +164,7 @@ class Conversation:
                     self._messages_in.inc()
                     if len(message.data) > settings.max_message_bytes:
                         raise ServiceError(
-                            "SIZE-0000",
+                            ErrorCode.SIZE,
                             f"a message of {len(message.data)} bytes is over {settings.max_message_bytes}.",
                             "Cut it: how sound is cut changes nothing.",
                         )
@@ -196,7 +182,7 @@ class Conversation:
                 elif message.type in (WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR):
                     return "gone"
         except ServiceError as error:
-            if error.code == "closed":
+            if error.code == ErrorCode.CLOSED:
                 return "refused"  # the stream ended meanwhile; what it says last is being written
             session.stream.fail(error.code, error.message, error.advice)
             return "refused"
@@ -206,7 +192,7 @@ class Conversation:
             return "gone"  # while it was being answered
         except Exception as error:
             self._log(error)
-            session.stream.fail("internal", "Something went wrong here; it is logged.")
+            session.stream.fail(ErrorCode.INTERNAL, "Something went wrong here; it is logged.")
             return "refused"
         return "gone"
 
@@ -263,11 +249,11 @@ class Conversation:
         await session.stream.push(sound)
         keys.heard(session.key, sound.shape[1] / RATE)
         if not keys.alive(session.key, self.state.clock()):
-            raise ServiceError("KEY-0000", "the API key was revoked.", "Ask for a new one.")
+            raise ServiceError(ErrorCode.KEY, "the API key was revoked.", "Ask for a new one.")
         try:
             keys.check_minutes(session.key)
         except ServiceError as error:
-            raise ServiceError("KEY-0000", error.message, error.advice) from None
+            raise ServiceError(ErrorCode.KEY, error.message, error.advice) from None
 
     async def _pace(self) -> None:
         """Wait while live sound is too far ahead of real time; notice a rate that does not fit."""
@@ -309,7 +295,9 @@ class Conversation:
                 for text in session.dialect.resumed(session.received):
                     await self._send(text)
             async for number, event in session.stream.numbered(after):
-                for text in session.dialect.write(number, self._on_the_wire(event), session.received):
+                if isinstance(event, Failed):
+                    self._failure = (event.code, event.message)
+                for text in session.dialect.write(number, event, session.received):
                     await self._send(text)
                 if isinstance(event, Closed):
                     await self._end(number, event)
@@ -319,14 +307,6 @@ class Conversation:
             return "gone"
         return "told"
 
-    def _on_the_wire(self, event: Event) -> Event:
-        """Failures get the codes and the advice that this wire's clients know."""
-        if not isinstance(event, Failed):
-            return event
-        code, name, advice = WIRE_CODES.get(event.code, (1011, "INTERNAL", "Reconnect; it is logged here."))
-        self._failure = (code, name, event.message)
-        return replace(event, code=name, advice=event.advice or advice)
-
     async def _end(self, number: int, event: Closed) -> None:
         """The last words, and the close that fits."""
         session = self.session
@@ -334,13 +314,13 @@ class Conversation:
         for text in session.dialect.last_words(number, event, digest, session.finishing):
             await self._send(text)
         if event.reason == "drained" and not session.finishing:
-            await self._close(1012, "DRAINING", "the server is being stopped")
+            await self._close(ErrorCode.DRAINING, "the server is being stopped")
         elif self._failure is not None:
             await self._close(*self._failure)
         elif event.reason in ("finished", "drained"):
-            await self._close(1000, "", "")
+            await self._close()
         else:
-            await self._close(1011, "INTERNAL", event.reason)
+            await self._close(ErrorCode.INTERNAL, event.reason)
 
     async def _send(self, text: str) -> None:
         """One message."""
@@ -357,14 +337,16 @@ class Conversation:
                 await sending
         except TimeoutError:
             self._cut_off = True
-            self._failure = (1008, "SLOW-0000", f"nothing was taken for {self.state.settings.send_s:g} s")
+            self._failure = (ErrorCode.SLOW_READER, f"nothing was taken for {self.state.settings.send_s:g} s")
             self.session.stream.cancel("slow_reader")
             cut_off(self.socket)
             raise
 
-    async def _close(self, code: int, name: str, reason: str) -> None:
+    async def _close(self, error: ErrorCode | None = None, reason: str = "") -> None:
+        """Close the socket, for this reason if it is an error."""
+        code = WSCloseCode.OK if error is None else error.close_code
         self._code = self._code or code
-        told = f"{name}: {reason}" if name else ""
+        told = "" if error is None else f"{error.close_name}: {reason}"
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CLOSE_S):
                 await self.socket.close(code=code, message=told.encode()[:120])

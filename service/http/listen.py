@@ -22,7 +22,7 @@ from service.dialects.dialect import Dialect
 from service.dialects.query import read_query
 from service.dialects.vosk import VoskDialect
 from service.dialects.written import uuid_of
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.http.auth import SUBPROTOCOLS, key_of
 from service.http.conversation import CLOSE_S, Conversation, count_closed
 from service.http.headers import REQUEST_ID, set_headers
@@ -68,7 +68,9 @@ async def vosk(request: web.Request) -> web.StreamResponse:
     key = key_of(request)
     room = state.models.pick(None).capacity()
     if room.streams >= room.streams_most:
-        raise ServiceError("capacity", "All streams are in use.", "Try again soon.", retry_after_s=2.0)
+        raise ServiceError(
+            ErrorCode.CAPACITY, "All streams are in use.", "Try again soon.", retry_after_s=2.0
+        )
     state.listening.enter_socket("vosk")
     try:
         socket = socket_for(state)
@@ -87,7 +89,7 @@ async def vosk(request: web.Request) -> web.StreamResponse:
                     commands = dialect.receive(message.data)
                     for command in commands:
                         if isinstance(command, Refuse):
-                            raise ServiceError("DATA-0001", command.message, command.advice)
+                            raise ServiceError(ErrorCode.REQUEST, command.message, command.advice)
                     first = tuple(one for one in commands if not isinstance(one, KeepAlive | Warn))
             decoder = SoundDecoder("linear16", dialect.request.sample_rate, 1, True, None, lambda *_: None)
             session = open_session(state, dialect.request, lambda *_: dialect, decoder, key)
@@ -95,7 +97,7 @@ async def vosk(request: web.Request) -> web.StreamResponse:
             await socket.close(code=1011, message=b"NET-0001: no sound and no configuration came")
             return turned_away(state, socket, 1011)
         except ServiceError as error:
-            code = 1008 if error.code == "DATA-0001" else 1013
+            code = 1008 if error.code == ErrorCode.REQUEST else 1013
             await socket.close(code=code, message=f"{error.code.upper()}: {error.message}".encode()[:120])
             return turned_away(state, socket, code)
         if isinstance(first[0], Audio):
@@ -119,14 +121,14 @@ async def upgrade(request: web.Request, socket: web.WebSocketResponse) -> None:
     try:
         await socket.prepare(request)
     except ConnectionError:
-        raise ServiceError("gone", "The client went away before it was answered.") from None
+        raise ServiceError(ErrorCode.GONE, "The client went away before it was answered.") from None
 
 
 def check_upgrade(request: web.Request) -> None:
     """These addresses speak websocket only (to GET)."""
     if request.headers.get("Upgrade", "").lower() != "websocket":
         raise ServiceError(
-            "upgrade",
+            ErrorCode.UPGRADE,
             f"{request.path} is a websocket.",
             "Connect with ws:// or wss://; see /v1/models for HTTP.",
         )
@@ -136,7 +138,7 @@ def check_accepting(state: State) -> None:
     """Nothing new is taken in while draining."""
     if state.draining:
         raise ServiceError(
-            "draining",
+            ErrorCode.DRAINING,
             "This server is being stopped.",
             "Connect again: another will answer.",
             retry_after_s=5.0,
@@ -237,7 +239,7 @@ def _open_stream(state: State, recogniser: Recogniser, asked: ListenRequest, key
     try:
         return recogniser.open(wanted)
     except (LanguageError, AcousticError) as error:
-        raise ServiceError("request", str(error)) from None
+        raise ServiceError(ErrorCode.REQUEST, str(error)) from None
 
 
 def socket_for(state: State) -> web.WebSocketResponse:

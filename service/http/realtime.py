@@ -18,7 +18,7 @@ from service.audio.resample import RATE, Samples
 from service.core.events import Closed
 from service.dialects.commands import Audio, Finalize, Say
 from service.dialects.openai_realtime import RealtimeDialect
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.http.auth import key_of
 from service.http.conversation import count_closed, cut_off
 from service.http.listen import check_accepting, check_upgrade, upgrade
@@ -44,7 +44,7 @@ async def realtime(request: web.Request) -> web.StreamResponse:
     check_accepting(state)
     if request.query.get("intent", "transcription") != "transcription":
         raise ServiceError(
-            "request", "Only intent=transcription is served here.", "This server does not speak."
+            ErrorCode.REQUEST, "Only intent=transcription is served here.", "This server does not speak."
         )
     state.listening.enter_socket("openai")
     try:
@@ -90,7 +90,9 @@ class _Conversation:
         except Exception as error:
             self._log(error)
             await self._refuse(
-                ServiceError("internal", "Something went wrong here; it is logged.", "Open a new session."),
+                ServiceError(
+                    ErrorCode.INTERNAL, "Something went wrong here; it is logged.", "Open a new session."
+                ),
                 1011,
             )
         finally:
@@ -129,7 +131,7 @@ class _Conversation:
         for start in range(0, len(data), PIECE_BYTES):
             await self._push(self.decoder.push(data[start : start + PIECE_BYTES]))
         if not self.state.keys.alive(self.key, self.state.clock()):
-            raise ServiceError("key", "The API key was revoked.", "Ask for a new one.")
+            raise ServiceError(ErrorCode.KEY, "The API key was revoked.", "Ask for a new one.")
         self.state.keys.check_minutes(self.key)
 
     async def _finalize(self) -> None:

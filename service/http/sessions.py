@@ -13,7 +13,7 @@ from service.audio.containers import Confinement, Nursery
 from service.audio.decoder import SoundDecoder
 from service.dialects.commands import ListenRequest
 from service.dialects.dialect import Dialect, Received
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.keys import Key
 from service.metrics import Metrics
 from service.scheduling.board import Board
@@ -99,7 +99,7 @@ class Sessions:
         """One more open socket; ServiceError "sockets" when there are too many. Undone by `leave_socket`."""
         if self.board.total("sockets") >= self.settings.max_sockets:
             raise ServiceError(
-                "sockets", "Too many sockets are open here.", "Try again soon.", retry_after_s=5.0
+                ErrorCode.SOCKETS, "Too many sockets are open here.", "Try again soon.", retry_after_s=5.0
             )
         self._sockets += 1
         self.board.add("sockets", 1)
@@ -137,7 +137,7 @@ class Sessions:
         session = self._sessions.get(id)
         if session is None or session.key.id != key.id or not session.request.extensions:
             raise ServiceError(
-                "resume",
+                ErrorCode.RESUME,
                 "There is no session to resume by this id.",
                 "It ended, or was gone too long: begin a new one.",
             )
