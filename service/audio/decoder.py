@@ -72,28 +72,33 @@ class SoundDecoder:
         async for sound in self._pushed(data):
             yield sound
 
-    async def finish(self) -> AsyncIterator[Samples]:
-        """What is still inside. Nothing may be pushed afterwards."""
+    async def flush(self) -> AsyncIterator[Samples]:
+        """Raw sound that is still inside: the first bytes, the resampler's tail. More may be pushed afterwards."""
         if self._inner is None and self._start:
             start, self._start = self._start, b""
             self._inner = self._chosen(start)
             async for sound in self._pushed(start):
                 yield sound
+        if isinstance(self._inner, PcmDecoder):
+            tail = self._inner.finish()
+            if tail.shape[1]:
+                yield tail
+
+    async def finish(self) -> AsyncIterator[Samples]:
+        """What is still inside. Nothing may be pushed afterwards."""
+        async for sound in self.flush():
+            yield sound
         inner = self._inner
         if isinstance(inner, ContainerDecoder):
             async for sound in inner.finish():
                 yield sound
             self._check_format(inner)
-        elif isinstance(inner, PcmDecoder):
-            if inner.odd_bytes:
-                self._warn(
-                    "odd_bytes",
-                    f"the sound ended {inner.odd_bytes} bytes into a sample of {inner.frame_bytes}.",
-                    f"Is it really {inner.encoding} with {inner.channels} channels?",
-                )
-            tail = inner.finish()
-            if tail.shape[1]:
-                yield tail
+        elif isinstance(inner, PcmDecoder) and inner.odd_bytes:
+            self._warn(
+                "odd_bytes",
+                f"the sound ended {inner.odd_bytes} bytes into a sample of {inner.frame_bytes}.",
+                f"Is it really {inner.encoding} with {inner.channels} channels?",
+            )
 
     def close(self) -> None:
         """Let go of everything at once."""

@@ -19,6 +19,11 @@ class Audio:
 
 
 @dataclass(frozen=True, slots=True)
+class Flush:
+    """Hear the sound that the decoder holds back for the sake of what follows, such as its resampler's tail."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeepAlive:
     """Still here."""
 
@@ -53,7 +58,7 @@ class Refuse:
     advice: str
 
 
-Command = Audio | KeepAlive | Finalize | Mark | Finish | Say | Reply | Warn | Refuse
+Command = Audio | Flush | KeepAlive | Finalize | Mark | Finish | Say | Reply | Warn | Refuse
 
 
 @dataclass(frozen=True)

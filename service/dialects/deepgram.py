@@ -156,6 +156,10 @@ class DeepgramDialect:
         """The first message on a connection that resumes."""
         return [self._text(None, self._started(True, received))]
 
+    def close_reason(self, code: ErrorCode, message: str) -> str:
+        """Deepgram's name of the error, and what was wrong."""
+        return f"{code.close_name}: {message}"
+
     def last_words(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
         """Metadata after a stream that ended in order; before it, why, if the server is what ended it."""
         if closed.reason not in ("finished", "drained"):

@@ -128,6 +128,10 @@ class VoskDialect:
         """Nobody resumes here."""
         return []
 
+    def close_reason(self, code: ErrorCode, message: str) -> str:
+        """The name of the error as on /v1/listen, and what was wrong."""
+        return f"{code.close_name}: {message}"
+
     def last_words(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
         """`eof` has been answered: nothing follows."""
         return []

@@ -4,11 +4,8 @@ Knows no wire: the dialect reads and writes. Back-pressure: while the stream tak
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable
-
-from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
+from collections.abc import Sequence
 
 from service.audio.rate_watch import RateWatch
 from service.audio.resample import RATE, Samples
@@ -18,6 +15,7 @@ from service.dialects.commands import (
     Command,
     Finalize,
     Finish,
+    Flush,
     KeepAlive,
     Mark,
     Refuse,
@@ -26,32 +24,16 @@ from service.dialects.commands import (
     Warn,
 )
 from service.errors import ErrorCode, ServiceError
+from service.http.client_socket import ClientSocket
 from service.http.sessions import Session
 from service.http.state import State
 from service.logs import say
-from service.metrics import Metrics
 
-LEAVING = (WSCloseCode.OK, WSCloseCode.GOING_AWAY)
-HANDED_OVER = 4000
 CATCH_UP = 1.25
 """Live sound is read so many times as fast as it is spoken, at the most: a client that sends again what a lost session
 had not answered is back in time a little later."""
-CLOSE_S = 2.0
 SETTLE_S = 1.0
 """A dialect that answers each message waits no longer than this for what can be heard of it."""
-
-
-def cut_off(socket: web.WebSocketResponse) -> None:
-    """End the connection without waiting for anybody."""
-    transport = socket._req.transport if socket._req is not None else None
-    if transport is not None:
-        transport.abort()
-
-
-def count_closed(metrics: Metrics, dialect: str, code: int) -> None:
-    """A websocket ended with this code. A client may close with any: those that mean nothing here count as one."""
-    known = 1000 <= code <= 1015 or code == HANDED_OVER
-    metrics.sockets_closed.labels(dialect, str(code) if known else "other").inc()
 
 
 def outcome(task: "asyncio.Task[str]") -> str:
@@ -64,30 +46,21 @@ def outcome(task: "asyncio.Task[str]") -> str:
 class Conversation:
     """Runs one connection to its end."""
 
-    def __init__(
-        self, state: State, session: Session, socket: web.WebSocketResponse, resumed: bool = False
-    ) -> None:
+    def __init__(self, state: State, session: Session, client: ClientSocket, resumed: bool = False) -> None:
         self.state = state
         self.session = session
-        self.socket = socket
+        self.client = client
         self.resumed = resumed
         self._failure: tuple[ErrorCode, str] | None = None
         self._handed_over = False
-        self._cut_off = False
-        """The client took nothing for too long."""
-        self._code = 0
-        """With which code this side closed, if it was the first."""
         self._over = asyncio.Event()
         self.busy = False
         """At work on what the client said: its silence is ours."""
         rate = session.decoder.sample_rate if session.decoder.frame_bytes else None
         live = rate is not None and not session.request.source_is_file
         self._watch = RateWatch(rate) if live and rate is not None else None
-        name = session.dialect.name
-        self._messages_in = state.metrics.messages_received.labels(name)
-        self._messages_out = state.metrics.messages_sent.labels(name)
 
-    async def run(self, after: int = 0, first: tuple[Command, ...] = ()) -> None:
+    async def run(self, after: int = 0, first: Sequence[Command] = ()) -> None:
         """Read and write until one side ends it."""
         session = self.session
         session.connection = self
@@ -105,10 +78,7 @@ class Conversation:
     async def hand_over(self) -> None:
         """The session goes on elsewhere: end this connection between two messages, and wait for that."""
         self._handed_over = True
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(CLOSE_S):
-                await self.socket.close(code=HANDED_OVER, message=b"RESUMED on another connection")
-        cut_off(self.socket)
+        await self.client.hand_over()
         try:
             async with asyncio.timeout(self.state.settings.send_s):
                 await self._over.wait()
@@ -126,7 +96,7 @@ class Conversation:
         try:
             how = outcome(writer)
             how = outcome(reader) if how == "gone" else how
-            how = "slow" if self._cut_off else how
+            how = "slow" if self.client.too_slow else how
             # What still runs is at work for nobody: the socket is over, or the server is.
             reader.cancel()
             writer.cancel()
@@ -138,49 +108,31 @@ class Conversation:
                 self.state.listening.park(session)
             else:
                 if how != "told":
-                    session.stream.cancel("left" if how == "left" else "lost")
+                    session.stream.cancel({"left": "left", "slow": "slow_reader"}.get(how, "lost"))
                 self.state.listening.forget(session)
-            if not self.socket.closed and how != "left":
-                await self._close(*(self._failure or (ErrorCode.INTERNAL, "the connection failed here")))
-            code = self._code or self.socket.close_code or 1006
-            count_closed(self.state.metrics, session.dialect.name, code)
+            if how == "slow":
+                await self.client.close(ErrorCode.SLOW_READER, "nothing was taken for too long")
+            elif how != "left" and not self.client.socket.closed:
+                await self.client.close(
+                    *(self._failure or (ErrorCode.INTERNAL, "the connection failed here"))
+                )
+            code = self.client.count_closed()
             say(logging.INFO, "connection ended", session=session.id, how=how, code=code)
         finally:
             self._over.set()
 
     # ---- from the client
 
-    async def _read(self, first: tuple[Command, ...]) -> str:
+    async def _read(self, first: Sequence[Command]) -> str:
         """Obey until the client leaves ("left"), vanishes ("gone"), or cannot be understood ("refused")."""
-        session, settings = self.session, self.state.settings
+        session = self.session
         try:
-            self.busy = True
-            for command in first:
-                await self._obey(command)
-            self.busy = False
+            await self._take(first)
             while not self._handed_over:
-                message = await self.socket.receive()
-                if message.type is WSMsgType.BINARY or message.type is WSMsgType.TEXT:
-                    self._messages_in.inc()
-                    if len(message.data) > settings.max_message_bytes:
-                        raise ServiceError(
-                            ErrorCode.SIZE,
-                            f"a message of {len(message.data)} bytes is over {settings.max_message_bytes}.",
-                            "Cut it: how sound is cut changes nothing.",
-                        )
-                    commands = session.dialect.receive(message.data)
-                    self._count(message)
-                    self.busy = True
-                    for command in commands:
-                        await self._obey(command)
-                    self.busy = False
-                elif message.type is WSMsgType.PING:
-                    await self._taken(self.socket.pong(message.data))
-                    session.stream.keep_alive()
-                elif message.type is WSMsgType.CLOSE:
-                    return "left" if message.data in LEAVING else "gone"
-                elif message.type in (WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR):
-                    return "gone"
+                commands = await self.client.receive()
+                if commands is None:
+                    return "left" if self.client.left else "gone"
+                await self._take(commands)
         except ServiceError as error:
             if error.code == ErrorCode.CLOSED:
                 return "refused"  # the stream ended meanwhile; what it says last is being written
@@ -200,13 +152,19 @@ class Conversation:
         facts = {"session": self.session.id}
         logging.getLogger("silica").error("connection failed", exc_info=error, extra={"facts": facts})
 
-    def _count(self, message: WSMessage) -> None:
-        """What a resuming client need not send again."""
+    async def _take(self, commands: Sequence[Command]) -> None:
+        """Carry out the commands of one message. Its sound counts as received, also when it fails on the way."""
         session = self.session
-        if message.type is WSMsgType.BINARY:
-            session.received_bytes += len(message.data)
-            session.digest.update(message.data)
-            self.state.metrics.audio_received_bytes.inc(len(message.data))
+        for command in commands:
+            if isinstance(command, Audio):
+                # What a resuming client need not send again.
+                session.received_bytes += len(command.data)
+                session.digest.update(command.data)
+                self.state.metrics.audio_received_bytes.inc(len(command.data))
+        self.busy = True
+        for command in commands:
+            await self._obey(command)
+        self.busy = False
 
     async def _obey(self, command: Command) -> None:
         session, stream = self.session, self.session.stream
@@ -217,15 +175,19 @@ class Conversation:
                 await self._pace()
                 async for sound in session.decoder.push(command.data):
                     await self._hear(sound)
+        elif isinstance(command, Flush):
+            async for sound in session.decoder.flush():
+                await self._hear(sound)
         elif isinstance(command, KeepAlive):
             stream.keep_alive()
         elif isinstance(command, Say):
-            await self._send(command.text)
+            stream.keep_alive()
+            await self.client.send(command.text)
         elif isinstance(command, Reply):
             await stream.settled(SETTLE_S)
             answer = None if session.finishing else session.dialect.reply()
             if answer is not None:
-                await self._send(answer)
+                await self.client.send(answer)
         elif isinstance(command, Warn):
             stream.keep_alive()
             self._warn(command)
@@ -250,10 +212,7 @@ class Conversation:
         keys.heard(session.key, sound.shape[1] / RATE)
         if not keys.alive(session.key, self.state.clock()):
             raise ServiceError(ErrorCode.KEY, "the API key was revoked.", "Ask for a new one.")
-        try:
-            keys.check_minutes(session.key)
-        except ServiceError as error:
-            raise ServiceError(ErrorCode.KEY, error.message, error.advice) from None
+        keys.check_minutes(session.key)
 
     async def _pace(self) -> None:
         """Wait while live sound is too far ahead of real time; notice a rate that does not fit."""
@@ -293,12 +252,12 @@ class Conversation:
         try:
             if self.resumed:
                 for text in session.dialect.resumed(session.received):
-                    await self._send(text)
+                    await self.client.send(text)
             async for number, event in session.stream.numbered(after):
                 if isinstance(event, Failed):
                     self._failure = (event.code, event.message)
                 for text in session.dialect.write(number, event, session.received):
-                    await self._send(text)
+                    await self.client.send(text)
                 if isinstance(event, Closed):
                     await self._end(number, event)
         except TimeoutError:
@@ -312,41 +271,12 @@ class Conversation:
         session = self.session
         digest = session.digest.hexdigest()
         for text in session.dialect.last_words(number, event, digest, session.finishing):
-            await self._send(text)
+            await self.client.send(text)
         if event.reason == "drained" and not session.finishing:
-            await self._close(ErrorCode.DRAINING, "the server is being stopped")
+            await self.client.close(ErrorCode.DRAINING, "the server is being stopped")
         elif self._failure is not None:
-            await self._close(*self._failure)
+            await self.client.close(*self._failure)
         elif event.reason in ("finished", "drained"):
-            await self._close()
+            await self.client.close()
         else:
-            await self._close(ErrorCode.INTERNAL, event.reason)
-
-    async def _send(self, text: str) -> None:
-        """One message."""
-        await self._taken(self.socket.send_str(text))
-        self._messages_out.inc()
-
-    async def _taken(self, sending: Awaitable[None]) -> None:
-        """TimeoutError when the client takes nothing for too long: then it is cut off.
-
-        At once, since reader and writer wait for room together: one that gives up spoils it for the other.
-        """
-        try:
-            async with asyncio.timeout(self.state.settings.send_s):
-                await sending
-        except TimeoutError:
-            self._cut_off = True
-            self._failure = (ErrorCode.SLOW_READER, f"nothing was taken for {self.state.settings.send_s:g} s")
-            self.session.stream.cancel("slow_reader")
-            cut_off(self.socket)
-            raise
-
-    async def _close(self, error: ErrorCode | None = None, reason: str = "") -> None:
-        """Close the socket, for this reason if it is an error."""
-        code = WSCloseCode.OK if error is None else error.close_code
-        self._code = self._code or code
-        told = "" if error is None else f"{error.close_name}: {reason}"
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(CLOSE_S):
-                await self.socket.close(code=code, message=told.encode()[:120])
+            await self.client.close(ErrorCode.INTERNAL, event.reason)

@@ -289,7 +289,7 @@ async def test_abrupt_disconnects_leave_nothing_behind(server, talk, speech):
 async def stop_reading(client, state):
     """Fill both socket buffers for the server, whose own messages are few. Its socket, and what is stuck there."""
     (session,) = state.listening._sessions.values()
-    socket = session.connection.socket
+    socket = session.connection.client.socket
     client.socket.transport.pause_reading()
     stuck: asyncio.Task[None] | None = None
     while stuck is None or stuck in (await asyncio.wait({stuck}, timeout=0.3))[0]:
@@ -336,7 +336,7 @@ async def test_who_is_gone_while_being_answered_may_come_back(server, talk):
             client.socket.transport.abort()
             raise ConnectionResetError
 
-        conversation.socket.pong = gone
+        conversation.client.socket.pong = gone
         await client.socket.ping()
         await conversation._over.wait()
     async with talk(server, f"extensions=true&resume={session}&after=0") as client:
