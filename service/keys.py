@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from acoustic.files import data_folder, write_file
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.usage import Usage
 
 PREFIX = "sk_silica_"
@@ -58,10 +58,12 @@ def read_keys(file: Path) -> tuple[Key, ...]:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise ServiceError("keys", f"cannot read the keys file {file}: {error.strerror}.") from None
+        raise ServiceError(ErrorCode.KEYS, f"cannot read the keys file {file}: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError):
         raise ServiceError(
-            "keys", f"{file} is not a keys file.", "Move it away and make keys with `silica keys add NAME`."
+            ErrorCode.KEYS,
+            f"{file} is not a keys file.",
+            "Move it away and make keys with `silica keys add NAME`.",
         ) from None
 
 
@@ -71,7 +73,7 @@ def write_keys(file: Path, keys: tuple[Key, ...]) -> None:
         document = {"keys": [asdict(key) for key in keys]}
         write_file(file, json.dumps(document, indent=1) + "\n", private=True)
     except OSError as error:
-        raise ServiceError("keys", f"cannot write the keys file {file}: {error.strerror}.") from None
+        raise ServiceError(ErrorCode.KEYS, f"cannot write the keys file {file}: {error.strerror}.") from None
 
 
 @contextmanager
@@ -81,7 +83,9 @@ def _alone(file: Path) -> Iterator[None]:
         file.parent.mkdir(parents=True, exist_ok=True)
         lock = file.with_name(f".{file.name}.lock").open("a")
     except OSError as error:
-        raise ServiceError("keys", f"cannot write beside the keys file {file}: {error.strerror}.") from None
+        raise ServiceError(
+            ErrorCode.KEYS, f"cannot write beside the keys file {file}: {error.strerror}."
+        ) from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -97,11 +101,13 @@ def add_key(
 ) -> tuple[Key, str]:
     """A new key in the file, and its secret, which is kept nowhere."""
     if not name or len(name) > 64 or not name.isprintable():
-        raise ServiceError("keys", f"{name!r} is no name for a key: 1 to 64 printable characters, please.")
+        raise ServiceError(
+            ErrorCode.KEYS, f"{name!r} is no name for a key: 1 to 64 printable characters, please."
+        )
     if (max_streams is not None and max_streams < 1) or (
         minutes_per_day is not None and minutes_per_day <= 0
     ):
-        raise ServiceError("keys", "a limit must be above zero; leave it out for no limit.")
+        raise ServiceError(ErrorCode.KEYS, "a limit must be above zero; leave it out for no limit.")
     secret = PREFIX + secrets.token_urlsafe(32)
     made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     key = Key(secrets.token_hex(4), name, hashed(secret), made, max_streams, minutes_per_day, admin)
@@ -109,7 +115,7 @@ def add_key(
         keys = read_keys(file)
         if any(other.name == name for other in keys):
             raise ServiceError(
-                "keys", f"there is a key named {name!r} already.", "Revoke it or choose another name."
+                ErrorCode.KEYS, f"there is a key named {name!r} already.", "Revoke it or choose another name."
             )
         write_keys(file, (*keys, key))
     return key, secret
@@ -123,7 +129,9 @@ def revoke_key(file: Path, name_or_id: str) -> Key:
             if name_or_id in (key.id, key.name):
                 write_keys(file, tuple(other for other in keys if other.id != key.id))
                 return replace(key, hash="")
-    raise ServiceError("keys", f"there is no key {name_or_id!r} in {file}.", "`silica keys list` shows them.")
+    raise ServiceError(
+        ErrorCode.KEYS, f"there is no key {name_or_id!r} in {file}.", "`silica keys list` shows them."
+    )
 
 
 class KeyRing:
@@ -178,7 +186,7 @@ class KeyRing:
             return ANONYMOUS
         if not secret:
             raise ServiceError(
-                "key",
+                ErrorCode.KEY,
                 "This server asks for an API key and none was sent.",
                 "Send `Authorization: Token KEY`, `Bearer KEY`, `?token=KEY`, or the subprotocols `token, KEY`.",
             )
@@ -186,7 +194,7 @@ class KeyRing:
         key = self._keys.get(hashed(secret))
         if key is None:
             raise ServiceError(
-                "key", "This API key is not known here.", "Was it revoked? `silica keys list` tells."
+                ErrorCode.KEY, "This API key is not known here.", "Was it revoked? `silica keys list` tells."
             )
         return key
 
@@ -202,7 +210,7 @@ class KeyRing:
             elsewhere = self.usage.streams_elsewhere(key.id)
         if key.max_streams is not None and self.streams.get(key.id, 0) + elsewhere >= key.max_streams:
             raise ServiceError(
-                "key_streams",
+                ErrorCode.KEY_STREAMS,
                 f"Key {key.name!r} already has its {key.max_streams} streams open.",
                 "Close one, or ask for a higher limit.",
                 retry_after_s=5.0,
@@ -215,7 +223,7 @@ class KeyRing:
         limit = key.minutes_per_day
         if limit is not None and self.usage is not None and self.usage.seconds(key.id) >= limit * 60:
             raise ServiceError(
-                "key_minutes",
+                ErrorCode.KEY_MINUTES,
                 f"Key {key.name!r} has used its {limit:g} minutes of audio for today (UTC).",
                 "It counts anew at midnight UTC.",
                 retry_after_s=3600.0,

@@ -124,7 +124,7 @@ def _search_settings(arguments: argparse.Namespace, suited: "SearchSettings") ->
 
     from lm.hotwords import Hotword
     from lm.text import normalise
-    from service.errors import ServiceError
+    from service.errors import ErrorCode, ServiceError
 
     given: dict[str, Any] = {
         name: getattr(arguments, name)
@@ -141,7 +141,7 @@ def _search_settings(arguments: argparse.Namespace, suited: "SearchSettings") ->
             hotwords.append(Hotword(phrase, float(weight)))
         except ValueError as error:
             raise ServiceError(
-                "hotword",
+                ErrorCode.HOTWORD,
                 f"{spoken!r} is no hotword.",
                 "Expected PHRASE or PHRASE:WEIGHT in the letters a to z, such as kubernetes:6.",
             ) from error

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.logs import say
 from service.metrics import Metrics
 from service.scheduling.board import Board, columns_for
@@ -52,9 +52,11 @@ class Reloads:
         wanted = self._names if name is None else (name,)
         if any(one not in self._names for one in wanted):
             served = ", ".join(self._names)
-            raise ServiceError("model", f"There is no model {name!r} here.", f"Served: {served}.")
+            raise ServiceError(ErrorCode.MODEL, f"There is no model {name!r} here.", f"Served: {served}.")
         if self._busy:
-            raise ServiceError("busy", "A reload is under way.", "Wait for it to end.", retry_after_s=5.0)
+            raise ServiceError(
+                ErrorCode.BUSY, "A reload is under way.", "Wait for it to end.", retry_after_s=5.0
+            )
         self._busy = True
         try:
             for one in wanted:
@@ -113,7 +115,7 @@ class ServedModels:
         found = self._serving.get(name or "") or self._serving.get(self.names[0])
         if found is None:
             raise ServiceError(
-                "starting", "The model is still being loaded.", "Try again soon.", retry_after_s=2.0
+                ErrorCode.STARTING, "The model is still being loaded.", "Try again soon.", retry_after_s=2.0
             )
         return found
 

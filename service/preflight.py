@@ -16,7 +16,7 @@ from pathlib import Path
 import acoustic
 from acoustic.config import published
 from acoustic.files import models_folder
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.keys import KeyRing, default_keys_file
 from service.settings import Settings
 from service.usage import process_name
@@ -39,7 +39,7 @@ def check(settings: Settings) -> None:
     words = settings.language_model
     if words not in ("none", "shipped") and not Path(words).expanduser().exists():
         raise ServiceError(
-            "language_model",
+            ErrorCode.LANGUAGE_MODEL,
             f"There is no language model {words!r}.",
             "Name a KenLM file, 'shipped' or 'none'.",
         )
@@ -52,7 +52,7 @@ def check_model(name: str) -> None:
     if name in published or box.exists() or brought.is_dir() or (name and Path(name).expanduser().exists()):
         return
     raise ServiceError(
-        "model",
+        ErrorCode.MODEL,
         f"There is no model {name!r}: neither a name nor a file.",
         "`silica models list` shows what is here.",
     )
@@ -130,7 +130,7 @@ def check_exposed(settings: Settings, keys_needed: bool) -> None:
     if is_loopback(settings.host) or keys_needed or settings.insecure:
         return
     raise ServiceError(
-        "exposed",
+        ErrorCode.EXPOSED,
         f"refusing to listen on {settings.host!r} without API keys: anyone who can reach it could use it.",
         "Make a key with `silica keys add NAME`, or pass --insecure if that is what you want.",
     )
@@ -145,7 +145,7 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
         context.load_cert_chain(settings.tls_certificate, settings.tls_key)
     except (OSError, ssl.SSLError) as error:
         raise ServiceError(
-            "tls",
+            ErrorCode.TLS,
             f"cannot use the certificate {settings.tls_certificate} with its key: {error}.",
             "Both must be PEM files and belong together.",
         ) from None
@@ -175,7 +175,7 @@ def held_ports(host: str, port: int) -> list[socket.socket]:
 def cannot_listen(host: str, port: int, error: OSError) -> ServiceError:
     """Why the port cannot be had, in words."""
     return ServiceError(
-        "port",
+        ErrorCode.PORT,
         f"cannot listen on {host} port {port}: {error.strerror or error}.",
         "Is another server running there? Choose another with --port.",
     )

@@ -22,7 +22,7 @@ from service.audio.decoder import SoundDecoder
 from service.audio.faststart import index_first
 from service.audio.resample import Samples
 from service.core.events import Closed, Event, Failed, Final, Progress
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.streams import Recogniser, Stream, StreamSettings
 
 PIECE_BYTES = 65536
@@ -55,7 +55,7 @@ def form_of(path: Path) -> str | None:
         start = file.read(SNIFF_BYTES)
     if not start:
         raise ServiceError(
-            "audio", "The file is empty.", "Send the sound as the body, or as the field `file`."
+            ErrorCode.AUDIO, "The file is empty.", "Send the sound as the body, or as the field `file`."
         )
     return recognised(start)
 
@@ -139,7 +139,7 @@ async def heard(
                     await stream.push(samples[:, start : start + step])
             await stream.finish()
         except Exception as error:  # whatever it is, who reads the events must not wait for ever
-            if isinstance(error, ServiceError) and error.code == "closed":
+            if isinstance(error, ServiceError) and error.code == ErrorCode.CLOSED:
                 return  # the stream ended before its sound did: its last events say why
             failure.append(_as_storage(error) if isinstance(error, OSError) else error)
             stream.cancel("failed")
@@ -187,7 +187,7 @@ def opened(recogniser: Recogniser, settings: StreamSettings) -> Stream:
     try:
         return recogniser.open(replace(settings, hotwords=spelled))
     except (LanguageError, AcousticError) as error:
-        raise ServiceError("request", str(error)) from None
+        raise ServiceError(ErrorCode.REQUEST, str(error)) from None
 
 
 async def _close(sound: AsyncIterator[Samples]) -> None:
@@ -205,7 +205,7 @@ async def _pieces(path: Path) -> AsyncIterator[bytes]:
 
 def _as_storage(error: OSError) -> ServiceError:
     return ServiceError(
-        "storage",
+        ErrorCode.STORAGE,
         f"The recording cannot be read: {error.strerror or error}.",
         "Try later.",
         retry_after_s=5.0,
@@ -214,12 +214,15 @@ def _as_storage(error: OSError) -> ServiceError:
 
 def _broken_off() -> ServiceError:
     return ServiceError(
-        "draining", "The server is being stopped: not all was heard.", "Try again soon.", retry_after_s=5.0
+        ErrorCode.DRAINING,
+        "The server is being stopped: not all was heard.",
+        "Try again soon.",
+        retry_after_s=5.0,
     )
 
 
 def _as_audio(error: ServiceError) -> ServiceError:
-    """Over HTTP, undecodable sound is the request's fault (400)."""
-    if not error.code.startswith("DATA"):
+    """Undecodable sound, with a message that stands alone: on a websocket it follows its code."""
+    if error.code is not ErrorCode.AUDIO:
         return error
-    return ServiceError("audio", error.message[:1].upper() + error.message[1:], error.advice)
+    return ServiceError(error.code, error.message[:1].upper() + error.message[1:], error.advice)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 
 
 def setting(
@@ -236,9 +236,11 @@ def _from_toml(file: Path) -> dict[str, Any]:
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ServiceError("settings", f"cannot read the settings file {file}: {error.strerror}.") from None
+        raise ServiceError(
+            ErrorCode.SETTINGS, f"cannot read the settings file {file}: {error.strerror}."
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ServiceError("settings", f"{file} is not TOML: {error}.") from None
+        raise ServiceError(ErrorCode.SETTINGS, f"{file} is not TOML: {error}.") from None
     sections = {item.metadata["section"] for item in fields(Settings)}
     flat: dict[str, Any] = {}
     for key, value in document.items():
@@ -251,7 +253,7 @@ def _from_toml(file: Path) -> dict[str, Any]:
         if name not in KINDS:
             near = _nearest(name)
             raise ServiceError(
-                "settings",
+                ErrorCode.SETTINGS,
                 f"{file}: there is no setting {name!r}.",
                 f"Did you mean {near!r}?" if near else "`silica serve --print-config` lists them.",
             )
@@ -262,9 +264,11 @@ def _from_toml(file: Path) -> dict[str, Any]:
 def _checked_together(settings: Settings) -> Settings:
     """What no single setting can see."""
     if (settings.tls_certificate is None) != (settings.tls_key is None):
-        raise ServiceError("settings", "TLS needs both --tls-certificate and --tls-key; one is missing.")
+        raise ServiceError(
+            ErrorCode.SETTINGS, "TLS needs both --tls-certificate and --tls-key; one is missing."
+        )
     if list(settings.hops_s) != sorted(set(settings.hops_s)) or not settings.hops_s:
-        raise ServiceError("settings", "hops_s must be rising numbers, such as 0.16,0.32,0.64.")
+        raise ServiceError(ErrorCode.SETTINGS, "hops_s must be rising numbers, such as 0.16,0.32,0.64.")
     return settings
 
 
@@ -317,7 +321,7 @@ def _expectation(kind: Any, notes: Mapping[str, Any]) -> str:
 
 
 def _complaint(source: str, value: Any, expected: str) -> ServiceError:
-    return ServiceError("settings", f"{source}: {value!r} will not do; expected {expected}.")
+    return ServiceError(ErrorCode.SETTINGS, f"{source}: {value!r} will not do; expected {expected}.")
 
 
 def _nearest(name: str) -> str | None:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,12 +40,11 @@ from service.core.messages import (
 )
 from service.core.session import Session, State
 from service.core.stream_settings import StreamSettings
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.latency import Latency
+from service.metrics import Metrics
 from service.scheduling.decode_worker import Answer
-
-if TYPE_CHECKING:
-    from service.streams import Recogniser
+from service.scheduling.device import Serving
 
 log = logging.getLogger("silica.stream")
 
@@ -57,26 +56,45 @@ FILE_CREDIT = 12
 MOST_MARKS = 256
 
 
+class StreamHost(Protocol):
+    """What a stream needs of the recogniser that opened it."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """Where the stream counts its audio and its latency."""
+
+    @property
+    def device(self) -> Serving:
+        """Runs the stream's windows and holds its decoder."""
+
+    def now_s(self) -> float:
+        """The clock: monotonic seconds."""
+
+    def hop_frames(self, widest: bool) -> int:
+        """The hop of the next windows; `widest` for files and for streams that lag."""
+
+    def closed(self, stream: "Stream", reason: str) -> None:
+        """The stream has emitted Closed; its slot is free."""
+
+
 class Stream:
     """One client's sound and what is heard in it. Push and read may run in different tasks of one loop."""
 
-    def __init__(
-        self, stream_id: str, settings: StreamSettings, session: Session, house: "Recogniser"
-    ) -> None:
+    def __init__(self, stream_id: str, settings: StreamSettings, session: Session, host: StreamHost) -> None:
         self.id = stream_id
         self.settings = settings
         self.received_samples = 0
         self.session = session
-        self.last_life_s = house.now_s()
-        self._house = house
-        self._metrics = house.metrics
+        self.last_life_s = host.now_s()
+        self._host = host
+        self._metrics = host.metrics
         self._live = settings.priority == "live"
         fast = settings.declared_file or not self._live
         self._credit = (FILE_CREDIT if fast else LIVE_CREDIT) * settings.channels
         self._wide = fast
         self._hop_frames = 0
         self._log = EventLog()
-        self._latency = Latency(house.metrics)
+        self._latency = Latency(host.metrics)
         self._small: list[npt.NDArray[np.float32]] = []
         self._small_samples = 0
         self._ready_s: dict[WindowKey, float] = {}
@@ -96,12 +114,12 @@ class Stream:
         """
         if samples.ndim != 2 or samples.shape[0] != self.settings.channels or samples.dtype != np.float32:
             raise ServiceError(
-                "audio",
+                ErrorCode.AUDIO,
                 f"Expected float32 [{self.settings.channels}, n], got {samples.dtype} {samples.shape}.",
                 "Declare the number of channels that is sent.",
             )
         self._check_open()
-        now_s = self.last_life_s = self._house.now_s()
+        now_s = self.last_life_s = self._host.now_s()
         self.received_samples += samples.shape[1]
         self._latency.arrived(self.received_samples, now_s)
         self._metrics.audio_received_s.inc(samples.shape[1] / SAMPLE_RATE)
@@ -112,13 +130,13 @@ class Stream:
 
     def keep_alive(self) -> None:
         """The client is there, though silent."""
-        self.last_life_s = self._house.now_s()
+        self.last_life_s = self._host.now_s()
 
     async def finalize(self) -> None:
         """Everything sent so far becomes final now; one Final(from_finalize) a channel, even when empty."""
         self._check_open()
         await self._flush()
-        self._latency.final_asked(self._house.now_s())
+        self._latency.final_asked(self._host.now_s())
         self._take(Finalize())
 
     async def mark(self, name: str) -> None:
@@ -127,7 +145,7 @@ class Stream:
         await self._flush()
         if self.session.pending_marks >= MOST_MARKS:
             raise ServiceError(
-                "marks",
+                ErrorCode.MARKS,
                 f"More than {MOST_MARKS} marks wait to be heard.",
                 "Send fewer, or more sound between.",
             )
@@ -146,14 +164,14 @@ class Stream:
         if self.closed or self.session.state is State.DRAINING:
             return
         await self._flush()
-        self._latency.final_asked(self._house.now_s())
+        self._latency.final_asked(self._host.now_s())
         self._take(Finish())
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Stop now: what is unheard is dropped, Closed follows."""
         self._take(Cancel(reason))
 
-    def fail(self, code: str, message: str, advice: str = "") -> None:
+    def fail(self, code: ErrorCode, message: str, advice: str = "") -> None:
         """The face found the sound unusable: Failed, then Closed("failed")."""
         self._take(Broken(code, message, advice))
 
@@ -203,22 +221,24 @@ class Stream:
             if after > before and not self.closed:
                 self._serial_ready_s[after] = ready_s
             else:
-                self._metrics.chunk_response_s.observe(max(0.0, self._house.now_s() - ready_s))
+                self._metrics.chunk_response_s.observe(max(0.0, self._host.now_s() - ready_s))
         self._measure_progress()
 
     def answered(self, answer: Answer) -> None:
         """The decode worker has answered."""
-        begin_s = self._house.now_s()
+        begin_s = self._host.now_s()
         self._metrics.decode_s.observe(answer.decode_s)
         if answer.error is not None:
             log.error("stream %s cannot be decoded: %s", self.id, answer.error)
             self._take(
-                Broken("decoder", "The words of this stream could not be searched.", "Open a new stream.")
+                Broken(
+                    ErrorCode.DECODER, "The words of this stream could not be searched.", "Open a new stream."
+                )
             )
             return
         self._take(Decoded(answer.serial, answer.hypotheses))
         self._catch_up()
-        now_s = self._house.now_s()
+        now_s = self._host.now_s()
         self._metrics.emit_s.observe(max(0.0, now_s - begin_s))
         ready_s = self._serial_ready_s.pop(answer.serial, None)
         if ready_s is not None:
@@ -237,7 +257,7 @@ class Stream:
 
     def unpark(self) -> None:
         """The client is back."""
-        self.last_life_s = self._house.now_s()
+        self.last_life_s = self._host.now_s()
         self._take(Resumed())
 
     def can_resume(self, after: int) -> bool:
@@ -255,7 +275,9 @@ class Stream:
     def _check_open(self) -> None:
         if self.session.state is not State.STREAMING:
             raise ServiceError(
-                "closed", "This stream takes no more sound: it is finished or closed.", "Open another one."
+                ErrorCode.CLOSED,
+                "This stream takes no more sound: it is finished or closed.",
+                "Open another one.",
             )
 
     async def _flush(self) -> None:
@@ -280,34 +302,34 @@ class Stream:
 
     def _hear(self, samples: npt.NDArray[np.float32]) -> None:
         behind = self._wide or self.session.unheard_windows >= 3 * self.settings.channels
-        self._hop_frames = self._house.hop_frames(widest=behind)
+        self._hop_frames = self._host.hop_frames(widest=behind)
         self._take(Audio(samples, self._hop_frames))
 
     def _catch_up(self) -> None:
         """What was kept for a wider hop while this stream was behind need not wait for more sound now."""
         if self._wide or self.session.unheard_windows or self.session.state is not State.STREAMING:
             return
-        if self._hop_frames > self._house.hop_frames(widest=False):
+        if self._hop_frames > self._host.hop_frames(widest=False):
             self._hear(np.zeros((self.settings.channels, 0), np.float32))
 
     def _take(self, what: Input) -> None:
         for effect in self.session.take(what):
             if isinstance(effect, Hear):
-                self._ready_s[effect.key] = self._house.now_s()
-                self._house.device.submit(self.id, effect.key, effect.window, self._live, effect.urgent)
+                self._ready_s[effect.key] = self._host.now_s()
+                self._host.device.submit(self.id, effect.key, effect.window, self._live, effect.urgent)
             elif isinstance(effect, Push | Conclude | Replay):
-                self._house.device.send(self.id, effect)
+                self._host.device.send(self.id, effect)
             elif isinstance(effect, Tell):
                 self._tell(effect.event)
             elif isinstance(effect, Abandon):
-                self._house.device.release(self.id, list(self._ready_s))
+                self._host.device.release(self.id, list(self._ready_s))
                 self._ready_s.clear()
                 self._serial_ready_s.clear()
                 self._small, self._small_samples = [], 0
         if self._log.overflowing and not self.closed:
             self._take(
                 Broken(
-                    "slow_reader",
+                    ErrorCode.SLOW_READER,
                     "The events of this stream are not being read.",
                     "Read faster, or ask for fewer.",
                 )
@@ -319,7 +341,7 @@ class Stream:
 
     def _tell(self, event: Event) -> None:
         self._log.append(event)
-        self._latency.told(event, self._house.now_s())
+        self._latency.told(event, self._host.now_s())
         if isinstance(event, Final):
             ratio = self.session.channels[event.channel].transcript.revision_ratio
             self._metrics.partial_revision.observe(ratio)
@@ -327,7 +349,7 @@ class Stream:
             self._measure_progress()
             dropped = self.received_samples - self._processed_samples
             self._metrics.audio_dropped_s.inc(max(0, dropped) / SAMPLE_RATE)
-            self._house.closed(self, event.reason)
+            self._host.closed(self, event.reason)
         self._wake(self._news)
 
     def _measure_progress(self) -> None:

@@ -16,7 +16,7 @@ from lm.hotwords import spelled
 from service.core.messages import WindowKey
 from service.core.session import Session
 from service.core.stream_settings import StreamSettings
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.metrics import Metrics
 from service.scheduling.board import Board, columns_for
 from service.scheduling.decode_worker import Answer, Open
@@ -171,7 +171,7 @@ class Recogniser:
         stream = self._parked[stream_id][0] if stream_id in self._parked else None
         if stream is None or stream.settings.owner != owner or not stream.can_resume(after):
             raise ServiceError(
-                "resume",
+                ErrorCode.RESUME,
                 "There is no such stream to go on with: unknown, expired, or it misses what you have not seen.",
                 "Open a new stream and send the sound again from where your last final ended.",
             )
@@ -184,7 +184,7 @@ class Recogniser:
     def hold_hop(self, hop_s: float | None) -> None:
         """Keep to one of the hops whatever the load (None: by load again): for measurements."""
         if hop_s is not None and hop_s not in self._hops:
-            raise ServiceError("hop", f"No hop of {hop_s} s.", f"There are {sorted(self._hops)}.")
+            raise ServiceError(ErrorCode.HOP, f"No hop of {hop_s} s.", f"There are {sorted(self._hops)}.")
         self._held_hop = hop_s is not None
         self.device.hold_hop(hop_s)
 
@@ -199,7 +199,7 @@ class Recogniser:
             round(self._figure("waiting")),
         )
 
-    # ---- what streams and workers ask of the house
+    # ---- StreamHost
 
     def now_s(self) -> float:
         """The one clock."""
@@ -240,7 +240,7 @@ class Recogniser:
         """The stream kills its decode workers."""
         if stream in self._streams:
             self._streams[stream].fail(
-                "decoder",
+                ErrorCode.DECODER,
                 "The words of this stream could not be searched: its worker died of it, repeatedly.",
             )
 
@@ -249,18 +249,18 @@ class Recogniser:
     def _check_room(self, settings: StreamSettings) -> None:
         if not self._started or self._draining:
             raise ServiceError(
-                "draining", "The server takes no new streams.", "Try another server, or this one later.",
+                ErrorCode.DRAINING, "The server takes no new streams.", "Try another server, or this one later.",
                 retry_after_s=RETRY_S,
             )  # fmt: skip
         if not 1 <= settings.channels <= 8:
-            raise ServiceError("channels", f"{settings.channels} channels.", "A stream has 1 to 8.")
+            raise ServiceError(ErrorCode.CHANNELS, f"{settings.channels} channels.", "A stream has 1 to 8.")
         if settings.priority == "live":
             full = self._figure("live") + settings.channels > self._streams_most()
         else:
             full = self._figure("batch") >= BATCH_STREAMS_PER_LANE * max(1, self._figure("alive"))
         if full:
             raise ServiceError(
-                "capacity",
+                ErrorCode.CAPACITY,
                 f"All {self._streams_most()} streams of this server are taken.",
                 "Try again soon, or another server.",
                 retry_after_s=RETRY_S,
@@ -273,7 +273,7 @@ class Recogniser:
             hotwords = spelled(settings.hotwords, self.device.config.alphabet)
             SearchSettings(n_best=settings.n_best, hotwords=hotwords)
         except LanguageError as error:
-            raise ServiceError("hotwords", str(error)) from None
+            raise ServiceError(ErrorCode.HOTWORDS, str(error)) from None
         return hotwords
 
     def _figure(self, name: str) -> float:
@@ -311,7 +311,7 @@ class Recogniser:
             limit_s = stream.settings.idle_limit_s
             if limit_s is not None and stream.id not in self._parked and now_s - stream.last_life_s > limit_s:
                 stream.fail(
-                    "idle",
+                    ErrorCode.IDLE,
                     f"Neither sound nor a keep-alive for {limit_s:g} s.",
                     "Send KeepAlive while the speaker is silent.",
                 )

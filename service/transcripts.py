@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.subtitles import to_srt, to_vtt
 
 
@@ -64,7 +64,7 @@ def refuse_equal_names(files: Sequence[str], out: Path) -> None:
         other = folder_of.setdefault(name, file)
         if other != file:
             raise ServiceError(
-                "files",
+                ErrorCode.FILES,
                 f"{other} and {file} would both be written to {out / name}.*.",
                 "Transcribe their folders one after the other, each with an --out of its own.",
             )

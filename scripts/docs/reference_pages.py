@@ -16,8 +16,8 @@ from typing import Any, Literal
 from acoustic.config import published
 from acoustic.shape import BlockConfig, FeatureConfig, ModelConfig
 from acoustic.size import parameter_count
-from service import errors
 from service.commands import build_parser, verb_modules
+from service.errors import ErrorCode
 from service.metrics import Metrics
 from service.settings import Settings
 from training.recipe import Recipe, load_recipe, shipped
@@ -32,8 +32,7 @@ def pages() -> dict[str, str]:
         "reference/recipes.md": recipes_page(),
         "reference/models.md": models_page(),
     }
-    if hasattr(errors, "ErrorCode"):
-        found["reference/error-codes.md"] = error_codes_page()
+    found["reference/error-codes.md"] = error_codes_page()
     return found
 
 
@@ -196,15 +195,16 @@ def error_codes_page() -> str:
     lines = [
         *heading("Error codes", "service/errors.py"),
         "An HTTP error has a JSON body with the code in capitals as `err_code`, or as `code` on OpenAI's routes. A "
-        "websocket that is open is closed with the close code. "
+        "websocket that is open is closed with the close code; `/v1/listen` and `/vosk` send the close name. "
         "[Wire protocol](protocol.md#close-codes) lists the close reasons.",
         "",
     ]
     rows = []
-    for one in errors.ErrorCode:  # type: ignore[attr-defined, unused-ignore]
-        close = one.close_code if one.close_code is not None else ""
-        rows.append((code(one.value), str(one.http_status), str(close), sentence(one.meaning)))
-    lines += table(("code", "HTTP status", "close code", "meaning"), rows)
+    for one in ErrorCode:
+        rows.append(
+            (code(one.value), str(one.http_status), str(one.close_code), code(one.close_name), one.meaning)
+        )
+    lines += table(("code", "HTTP status", "close code", "close name", "meaning"), rows)
     return text(lines)
 
 

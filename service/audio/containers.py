@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.audio.resample import Samples
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 
 # The same numbers as in container_child.py, which is not imported here: it would bring PyAV into the server.
 BYTES, BARRIER, END = 1, 2, 3
@@ -116,7 +116,7 @@ class Nursery:
         """ServiceError "containers" when no more children may be."""
         if self.children >= self.most:  # of every process that serves here
             raise ServiceError(
-                "containers",
+                ErrorCode.CONTAINERS,
                 f"All {self.most} decoders for compressed sound are in use.",
                 "Try again soon, or send raw sound (encoding=linear16).",
                 retry_after_s=5.0,
@@ -161,7 +161,7 @@ class Nursery:
             except OSError:
                 ours.close()
                 raise ServiceError(
-                    "containers",
+                    ErrorCode.CONTAINERS,
                     "The decoder for compressed sound is restarting.",
                     "Try again.",
                     retry_after_s=2.0,
@@ -199,7 +199,7 @@ class ContainerDecoder:
         self._done = False
 
     async def push(self, data: bytes) -> AsyncIterator[Samples]:
-        """Sound [channels, n] in pieces; ServiceError "DATA-0000" when it cannot be decoded."""
+        """Sound [channels, n] in pieces; ServiceError "audio" when it cannot be decoded."""
         for start in range(0, len(data), PIECE):
             if self._done:
                 return  # the container said that it ends, and more came: passed over, as every player does
@@ -292,7 +292,7 @@ class ContainerDecoder:
 
 def _undecodable(reason: str) -> ServiceError:
     return ServiceError(
-        "DATA-0000",
+        ErrorCode.AUDIO,
         f"the sound cannot be decoded: {reason}.",
         "Accepted are Ogg and WebM (Opus, Vorbis), FLAC, MP3, WAV, MP4 (AAC); raw sound needs `encoding`.",
     )

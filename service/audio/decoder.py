@@ -9,7 +9,7 @@ from acoustic.constants import SAMPLE_RATE
 from service.audio.containers import BY_ENCODING, ContainerDecoder, Nursery, recognised
 from service.audio.pcm import LOUD, WIDTHS, PcmDecoder
 from service.audio.resample import Samples
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 
 Warner = Callable[[str, str, str], None]
 """Told a code, a message, advice."""
@@ -63,7 +63,7 @@ class SoundDecoder:
         return WIDTHS[self.encoding] * self.channels
 
     async def push(self, data: bytes) -> AsyncIterator[Samples]:
-        """The sound that these bytes complete; ServiceError "DATA-0000" when it cannot be decoded."""
+        """The sound that these bytes complete; ServiceError "audio" when it cannot be decoded."""
         if self._inner is None:
             self._start += data
             if len(self._start) < SNIFF_BYTES:
@@ -73,28 +73,33 @@ class SoundDecoder:
         async for sound in self._pushed(data):
             yield sound
 
-    async def finish(self) -> AsyncIterator[Samples]:
-        """What is still inside. Nothing may be pushed afterwards."""
+    async def flush(self) -> AsyncIterator[Samples]:
+        """Raw sound that is still inside: the first bytes, the resampler's tail. More may be pushed afterwards."""
         if self._inner is None and self._start:
             start, self._start = self._start, b""
             self._inner = self._chosen(start)
             async for sound in self._pushed(start):
                 yield sound
+        if isinstance(self._inner, PcmDecoder):
+            tail = self._inner.finish()
+            if tail.shape[1]:
+                yield tail
+
+    async def finish(self) -> AsyncIterator[Samples]:
+        """What is still inside. Nothing may be pushed afterwards."""
+        async for sound in self.flush():
+            yield sound
         inner = self._inner
         if isinstance(inner, ContainerDecoder):
             async for sound in inner.finish():
                 yield sound
             self._check_format(inner)
-        elif isinstance(inner, PcmDecoder):
-            if inner.odd_bytes:
-                self._warn(
-                    "odd_bytes",
-                    f"the sound ended {inner.odd_bytes} bytes into a sample of {inner.frame_bytes}.",
-                    f"Is it really {inner.encoding} with {inner.channels} channels?",
-                )
-            tail = inner.finish()
-            if tail.shape[1]:
-                yield tail
+        elif isinstance(inner, PcmDecoder) and inner.odd_bytes:
+            self._warn(
+                "odd_bytes",
+                f"the sound ended {inner.odd_bytes} bytes into a sample of {inner.frame_bytes}.",
+                f"Is it really {inner.encoding} with {inner.channels} channels?",
+            )
 
     def close(self) -> None:
         """Let go of everything at once."""
@@ -142,7 +147,7 @@ class SoundDecoder:
             return PcmDecoder("linear16", self.sample_rate, self.channels, mix=self.mix)
         if form is None or (self.encoding == "opus" and found not in ("ogg", "webm")):
             raise ServiceError(
-                "DATA-0000",
+                ErrorCode.AUDIO,
                 "the sound begins as no container that is known here."
                 if self.encoding is None
                 else f"declared {self.encoding}, but no such container begins like this.",
@@ -155,7 +160,7 @@ class SoundDecoder:
 
     def _container(self, form: str) -> ContainerDecoder:
         if self._nursery is None:
-            raise ServiceError("DATA-0000", "containers are not decoded here.", "Send raw sound.")
+            raise ServiceError(ErrorCode.AUDIO, "containers are not decoded here.", "Send raw sound.")
         return self._nursery.open(form, self.channels, self.mix)
 
     def _check_format(self, inner: ContainerDecoder) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from acoustic.constants import SAMPLE_RATE
 from service.audio.resample import Resampler, Samples
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 
 LONGEST_S = 24 * 3600.0
 BLOCK_S = 10.0
@@ -96,14 +96,14 @@ def read_stream(source: BinaryIO, name: str, form: str | None = None) -> Iterato
         with av.open(source, mode="r", format=form, metadata_errors="ignore") as container:
             if not container.streams.audio:
                 raise ServiceError(
-                    "audio_file",
+                    ErrorCode.AUDIO_FILE,
                     f"{name} holds no sound.",
                     "It holds video or data only: choose another file.",
                 )
             yield from _blocks(container, name)
     except (av.error.FFmpegError, ValueError) as error:
         raise ServiceError(
-            "audio_file",
+            ErrorCode.AUDIO_FILE,
             f"{name} is not readable as sound ({_reason(error)}).",
             "Expected a sound file such as WAV, FLAC, MP3, Ogg, WebM or MP4; its name alone does not make it one.",
         ) from error
@@ -119,14 +119,14 @@ def _blocks(container: Any, name: str) -> Iterator[Samples]:
             resampler = Resampler(rate, min(len(sound), MOST_CHANNELS))
         if rate != resampler.rate or len(sound) < resampler.channels:
             raise ServiceError(
-                "audio_file",
+                ErrorCode.AUDIO_FILE,
                 f"{name} changes its format in the middle (from {resampler.rate} Hz, {resampler.channels} channels "
                 f"to {rate} Hz, {len(sound)} channels).",
                 "Convert it to one format first.",
             )
         if not np.isfinite(sound).all():
             raise ServiceError(
-                "audio_file",
+                ErrorCode.AUDIO_FILE,
                 f"{name} holds samples that are not numbers (NaN or infinite).",
                 "The program that wrote it went wrong: write it again, or convert it to 16-bit.",
             )
@@ -140,7 +140,7 @@ def _blocks(container: Any, name: str) -> Iterator[Samples]:
     rest = np.concatenate(waiting, axis=1) if waiting else np.zeros((1, 0), np.float32)
     if not rest.shape[1] and not sounded:
         raise ServiceError(
-            "audio_file",
+            ErrorCode.AUDIO_FILE,
             f"{name} holds not a single sample of sound.",
             "The recording is empty or was cut off at its start.",
         )
@@ -172,7 +172,9 @@ def _bounded(name: str, blocks: Iterator[Samples], longest_s: float) -> Iterator
         seconds += block.shape[1] / SAMPLE_RATE
         if seconds > longest_s:
             raise ServiceError(
-                "audio_file", f"{name} is longer than {longest_s:.0f} s.", "Cut it into shorter files first."
+                ErrorCode.AUDIO_FILE,
+                f"{name} is longer than {longest_s:.0f} s.",
+                "Cut it into shorter files first.",
             )
         yield block
 
@@ -191,7 +193,7 @@ def _check(file: Path, name: str) -> None:
     elif file.is_file() and not os.access(file, os.R_OK):
         problem = ("may not be read by this user.", "Ask its owner, or change its permissions (chmod).")
     if problem:
-        raise ServiceError("audio_file", f"{name} {problem[0]}", problem[1])
+        raise ServiceError(ErrorCode.AUDIO_FILE, f"{name} {problem[0]}", problem[1])
 
 
 def _reason(error: Exception) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.audio.resample import Resampler, Samples
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 
 WIDTHS = {"linear16": 2, "linear32": 4, "mulaw": 1, "alaw": 1}
 LOUD = 8.0
@@ -51,7 +51,7 @@ class PcmDecoder:
         return len(self._carry)
 
     def push(self, data: bytes) -> Samples:
-        """The sound [channels, n] of these bytes; ServiceError "DATA-0000" for what is no sound."""
+        """The sound [channels, n] of these bytes; ServiceError "audio" for what is no sound."""
         if self._carry:
             data = self._carry + data
         whole = len(data) // self.frame_bytes * self.frame_bytes
@@ -73,7 +73,7 @@ class PcmDecoder:
             peak = float(np.abs(floats).max(initial=0.0))
             if not np.isfinite(peak) or peak > 1e9:
                 raise ServiceError(
-                    "DATA-0000",
+                    ErrorCode.AUDIO,
                     "the sound declared as linear32 has values that are not numbers or are absurdly large.",
                     "linear32 is 32-bit float between -1 and 1, little-endian. For 16-bit integers say linear16.",
                 )

@@ -2,7 +2,7 @@
 
 from urllib.parse import urlsplit, urlunsplit
 
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 
 KEY_ADVICE = (
     "Give a good one with --key or as SILICA_KEY; `silica keys` on the server's machine lists and makes them."
@@ -13,7 +13,7 @@ def untrusted(server: str, error: OSError) -> ServiceError:
     """Somebody answers, but no safe connection comes about."""
     why = getattr(error, "verify_message", "") or getattr(error, "reason", None) or error
     return ServiceError(
-        "network",
+        ErrorCode.NETWORK,
         f"No safe connection to {server}: {why}.",
         "Does it serve https there? A certificate of your own is trusted with SSL_CERT_FILE=FILE.",
     )
@@ -27,4 +27,6 @@ def server_address(server: str, scheme: str) -> str:
             return urlunsplit(parts._replace(scheme=scheme + "s" * (parts.scheme in ("https", "wss"))))
     except ValueError:  # a port beyond 65535, a bracket that does not close
         pass
-    raise ServiceError("network", f"{server!r} is no address of a server.", "Expected http://HOST:PORT.")
+    raise ServiceError(
+        ErrorCode.NETWORK, f"{server!r} is no address of a server.", "Expected http://HOST:PORT."
+    )

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import aiohttp
 
 from service.clients import KEY_ADVICE, server_address, untrusted
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError, code_named
 
 Answer = TypeVar("Answer")
 PATIENCE_S = 900.0
@@ -34,7 +34,11 @@ async def patiently(
             return await ask()
         except ServiceError as error:
             wait_s = error.retry_after_s
-            if wait_s is None or error.code == "storage" or time.monotonic() - began_s + wait_s > patience_s:
+            if (
+                wait_s is None
+                or error.code == ErrorCode.STORAGE
+                or time.monotonic() - began_s + wait_s > patience_s
+            ):
                 raise
             if not told:
                 waits(error)
@@ -80,22 +84,26 @@ class HttpClient:
             raise untrusted(self.server, error.os_error) from None
         except aiohttp.ClientConnectorError as error:
             raise ServiceError(
-                "network",
+                ErrorCode.NETWORK,
                 f"Nobody answers at {self.server} ({_reason(error.os_error)}).",
                 "Is it running? `silica serve` says where it listens.",
             ) from None
         except aiohttp.ClientError as error:
             raise ServiceError(
-                "network", f"The answer from {self.server} broke off: {error}.", "Is it still running?"
+                ErrorCode.NETWORK,
+                f"The answer from {self.server} broke off: {error}.",
+                "Is it still running?",
             ) from None
         except ValueError:
-            raise ServiceError("network", f"{self.server} did not answer as a Silica server does.") from None
+            raise ServiceError(
+                ErrorCode.NETWORK, f"{self.server} did not answer as a Silica server does."
+            ) from None
         if not isinstance(told, dict):
-            raise ServiceError("network", f"{self.server} did not answer as a Silica server does.")
-        code = str(told.get("err_code", "request")).lower()
+            raise ServiceError(ErrorCode.NETWORK, f"{self.server} did not answer as a Silica server does.")
+        code = code_named(str(told.get("err_code", "request")))
         raise ServiceError(
             code,
             str(told.get("err_msg")),
-            KEY_ADVICE if code == "key" else told.get("advice", ""),
+            KEY_ADVICE if code is ErrorCode.KEY else told.get("advice", ""),
             retry_after_s=told.get("retry_after_s"),
         )

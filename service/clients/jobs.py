@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from service.clients.http import HttpClient, patiently
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 
 AWAY_S = 2.0
 """How often a server that was there and is away is asked again."""
@@ -44,7 +44,7 @@ class JobsClient(HttpClient):
             try:
                 return await self.show(id)
             except ServiceError as error:
-                if error.code == "network":
+                if error.code == ErrorCode.NETWORK:
                     error.retry_after_s = AWAY_S
                 raise
 

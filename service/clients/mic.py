@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from acoustic.constants import SAMPLE_RATE
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -54,7 +54,7 @@ def portaudio() -> ModuleType:
         import sounddevice
     except OSError as error:
         raise ServiceError(
-            "portaudio",
+            ErrorCode.PORTAUDIO,
             f"PortAudio, which reads the sound card, is not installed ({error}).",
             "Debian and Ubuntu: apt install libportaudio2. Fedora: dnf install portaudio. macOS and Windows: "
             "reinstall the Python package sounddevice. Files need none of it: silica transcribe FILE.",
@@ -87,7 +87,7 @@ def find_device(wished: str | None) -> Device:
     found = devices()
     if not found:
         raise ServiceError(
-            "no_device",
+            ErrorCode.NO_DEVICE,
             "There is no microphone: PortAudio finds no input device.",
             "Plug one in, or check that this user may use the sound card (group `audio`). "
             "`silica mic --list` shows what is found.",
@@ -99,7 +99,7 @@ def find_device(wished: str | None) -> Device:
     if len(chosen) != 1:
         problem = "No input device is" if not chosen else f"{len(chosen)} input devices are"
         names = "; ".join(f"{device.number} {device.name}" for device in found)
-        raise ServiceError("device", f"{problem} called {wished!r}.", f"There are: {names}.")
+        raise ServiceError(ErrorCode.DEVICE, f"{problem} called {wished!r}.", f"There are: {names}.")
     return chosen[0]
 
 
@@ -149,7 +149,7 @@ class Microphone:
             self.rate = rate
             return self
         raise ServiceError(
-            "device",
+            ErrorCode.DEVICE,
             f"{self.device.name!r} cannot be opened: {problem}.",
             "Another program may hold it; `silica mic --list` shows the others.",
         )

@@ -5,7 +5,7 @@ hears it with its default; whoever asks for one of ours by a name that is not th
 import sys
 
 from service.clients.http import HttpClient, patiently
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 
 
 class ModelsClient(HttpClient):
@@ -20,16 +20,16 @@ class ModelsClient(HttpClient):
         try:
             await self._ask("GET", "/readyz")
         except ServiceError as error:
-            if error.code == "network":
+            if error.code == ErrorCode.NETWORK:
                 raise
             raise ServiceError(
-                "starting",
+                ErrorCode.STARTING,
                 f"{self.server} is still loading its models.",
                 "Try again soon.",
                 retry_after_s=2.0,
             ) from None
         raise ServiceError(
-            "model", f"{self.server} has no model {asked!r}.", f"It serves {', '.join(listed)}."
+            ErrorCode.MODEL, f"{self.server} has no model {asked!r}.", f"It serves {', '.join(listed)}."
         )
 
 

@@ -24,7 +24,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from service.clients import KEY_ADVICE, server_address, untrusted
 from service.clients.replay import Entry, ReplayLog
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError, code_named
 
 Message = dict[str, Any]
 State = Literal["connecting", "listening", "reconnecting", "closed"]
@@ -144,7 +144,9 @@ class StreamClient:
 
     def _check_open(self) -> None:
         if self.state == "closed" or self._finishing:
-            raise self._failure or ServiceError("closed", "The stream is finished.", "Begin a new one.")
+            raise self._failure or ServiceError(
+                ErrorCode.CLOSED, "The stream is finished.", "Begin a new one."
+            )
 
     def _queue(self, payload: bytes | str) -> None:
         self._pending.append(self.log.add(payload))
@@ -181,7 +183,9 @@ class StreamClient:
                     advice = (
                         "Is it running?" if nobody else "It may be full, or not ready yet: try again later."
                     )
-                    raise ServiceError("network", f"{trouble} {self.server} for {patience_s:g} s.", advice)
+                    raise ServiceError(
+                        ErrorCode.NETWORK, f"{trouble} {self.server} for {patience_s:g} s.", advice
+                    )
                 self._set("reconnecting")
                 # Half the wait is chance, so that a thousand clients of one server do not come back at once.
                 await asyncio.sleep(max(retry_s, wait_s * (0.5 + random.random() / 2)))
@@ -211,8 +215,8 @@ class StreamClient:
             return 0.0
         if status in FATAL_STATUS:
             told = body.get("err_msg") or f"The server refused the connection with HTTP {status}."
-            code = str(body.get("err_code", status)).lower()
-            raise ServiceError(code, told, KEY_ADVICE if code == "key" else body.get("advice", ""))
+            code = code_named(str(body.get("err_code", "")))
+            raise ServiceError(code, told, KEY_ADVICE if code is ErrorCode.KEY else body.get("advice", ""))
         try:
             return min(float(error.response.headers.get("Retry-After", "0")), self._most_wait_s)
         except ValueError:
@@ -221,10 +225,10 @@ class StreamClient:
     def _begin_anew(self) -> None:
         """The session is gone: a new one gets everything that is not final yet, if that can be."""
         if not self.log.can_restart:
-            raise ServiceError("resume", "The server has lost the session.", "Begin a new stream.")
+            raise ServiceError(ErrorCode.RESUME, "The server has lost the session.", "Begin a new stream.")
         if self._restarts >= MOST_RESTARTS:
             raise ServiceError(
-                "restarts",
+                ErrorCode.RESTARTS,
                 f"The server ended {MOST_RESTARTS} sessions without deciding anything.",
                 "Something in the sound may be what ends them; the server's log knows.",
             )
@@ -333,9 +337,9 @@ class StreamClient:
 
     def _ended(self, code: int, reason: str) -> ServiceError:
         told = self._last_error or {}
-        name = told.get("code") or reason.partition(":")[0] or str(code)
+        name = told.get("code") or reason.partition(":")[0]
         return ServiceError(
-            name, told.get("message") or reason or f"closed with {code}", told.get("advice", "")
+            code_named(name), told.get("message") or reason or f"closed with {code}", told.get("advice", "")
         )
 
     def _set(self, state: State) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from service.audio.files import on_disk
 from service.clients.http import patiently
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.transcripts import HeardWord, Transcript
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ async def _sent(
                 await client.delete(job["id"])
                 job = await client.add(path, fields)
     except ServiceError as error:
-        if error.code == "storage" and watched:
+        if error.code == ErrorCode.STORAGE and watched:
             return False
         _end_if_pointless(error)
         take(Transcript(waiting.pop(0), error=_told(file, error)))
@@ -204,7 +204,7 @@ def _say(bar: Any, text: str) -> None:
 
 def _end_if_pointless(error: ServiceError) -> None:
     """No server, or none that lets us in: the next file would fare no better."""
-    if error.code in ("network", "key", "forbidden"):
+    if error.code in (ErrorCode.NETWORK, ErrorCode.KEY, ErrorCode.FORBIDDEN):
         raise error
 
 

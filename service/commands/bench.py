@@ -51,7 +51,7 @@ class Figure:
 def run(arguments: argparse.Namespace) -> int:
     """Measure in as many processes as would serve, all at once: cores share caches and clocks."""
     from acoustic import catalogue
-    from service.errors import ServiceError
+    from service.errors import ErrorCode, ServiceError
 
     model = arguments.model or catalogue.default_name()
     catalogue.find(model)  # a model that is not there is told once, not once a process
@@ -59,7 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     if processes is None:
         processes = len(os.sched_getaffinity(0)) if arguments.device == "cpu" else 1
     if processes < 1 or arguments.seconds <= 0 or any(hop <= 0 for hop in arguments.hops):
-        raise ServiceError("bench", "Nothing to measure.", "Processes, seconds and hops must be above zero.")
+        raise ServiceError(
+            ErrorCode.BENCH, "Nothing to measure.", "Processes, seconds and hops must be above zero."
+        )
     batches = arguments.batch or ([1] if arguments.device == "cpu" else [1, 8, 32, 128])
     job = (
         model,

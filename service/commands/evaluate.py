@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import track
 
-    from service.errors import ServiceError
+    from service.errors import ErrorCode, ServiceError
     from service.listening import Listener
 
     refuse_unused_windows(arguments)
@@ -72,7 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
             unreadable.append(line["audio"])
     if not scored:
         raise ServiceError(
-            "manifest", f"No recording of {arguments.manifest} can be read.", "Do the files lie beside it?"
+            ErrorCode.MANIFEST,
+            f"No recording of {arguments.manifest} can be read.",
+            "Do the files lie beside it?",
         )
     answer = {**_summary(listener, scored, arguments), "unreadable": unreadable}
     worst = sorted(scored, key=lambda one: one["errors"].errors, reverse=True)[: arguments.worst]
@@ -84,13 +86,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _refuse_like_names(lines: Sequence[dict[str, Any]]) -> None:
     """Log-probabilities are kept by the file's name alone: the second of two that are called alike would take the place
     of the first."""
-    from service.errors import ServiceError
+    from service.errors import ErrorCode, ServiceError
 
     names = Counter(Path(line["audio"]).stem for line in lines)
     name, count = names.most_common(1)[0] if names else ("", 0)
     if count > 1:
         raise ServiceError(
-            "manifest",
+            ErrorCode.MANIFEST,
             f"{count} recordings are called {name}, and --keep-log-probs keeps one file a name.",
             "Rename them, or keep those of each folder by themselves.",
         )
@@ -98,12 +100,12 @@ def _refuse_like_names(lines: Sequence[dict[str, Any]]) -> None:
 
 def refuse_unused_windows(arguments: argparse.Namespace) -> None:
     """Windows are what a live stream is cut into; a whole recording has none, and figures would mislead."""
-    from service.errors import ServiceError
+    from service.errors import ErrorCode, ServiceError
 
     given = [name for name in ("left", "hop", "look_ahead") if getattr(arguments, name) is not None]
     if given and not arguments.streamed:
         raise ServiceError(
-            "line",
+            ErrorCode.LINE,
             f"--{given[0].replace('_', '-')} says how a stream is cut, and the recordings are heard whole.",
             "Add --streamed, or leave it out.",
         )
@@ -111,18 +113,18 @@ def refuse_unused_windows(arguments: argparse.Namespace) -> None:
 
 def recordings(manifest: Path, limit: int | None) -> list[dict[str, Any]]:
     """The manifest's lines that have a text, with the path of their sound."""
-    from service.errors import ServiceError
+    from service.errors import ErrorCode, ServiceError
 
     file = manifest / "manifest.jsonl" if manifest.is_dir() else manifest
     if not file.is_file():
         raise ServiceError(
-            "manifest", f"There is no manifest {file}.", "Name a manifest.jsonl or its folder."
+            ErrorCode.MANIFEST, f"There is no manifest {file}.", "Name a manifest.jsonl or its folder."
         )
     try:
         written = file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise ServiceError(
-            "manifest", f"{file} is not UTF-8 text (byte {error.start}).", "Is it a manifest?"
+            ErrorCode.MANIFEST, f"{file} is not UTF-8 text (byte {error.start}).", "Is it a manifest?"
         ) from error
     lines = []
     for number, text in enumerate(written, start=1):
@@ -135,14 +137,16 @@ def recordings(manifest: Path, limit: int | None) -> list[dict[str, Any]]:
         except (ValueError, KeyError, TypeError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else error
             raise ServiceError(
-                "manifest",
+                ErrorCode.MANIFEST,
                 f"Line {number} of {file} is no entry of a manifest ({why}).",
                 'Expected {"audio": FILE, "text": WORDS} as JSON on every line.',
             ) from error
     if not lines:
-        raise ServiceError("manifest", f"No recording of {file} has a text.", "Only those can be scored.")
+        raise ServiceError(
+            ErrorCode.MANIFEST, f"No recording of {file} has a text.", "Only those can be scored."
+        )
     if limit is not None and limit < 1:
-        raise ServiceError("manifest", f"--limit {limit} leaves nothing.", "Expected one or more.")
+        raise ServiceError(ErrorCode.MANIFEST, f"--limit {limit} leaves nothing.", "Expected one or more.")
     return lines if limit is None else lines[:: max(1, len(lines) // limit)][:limit]
 
 

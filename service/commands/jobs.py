@@ -80,7 +80,7 @@ async def _add(client: Any, arguments: argparse.Namespace) -> int:
     import sys
 
     from service.commands.transcribe import expand
-    from service.errors import ServiceError
+    from service.errors import ErrorCode, ServiceError
 
     fields = {
         name: getattr(arguments, name) for name in ("model", "prompt", "webhook") if getattr(arguments, name)
@@ -88,7 +88,7 @@ async def _add(client: Any, arguments: argparse.Namespace) -> int:
     paths = [Path(name) for name in expand(arguments.paths)]
     missing = next((path for path in paths if not path.is_file()), None)
     if missing is not None:  # told before anything is sent
-        raise ServiceError("file", f"There is no file {missing}.", "Check the name and the folder.")
+        raise ServiceError(ErrorCode.FILE, f"There is no file {missing}.", "Check the name and the folder.")
     sent: list[dict[str, Any]] = []
     for path in paths:
         try:

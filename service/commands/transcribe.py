@@ -69,14 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: all files heard; 1: some could not be; 2: nothing to do."""
-    from service.errors import ServiceError
+    from service.errors import ErrorCode, ServiceError
     from service.transcripts import Transcript, Writer, refuse_equal_names
 
     form = "json" if arguments.json else arguments.format
     files = expand(arguments.files)
     if form in ("srt", "vtt") and len(files) > 1 and arguments.out is None:
         raise ServiceError(
-            "line",
+            ErrorCode.LINE,
             f"The subtitles of {len(files)} recordings cannot be one file: each counts its time from zero.",
             "Add --out FOLDER, and each gets a file of its own there.",
         )
@@ -109,18 +109,18 @@ def _there(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any)
 
     from service.clients import transcribing
     from service.clients.models import model_there
-    from service.errors import ServiceError
+    from service.errors import ErrorCode, ServiceError
 
     for name, default in arguments.here_only.items():
         if getattr(arguments, name) != default:
             raise ServiceError(
-                "line",
+                ErrorCode.LINE,
                 f"--{name.replace('_', '-')} is the server's own business.",
                 "Leave it out with --server.",
             )
     if arguments.jobs and arguments.realtime:
         raise ServiceError(
-            "line", "A job is heard in the background and cannot be watched.", "One of the two."
+            ErrorCode.LINE, "A job is heard in the background and cannot be watched.", "One of the two."
         )
     model = asyncio.run(model_there(arguments.server, arguments.key, arguments.model))
     if arguments.realtime:
@@ -163,7 +163,7 @@ def _here(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) 
 
 def expand(names: list[str]) -> list[str]:
     """The files that names, folders and wildcards mean, each once, in the order given."""
-    from service.errors import ServiceError
+    from service.errors import ErrorCode, ServiceError
 
     found: list[str] = []
     for name in names:
@@ -174,7 +174,7 @@ def expand(names: list[str]) -> list[str]:
             inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SOUND_SUFFIXES)
             if not inside:
                 raise ServiceError(
-                    "audio_file",
+                    ErrorCode.AUDIO_FILE,
                     f"There is no sound file in {path} or below it (*{' *'.join(SOUND_SUFFIXES[:5])} …).",
                     "A recording of another name can be named by itself.",
                 )
@@ -183,7 +183,7 @@ def expand(names: list[str]) -> list[str]:
             matching = sorted(map(str, Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))))
             if not matching:
                 raise ServiceError(
-                    "audio_file", f"No file matches {name}.", "Check the wildcard and the folder."
+                    ErrorCode.AUDIO_FILE, f"No file matches {name}.", "Check the wildcard and the folder."
                 )
             found += matching
         else:

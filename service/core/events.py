@@ -5,6 +5,8 @@ Every accepted stream ends with exactly one `Closed`, always last. Nothing here 
 
 from dataclasses import dataclass
 
+from service.errors import ErrorCode
+
 
 @dataclass(frozen=True, slots=True)
 class Word:
@@ -120,7 +122,7 @@ class Progress:
 class Failed:
     """The stream cannot go on: a code for machines, a message and advice for people. `Closed` follows."""
 
-    code: str
+    code: ErrorCode
     message: str
     advice: str
 

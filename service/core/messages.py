@@ -12,6 +12,7 @@ import numpy.typing as npt
 from acoustic.windows import Heard, Window
 from lm.hypothesis import Hypothesis
 from service.core.events import Event
+from service.errors import ErrorCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class WorkerLost:
 class Broken:
     """The stream cannot go on."""
 
-    code: str
+    code: ErrorCode
     message: str
     advice: str
 

@@ -45,6 +45,7 @@ from service.core.messages import (
 )
 from service.core.segment import Heading
 from service.core.stream_settings import StreamSettings
+from service.errors import ErrorCode
 
 
 class State(Enum):
@@ -158,7 +159,7 @@ class Session:
         if what.heard.error is not None:
             self._broken(
                 Broken(
-                    "audio",
+                    ErrorCode.AUDIO,
                     f"The sound of this stream could not be heard: {what.heard.error}.",
                     "Send finite samples between -1 and 1.",
                 )

@@ -8,6 +8,7 @@ from lm.hotwords import Hotword
 from service.core.messages import Finalize as Finalize
 from service.core.messages import Finish as Finish
 from service.core.messages import Mark as Mark
+from service.errors import ErrorCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,11 @@ class Audio:
     """Sound, as it came."""
 
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Hear the sound that the decoder holds back for the sake of what follows, such as its resampler's tail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +53,12 @@ class Warn:
 class Refuse:
     """The message cannot be understood and going on would only mislead: close."""
 
-    code: str
+    code: ErrorCode
     message: str
     advice: str
 
 
-Command = Audio | KeepAlive | Finalize | Mark | Finish | Say | Reply | Warn | Refuse
+Command = Audio | Flush | KeepAlive | Finalize | Mark | Finish | Say | Reply | Warn | Refuse
 
 
 @dataclass(frozen=True)

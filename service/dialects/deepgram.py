@@ -36,6 +36,7 @@ from service.dialects.commands import (
 )
 from service.dialects.dialect import Received
 from service.dialects.written import Readable, alternative
+from service.errors import ErrorCode
 
 MOST_NAME = 200
 
@@ -92,7 +93,7 @@ class DeepgramDialect:
         except (ValueError, RecursionError):
             return [
                 Refuse(
-                    "DATA-0001",
+                    ErrorCode.REQUEST,
                     "a text message is not JSON.",
                     "Sound goes into binary messages, as bytes, not as base64 text.",
                 )
@@ -155,6 +156,10 @@ class DeepgramDialect:
         """The first message on a connection that resumes."""
         return [self._text(None, self._started(True, received))]
 
+    def close_reason(self, code: ErrorCode, message: str) -> str:
+        """Deepgram's name of the error, and what was wrong."""
+        return f"{code.close_name}: {message}"
+
     def last_words(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
         """Metadata after a stream that ended in order; before it, why, if the server is what ended it."""
         if closed.reason not in ("finished", "drained"):
@@ -162,13 +167,15 @@ class DeepgramDialect:
         told = [self.metadata(number, sha256, closed.audio_s)]
         if closed.reason == "drained" and self.request.extensions and not finishing:
             advice = "Reconnect: what was sent has been decided and told."
-            told.insert(0, self.error(number, "DRAINING", "the server is being stopped.", advice))
+            told.insert(0, self.error(number, ErrorCode.DRAINING, "the server is being stopped.", advice))
         return told
 
-    def error(self, number: int | None, code: str, message: str, advice: str) -> str:
+    def error(self, number: int | None, code: ErrorCode, message: str, advice: str) -> str:
         """An Error, with Deepgram's own fields as well."""
-        told = {"type": "Error", "code": code, "message": message, "advice": advice}
-        return self._text(number, {**told, "variant": code, "description": f"{message} {advice}".strip()})
+        advice = advice or code.advice
+        told = {"type": "Error", "code": code.close_name, "message": message, "advice": advice}
+        described = {"variant": code.close_name, "description": f"{message} {advice}".strip()}
+        return self._text(number, {**told, **described})
 
     def metadata(self, number: int, sha256: str, duration_s: float) -> str:
         """The last message of a stream that was closed in order."""

@@ -10,7 +10,7 @@ from service.core.events import Final
 from service.dialects.commands import ListenRequest
 from service.dialects.query import read_query
 from service.dialects.written import Readable, alternative, uuid_of
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 
 OWN_OPTIONS = ("utterances", "utt_split", "paragraphs", "filler_words", "measurements")
 
@@ -44,11 +44,13 @@ def read_file_query(pairs: Iterable[tuple[str, str]]) -> FileRequest:
     own = {name: value.lower() for name, value in given if name in OWN_OPTIONS}
     for name in ("utterances", "paragraphs"):
         if own.get(name, "false") not in ("true", "false", "1", "0"):
-            raise ServiceError("request", f"{name}={own[name]} is not supported.", "Expected true or false.")
+            raise ServiceError(
+                ErrorCode.REQUEST, f"{name}={own[name]} is not supported.", "Expected true or false."
+            )
     listen = read_query((name, value) for name, value in given if name not in OWN_OPTIONS)
     if listen.resume is not None:
         raise ServiceError(
-            "request", "`resume` is for live sessions.", "Send the whole file again, or use jobs."
+            ErrorCode.REQUEST, "`resume` is for live sessions.", "Send the whole file again, or use jobs."
         )
     return FileRequest(
         listen=replace(listen, interim=False, source_is_file=True),
@@ -62,7 +64,7 @@ def refuse_url(content_type: str) -> None:
     """A JSON body asks the server to fetch something itself; it does not."""
     if content_type.split(";")[0].strip().lower() == "application/json":
         raise ServiceError(
-            "request",
+            ErrorCode.REQUEST,
             "This server fetches nothing from addresses: an address could lead it into its own network.",
             "Send the file itself as the request's body.",
         )

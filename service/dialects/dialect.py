@@ -5,6 +5,7 @@ from typing import Protocol
 
 from service.core.events import Closed, Event
 from service.dialects.commands import Command, Warn
+from service.errors import ErrorCode
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class Dialect(Protocol):
 
     def resumed(self, received: Received) -> list[str]:
         """The first messages on a connection that resumes."""
+
+    def close_reason(self, code: ErrorCode, message: str) -> str:
+        """The reason of a close after this error."""
 
     def last_words(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
         """The last messages before the socket is closed; `finishing`: as the client wished."""

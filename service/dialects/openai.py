@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from lm.hotwords import Hotword
 from service.core.events import Final, Word
 from service.dialects.query import MOST_PHRASE
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.subtitles import to_srt, to_vtt
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
@@ -33,7 +33,7 @@ class FieldError(ServiceError):
     """A form field that cannot be used; `param` names it, as OpenAI's error bodies do."""
 
     def __init__(self, param: str, message: str, advice: str = "") -> None:
-        super().__init__("request", message, advice)
+        super().__init__(ErrorCode.REQUEST, message, advice)
         self.param = param
 
 

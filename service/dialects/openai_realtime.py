@@ -13,13 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from lm.hotwords import Hotword
-from service.core.events import Event, Failed, Final, Partial, SpeechStarted, Word
-from service.dialects.commands import Audio, Command, Finalize, Say
+from service.core.events import Closed, Event, Failed, Final, Partial, SpeechStarted, Word
+from service.dialects.commands import Audio, Command, Finalize, Flush, ListenRequest, Say, Warn
+from service.dialects.dialect import Received
 from service.dialects.openai import LANGUAGES, hotwords_of
+from service.errors import ErrorCode
 
 FORMATS = {"audio/pcm": ("linear16", 24000), "audio/pcmu": ("mulaw", 8000), "audio/pcma": ("alaw", 8000)}
 SILENCE_MS = 500
 LONGEST_SILENCE_MS = 10000
+IDLE_ADVICE = "Send sound or websocket pings while the speaker is silent."
 LEAST_BYTES = 2
 """Fewer may be half a sample, which is no sound yet."""
 
@@ -35,9 +38,17 @@ class RealtimeSettings:
     hotwords: tuple[Hotword, ...] = ()
 
     @property
-    def encoding(self) -> tuple[str, int]:
-        """Our name of the encoding, and its rate."""
-        return FORMATS[self.format]
+    def request(self) -> ListenRequest:
+        """The same as every protocol's streams are opened by."""
+        encoding, rate = FORMATS[self.format]
+        return ListenRequest(
+            model=self.model,
+            encoding=encoding,
+            sample_rate=rate,
+            interim=True,
+            endpointing_ms=self.silence_ms,
+            hotwords=self.hotwords,
+        )
 
 
 class Refused(Exception):
@@ -51,6 +62,8 @@ class Refused(Exception):
 
 class RealtimeDialect:
     """One socket's wire."""
+
+    name = "openai"
 
     def __init__(self, session_id: str, model: str) -> None:
         self.session_id = session_id
@@ -70,12 +83,14 @@ class RealtimeDialect:
 
     # ---- from the client
 
-    def receive(self, text: str) -> list[Command]:
+    def receive(self, message: str | bytes) -> list[Command]:
         """What one message asks for; mistakes become `error` events and nothing else."""
         event_id: str | None = None
         try:
+            if isinstance(message, bytes):
+                raise Refused("invalid_event", "Sound goes into input_audio_buffer.append, as base64.")
             try:
-                event = json.loads(text)
+                event = json.loads(message)
             except (ValueError, RecursionError):
                 raise Refused("invalid_json", "A message is not JSON.") from None
             if not isinstance(event, dict) or not isinstance(event.get("type"), str):
@@ -96,17 +111,20 @@ class RealtimeDialect:
         if kind == "input_audio_buffer.commit":
             if self._uncommitted < LEAST_BYTES:
                 raise Refused("input_audio_buffer_commit_empty", "There is no sound since the last commit.")
-            return [self._finalize("tell")]
+            return self._finalize("tell")
         if kind == "input_audio_buffer.clear":
             cleared = Say(self._event("input_audio_buffer.cleared"))
-            return [self._finalize("drop"), cleared] if self._uncommitted >= LEAST_BYTES else [cleared]
+            return [*self._finalize("drop"), cleared] if self._uncommitted >= LEAST_BYTES else [cleared]
         raise Refused("unknown_event", f"{kind[:60]!r} is no event of a transcription session.", "type")
 
-    def _finalize(self, then: Literal["tell", "drop"]) -> Finalize:
-        """Have what was sent so far decided. There is sound in it, so it gets an answer of its own."""
+    def _finalize(self, then: Literal["tell", "drop"]) -> list[Command]:
+        """Have what was sent so far decided. There is sound in it, so it gets an answer of its own.
+
+        What the resampler holds back belongs to that sound and not to the next.
+        """
         self._uncommitted = 0
         self._asked.append(then)
-        return Finalize()
+        return [Flush(), Finalize()]
 
     def _sound(self, audio: Any) -> bytes:
         if not isinstance(audio, str):
@@ -152,12 +170,10 @@ class RealtimeDialect:
         """The first message."""
         return self._event("session.created", session=self._session())
 
-    def write(self, event: Event) -> list[str]:
+    def write(self, number: int, event: Event, received: Received) -> list[str]:
         """What an event of the stream is on this wire."""
         if isinstance(event, Failed):
-            return [
-                self.error(event.code, f"{event.message} {event.advice}".strip(), None, None, "server_error")
-            ]
+            return [self._failed(event)]
         then = self._asked[0] if self._asked else "tell"
         if isinstance(event, Final) and event.from_finalize and self._asked:
             self._asked.popleft()
@@ -180,6 +196,31 @@ class RealtimeDialect:
         if isinstance(event, Final):
             return self._final(event)
         return []
+
+    def reply(self) -> None:
+        """Nothing is answered message by message."""
+
+    def warn(self, warning: Warn) -> bool:
+        """This protocol has no message that warns: an `error` would alarm its clients."""
+        return False
+
+    def resumed(self, received: Received) -> list[str]:
+        """Nobody resumes here."""
+        return []
+
+    def close_reason(self, code: ErrorCode, message: str) -> str:
+        """The code alone: the `error` before it has said the rest."""
+        return "drained" if code is ErrorCode.DRAINING else code
+
+    def last_words(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
+        """The client ends the session by closing the socket: nothing follows."""
+        return []
+
+    def _failed(self, event: Failed) -> str:
+        """The error that ends the stream, as a sentence."""
+        advice = IDLE_ADVICE if event.code is ErrorCode.IDLE else event.advice
+        message = f"{event.message[:1].upper()}{event.message[1:]} {advice}".strip()
+        return self.error(event.code, message, None, None, "server_error")
 
     def _final(self, event: Final) -> list[str]:
         words = event.alternatives[0].words

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lm.hotwords import Hotword
 from service.dialects.commands import ListenRequest, Warn
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 
 RAW = ("linear16", "linear32", "mulaw", "alaw")
 CONTAINERS = ("flac", "mp3", "wav", "opus", "ogg-opus", "ogg", "webm", "mp4")
@@ -39,7 +39,9 @@ def read_query(pairs: Iterable[tuple[str, str]]) -> ListenRequest:
         values.setdefault(name, []).append(value)
     for name, reason in REFUSED.items():
         if any(value.lower() not in ("", "false") for value in values.get(name, ())):
-            raise ServiceError("request", f"`{name}` is not supported: {reason}.", f"Leave out `{name}`.")
+            raise ServiceError(
+                ErrorCode.REQUEST, f"`{name}` is not supported: {reason}.", f"Leave out `{name}`."
+            )
     query = _Query(values)
     encoding = query.choice("encoding", (*RAW, *CONTAINERS))
     warnings: list[Warn] = []
@@ -81,7 +83,9 @@ def read_hotwords(phrases: Sequence[str]) -> tuple[Hotword, ...]:
     """`phrase` or `phrase:weight`, each; ServiceError "request" for too many, too long, or no number."""
     if len(phrases) > MOST_HOTWORDS:
         raise ServiceError(
-            "request", f"{len(phrases)} keywords are too many: at most {MOST_HOTWORDS}.", "Send fewer."
+            ErrorCode.REQUEST,
+            f"{len(phrases)} keywords are too many: at most {MOST_HOTWORDS}.",
+            "Send fewer.",
         )
     return tuple(_hotword(phrase) for phrase in phrases if phrase.strip())
 
@@ -96,7 +100,7 @@ def _hotword(text: str) -> Hotword:
         weight = math.nan
     if not -10 <= weight <= 10 or not phrase.strip() or len(phrase) > MOST_PHRASE:
         raise ServiceError(
-            "request",
+            ErrorCode.REQUEST,
             f"the keyword {text[:MOST_PHRASE]!r} will not do.",
             f"Expected `phrase` or `phrase:weight`, weight -10 to 10, up to {MOST_PHRASE} characters.",
         )
@@ -116,14 +120,16 @@ class _Query:
         if not found or not found[-1]:
             return None
         if len(found[-1]) > 200:
-            raise ServiceError("request", f"`{name}` is too long.", "Expected up to 200 characters.")
+            raise ServiceError(ErrorCode.REQUEST, f"`{name}` is too long.", "Expected up to 200 characters.")
         return found[-1]
 
     def choice(self, name: str, choices: Sequence[str]) -> str | None:
         found = self.text(name)
         if found is not None and found.lower() not in choices:
             raise ServiceError(
-                "request", f"{name}={found} is not supported.", f"Expected one of {', '.join(choices)}."
+                ErrorCode.REQUEST,
+                f"{name}={found} is not supported.",
+                f"Expected one of {', '.join(choices)}.",
             )
         return found.lower() if found is not None else None
 
@@ -136,7 +142,7 @@ class _Query:
             return None
         if not (found.isascii() and found.isdigit()) or not low <= int(found) <= high:
             raise ServiceError(
-                "request",
+                ErrorCode.REQUEST,
                 f"{name}={found} is not supported.",
                 f"Expected a whole number from {low} to {high}.",
             )

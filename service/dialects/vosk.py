@@ -22,6 +22,7 @@ from service.dialects.commands import (
 )
 from service.dialects.dialect import Received
 from service.dialects.query import MOST_HOTWORDS, MOST_PHRASE
+from service.errors import ErrorCode
 
 PHRASE_WEIGHT = 5.0
 
@@ -52,7 +53,9 @@ class VoskDialect:
         if not isinstance(document, dict):
             return [
                 Refuse(
-                    "DATA-0001", "a text message is not a JSON object.", "Sound goes into binary messages."
+                    ErrorCode.REQUEST,
+                    "a text message is not a JSON object.",
+                    "Sound goes into binary messages.",
                 )
             ]
         if document.get("eof"):
@@ -84,19 +87,27 @@ class VoskDialect:
 
     def _configure(self, config: object) -> list[Command]:
         if not isinstance(config, dict):
-            return [Refuse("request", "`config` is not an object.", "Send a JSON object.")]
+            return [Refuse(ErrorCode.REQUEST, "`config` is not an object.", "Send a JSON object.")]
         if self._begun:
             return [Warn("option", "The configuration comes before the sound; it was passed over.")]
         rate = config.get("sample_rate", 16000)
         if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 8000 <= rate <= 48000:
-            return [Refuse("request", f"sample_rate {rate!r} is not supported.", "Expected 8000 to 48000.")]
+            return [
+                Refuse(
+                    ErrorCode.REQUEST, f"sample_rate {rate!r} is not supported.", "Expected 8000 to 48000."
+                )
+            ]
         phrases = config.get("phrase_list") or []
         if not isinstance(phrases, list) or not all(isinstance(one, str) for one in phrases):
-            return [Refuse("request", "`phrase_list` is not a list of texts.", 'Such as ["yes", "no"].')]
+            return [
+                Refuse(ErrorCode.REQUEST, "`phrase_list` is not a list of texts.", 'Such as ["yes", "no"].')
+            ]
         fitting = [one for one in phrases if one.strip() and len(one) <= MOST_PHRASE and one != "[unk]"]
         most = config.get("max_alternatives", 0)
         if not isinstance(most, int) or not 0 <= most <= 10:
-            return [Refuse("request", f"max_alternatives {most!r} is not supported.", "Expected 0 to 10.")]
+            return [
+                Refuse(ErrorCode.REQUEST, f"max_alternatives {most!r} is not supported.", "Expected 0 to 10.")
+            ]
         model = config.get("model")
         self.request = replace(
             self.request,
@@ -116,6 +127,10 @@ class VoskDialect:
     def resumed(self, received: Received) -> list[str]:
         """Nobody resumes here."""
         return []
+
+    def close_reason(self, code: ErrorCode, message: str) -> str:
+        """The name of the error as on /v1/listen, and what was wrong."""
+        return f"{code.close_name}: {message}"
 
     def last_words(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
         """`eof` has been answered: nothing follows."""

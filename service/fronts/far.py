@@ -7,7 +7,7 @@ from typing import Any
 from acoustic.config import ModelConfig
 from acoustic.windows import Window, WindowPlan
 from service.core.messages import Conclude, Push, Replay, WindowKey
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.fronts.link import (
     Leave,
     Link,
@@ -140,4 +140,4 @@ class FarDevice:
 
     def hold_hop(self, hop_s: float | None) -> None:
         """Measurements hold hops in one process only."""
-        raise ServiceError("hop", "A front cannot hold the hop.", "Measure with one process.")
+        raise ServiceError(ErrorCode.HOP, "A front cannot hold the hop.", "Measure with one process.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.fronts import front
 from service.fronts.link import Nudge, Refused, Reload, Reloaded, Serving, Want, in_messages
 from service.fronts.switchboard import Switchboard
@@ -77,7 +77,7 @@ class House:
         except TimeoutError:
             await self._close()
             raise ServiceError(
-                "fronts", f"Not every front was ready after {START_S:g} s.", OVERLOADED
+                ErrorCode.FRONTS, f"Not every front was ready after {START_S:g} s.", OVERLOADED
             ) from None
         except BaseException:
             await self._close()
@@ -174,7 +174,9 @@ class House:
         say(logging.WARNING, "a front is lost; another is starting", front=door.number)
         if len(self._deaths) == MOST_DEATHS and now_s - self._deaths[0] < WITHIN_S:
             advice = "What they wrote before they died tells why."
-            self._fail(ServiceError("fronts", f"Fronts died {MOST_DEATHS} times within minutes.", advice))
+            self._fail(
+                ServiceError(ErrorCode.FRONTS, f"Fronts died {MOST_DEATHS} times within minutes.", advice)
+            )
             return
         self._deaths.append(now_s)
         door.pause_s = 0.0 if was_serving else min(LONGEST_PAUSE_S, door.pause_s * 2 + 0.5)
@@ -240,7 +242,9 @@ class House:
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            known = error if isinstance(error, ServiceError) else ServiceError("internal", repr(error))
+            known = (
+                error if isinstance(error, ServiceError) else ServiceError(ErrorCode.INTERNAL, repr(error))
+            )
             self._fail(known)
 
     def _fail(self, error: ServiceError) -> None:

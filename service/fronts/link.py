@@ -11,6 +11,7 @@ from typing import Any, cast
 from acoustic.config import ModelConfig
 from acoustic.windows import Heard, Window, WindowPlan
 from service.core.messages import Conclude, Push, Replay, WindowKey
+from service.errors import ErrorCode
 from service.scheduling.decode_worker import Answer, Open
 from service.scheduling.process import Frames, framed
 
@@ -110,7 +111,7 @@ class Refused:
     """What was asked for cannot be: the ServiceError to raise."""
 
     ticket: int
-    code: str
+    code: ErrorCode
     message: str
     advice: str
 

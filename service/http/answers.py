@@ -6,45 +6,17 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
+from service.http.headers import REQUEST_ID, set_headers
 from service.http.state import STATE
 from service.logs import say
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
-
-SERVER = "Silica"
-
-STATUS = {
-    "capacity": 503,
-    "draining": 503,
-    "starting": 503,
-    "sockets": 503,
-    "containers": 503,
-    "busy": 409,
-    "key": 401,
-    "key_streams": 429,
-    "key_minutes": 429,
-    "origin": 403,
-    "upgrade": 426,
-    "forbidden": 403,
-    "request": 400,
-    "audio": 400,
-    "model": 404,
-    "resume": 410,
-    "channels": 400,
-    "hotwords": 400,
-    "job": 404,
-    "size": 413,
-    "stalled": 408,
-    "storage": 507,
-    "gone": 499,  # nobody reads it; counted and logged, as nginx does
-}
 
 
 def error_response(error: ServiceError, request_id: str) -> web.Response:
     """The error as HTTP: Deepgram's field names, our advice, Retry-After where waiting helps."""
-    status = STATUS.get(error.code, 500)
+    status = error.code.http_status
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
@@ -74,13 +46,13 @@ async def answer_middleware(request: web.Request, handler: Handler) -> web.Strea
     try:
         response = await handler(request)
     except ServiceError as error:
-        if request.headers.get("Upgrade", "").lower() == "websocket" and error.code != "gone":
+        if request.headers.get("Upgrade", "").lower() == "websocket" and error.code != ErrorCode.GONE:
             state.metrics.sessions_rejected.labels(error.code).inc()
         response = error_response(error, request_id)
         say(logging.INFO, "refused", request=request_id, route=route, code=error.code, status=response.status)
     except web.HTTPException as error:
         if error.status >= 400:
-            known = ServiceError("http", f"{error.reason}: {request.method} {request.path}.")
+            known = ServiceError(ErrorCode.HTTP, f"{error.reason}: {request.method} {request.path}.")
             response = error_response(known, request_id)
             response.set_status(error.status)
             if "Allow" in error.headers:
@@ -93,14 +65,12 @@ async def answer_middleware(request: web.Request, handler: Handler) -> web.Strea
             "answer failed", extra={"facts": {"request": request_id, "route": route}}
         )
         failure = ServiceError(
-            "internal", "Something went wrong here; it is logged.", "Quote the request id."
+            ErrorCode.INTERNAL, "Something went wrong here; it is logged.", "Quote the request id."
         )
         response = error_response(failure, request_id)
     state.metrics.http_requests.labels(route, str(response.status)).inc()
     if not response.prepared:
-        response.headers["Server"] = SERVER
-        response.headers["X-Request-Id"] = request_id
-        response.headers["dg-request-id"] = request_id
+        set_headers(response, request_id)
     if route.startswith(("/v1", "/admin")) and not isinstance(response, web.WebSocketResponse):
         spent = round(state.clock() - began_s, 4)
         say(logging.INFO, "answered", request=request_id, route=route, status=response.status, seconds=spent)

@@ -6,7 +6,7 @@ import logging
 
 from aiohttp import web
 
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.http.answers import answer_middleware
 from service.http.auth import auth_middleware, key_of
 from service.http.health import add_health_routes
@@ -54,7 +54,9 @@ async def reload(request: web.Request) -> web.Response:
     """POST /admin/reload[?model=NAME]: load a model's files anew; open streams keep the old one to their end."""
     state = request.app[STATE]
     if not key_of(request).admin:
-        raise ServiceError("forbidden", "This key may not reload models.", "Use one made with --admin.")
+        raise ServiceError(
+            ErrorCode.FORBIDDEN, "This key may not reload models.", "Use one made with --admin."
+        )
     name = request.query.get("model")
     done = await state.models.reload(name)
     say(logging.INFO, "reload asked for", key=key_of(request).name, models=",".join(done))

@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.http.state import STATE
 from service.keys import ANONYMOUS, Key
 from service.preflight import is_loopback
@@ -43,7 +43,7 @@ def split(address: str, told: str) -> SplitResult:
         return urlsplit(address)
     except ValueError:
         raise ServiceError(
-            "origin", f"{told} is no address.", "Send it as HTTP has it: host[:port]."
+            ErrorCode.ORIGIN, f"{told} is no address.", "Send it as HTTP has it: host[:port]."
         ) from None
 
 
@@ -53,7 +53,7 @@ def check_origin(request: web.BaseRequest, settings: Settings) -> None:
     listed = {(urlsplit(origin).hostname or origin).lower() for origin in settings.origins}
     if is_loopback(settings.host) and not is_loopback(host) and host not in listed and "*" not in listed:
         raise ServiceError(
-            "origin",
+            ErrorCode.ORIGIN,
             f"This server listens on loopback only and was asked for as {request.host!r}.",
             "Use localhost, or list that name's origin in `origins`.",
         )
@@ -63,7 +63,7 @@ def check_origin(request: web.BaseRequest, settings: Settings) -> None:
     page = split(origin, f"Origin {origin!r}").netloc.lower()
     if page != request.host.lower() or not page:
         raise ServiceError(
-            "origin",
+            ErrorCode.ORIGIN,
             f"Pages of {origin!r} may not connect here.",
             "Add that origin to the setting `origins` if they should.",
         )

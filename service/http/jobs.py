@@ -16,7 +16,7 @@ from aiohttp import web
 
 from acoustic.files import data_folder
 from service.dialects import openai
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.http.auth import key_of
 from service.http.state import STATE, State
 from service.http.transcriptions import base_settings, most_bytes
@@ -94,17 +94,17 @@ async def create(request: web.Request) -> web.Response:
     idempotency = request.headers.get("Idempotency-Key")
     if idempotency is not None and not IDEMPOTENCY.fullmatch(idempotency):
         raise ServiceError(
-            "request", "Idempotency-Key must be 1 to 200 printable ASCII characters without spaces."
+            ErrorCode.REQUEST, "Idempotency-Key must be 1 to 200 printable ASCII characters without spaces."
         )
     state.keys.check_minutes(key)
     async with scratch(desk.store.uploads) as folder:
         form = await receive_form(request, folder, most_bytes(state))
         if form.file is None:
-            raise ServiceError("request", "The form has no field `file`.", "Send the sound there.")
+            raise ServiceError(ErrorCode.REQUEST, "The form has no field `file`.", "Send the sound there.")
         options = options_of(form)
         if form_of(form.file.path) is None and "encoding" not in options:
             raise ServiceError(
-                "audio",
+                ErrorCode.AUDIO,
                 "The file is in no format known here.",
                 "Is it a sound file (WAV, FLAC, MP3, Ogg, WebM, MP4), and whole? Raw sound needs `encoding`.",
             )
@@ -156,7 +156,9 @@ def options_of(form: Form) -> dict[str, Any]:
     if encoding:
         if encoding not in ("linear16", "linear32", "mulaw", "alaw"):
             raise ServiceError(
-                "request", f"encoding={encoding[:40]} is not supported.", "linear16, linear32, mulaw, alaw."
+                ErrorCode.REQUEST,
+                f"encoding={encoding[:40]} is not supported.",
+                "linear16, linear32, mulaw, alaw.",
             )
         options["encoding"] = encoding
     for name, low, high in (("sample_rate", 8000, 48000), ("channels", 1, 8)):
@@ -164,7 +166,7 @@ def options_of(form: Form) -> dict[str, Any]:
         if text:
             if not (text.isascii() and text.isdigit() and len(text) < 9 and low <= int(text) <= high):
                 raise ServiceError(
-                    "request", f"{name}={text[:40]} is not supported.", f"From {low} to {high}."
+                    ErrorCode.REQUEST, f"{name}={text[:40]} is not supported.", f"From {low} to {high}."
                 )
             options[name] = int(text)
     return options
@@ -176,15 +178,15 @@ async def listed(request: web.Request) -> web.Response:
     status = query.get("status") or None
     if status is not None and status not in STATUSES:
         raise ServiceError(
-            "request", f"There is no status {status[:40]!r}.", f"One of {', '.join(STATUSES)}."
+            ErrorCode.REQUEST, f"There is no status {status[:40]!r}.", f"One of {', '.join(STATUSES)}."
         )
     try:
         limit = int(query.get("limit") or 50)
         before = float(query["before"]) if query.get("before") else None
     except ValueError:
-        raise ServiceError("request", "`limit` and `before` are numbers.") from None
+        raise ServiceError(ErrorCode.REQUEST, "`limit` and `before` are numbers.") from None
     if not 1 <= limit <= MOST_LISTED:
-        raise ServiceError("request", f"`limit` is 1 to {MOST_LISTED}.")
+        raise ServiceError(ErrorCode.REQUEST, f"`limit` is 1 to {MOST_LISTED}.")
     store = request.app[DESK].store
     found = await asyncio.to_thread(store.owned_by, key_of(request).id, status, limit, before)
     return web.json_response({"object": "list", "data": [job.told() for job in found]})
@@ -204,7 +206,7 @@ async def transcript(request: web.Request) -> web.Response:
     job = await _found(request)
     if job.status != "done" and not partial:
         raise ServiceError(
-            "busy", f"The job is {job.status}.", "Wait until it is done, or ask with partial=true."
+            ErrorCode.BUSY, f"The job is {job.status}.", "Wait until it is done, or ask with partial=true."
         )
     finals = await asyncio.to_thread(request.app[DESK].store.finals, job.id)
     content_type, body = openai.transcription(finals, job.length_s or job.heard_s, wanted)

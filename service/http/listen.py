@@ -5,10 +5,10 @@ Everything that can be refused is refused before the upgrade, as an HTTP answer.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 
-from aiohttp import WSMsgType, web
+from aiohttp import web
 
 from acoustic.errors import AcousticError
 from lm.errors import LanguageError
@@ -16,16 +16,17 @@ from lm.hotwords import Hotword
 from lm.text import normalise
 from service.audio.decoder import SoundDecoder
 from service.audio.pcm import WIDTHS
-from service.dialects.commands import Audio, Command, KeepAlive, ListenRequest, Refuse, Warn
+from service.dialects.commands import Command, KeepAlive, ListenRequest, Refuse, Say, Warn
 from service.dialects.deepgram import DeepgramDialect, StreamFacts
 from service.dialects.dialect import Dialect
 from service.dialects.query import read_query
 from service.dialects.vosk import VoskDialect
 from service.dialects.written import uuid_of
-from service.errors import ServiceError
-from service.http.answers import REQUEST_ID, SERVER
+from service.errors import ErrorCode, ServiceError
 from service.http.auth import SUBPROTOCOLS, key_of
-from service.http.conversation import CLOSE_S, Conversation, count_closed
+from service.http.client_socket import CLOSE_S, ClientSocket
+from service.http.conversation import Conversation
+from service.http.headers import REQUEST_ID, set_headers
 from service.http.sessions import Session
 from service.http.sisters import pass_on
 from service.http.state import STATE, State
@@ -68,50 +69,86 @@ async def vosk(request: web.Request) -> web.StreamResponse:
     key = key_of(request)
     room = state.models.pick(None).capacity()
     if room.streams >= room.streams_most:
-        raise ServiceError("capacity", "All streams are in use.", "Try again soon.", retry_after_s=2.0)
+        raise ServiceError(
+            ErrorCode.CAPACITY, "All streams are in use.", "Try again soon.", retry_after_s=2.0
+        )
     state.listening.enter_socket("vosk")
     try:
-        socket = socket_for(state)
+        limit = state.settings.max_message_bytes
+        socket = socket_for(limit)
         await upgrade(request, socket)
         dialect = VoskDialect()
-        first: tuple[Command, ...] = ()
-        try:
-            async with asyncio.timeout(state.settings.idle_s):
-                while not first:
-                    message = await socket.receive()
-                    if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
-                        if message.type is WSMsgType.PING:
-                            await socket.pong(message.data)
-                            continue
-                        return turned_away(state, socket)
-                    commands = dialect.receive(message.data)
-                    for command in commands:
-                        if isinstance(command, Refuse):
-                            raise ServiceError("DATA-0001", command.message, command.advice)
-                    first = tuple(one for one in commands if not isinstance(one, KeepAlive | Warn))
-            decoder = SoundDecoder("linear16", dialect.request.sample_rate, 1, True, None, lambda *_: None)
-            session = open_session(state, dialect.request, lambda *_: dialect, decoder, key)
-        except TimeoutError:
-            await socket.close(code=1011, message=b"NET-0001: no sound and no configuration came")
-            return turned_away(state, socket, 1011)
-        except ServiceError as error:
-            code = 1008 if error.code == "DATA-0001" else 1013
-            await socket.close(code=code, message=f"{error.code.upper()}: {error.message}".encode()[:120])
-            return turned_away(state, socket, code)
-        if isinstance(first[0], Audio):
-            session.received_bytes += len(first[0].data)
-        await Conversation(state, session, socket).run(0, first)
+        client = ClientSocket(state, socket, dialect, limit)
+        await converse_when_configured(state, client, lambda: open_vosk(state, dialect, key))
         return socket
     finally:
         state.listening.leave_socket("vosk")
 
 
-def turned_away(
-    state: State, socket: web.WebSocketResponse, code: int | None = None
-) -> web.WebSocketResponse:
-    """A socket of vosk's that ended before it had a stream, by us with this code or by the client: counted."""
-    count_closed(state.metrics, "vosk", code or socket.close_code or 1006)
-    return socket
+def open_vosk(state: State, dialect: VoskDialect, key: Key) -> Session:
+    """A stream for vosk's protocol, as its messages have configured it."""
+    decoder = SoundDecoder("linear16", dialect.request.sample_rate, 1, True, None, lambda *_: None)
+    state.keys.take(key)
+    return open_session(
+        state, dialect.request, lambda *_: dialect, decoder, key, lambda: state.keys.release(key)
+    )
+
+
+async def converse_when_configured(
+    state: State,
+    client: ClientSocket,
+    open_stream: Callable[[], Session],
+    *,
+    greeting: str | None = None,
+    idle_timeout_s: float | None = None,
+) -> None:
+    """For protocols whose messages configure the stream: it is opened by the first command that needs it."""
+    opened: tuple[Session, list[Command]] | None = None
+    try:
+        if greeting is not None:
+            await client.send(greeting)
+        opened = await first_commands(client, open_stream, idle_timeout_s or state.settings.idle_s)
+    except ServiceError as error:
+        await client.refuse(error)
+    except TimeoutError:
+        await client.close(ErrorCode.SLOW_READER, "nothing was taken for too long")
+    except ConnectionError:
+        pass  # the client is gone, and nothing was opened for it
+    except Exception:
+        logging.getLogger("silica").exception("connection failed")
+        await client.refuse(
+            ServiceError(
+                ErrorCode.INTERNAL, "Something went wrong here; it is logged.", "Open a new session."
+            )
+        )
+    if opened is None:
+        client.count_closed()
+        return
+    session, commands = opened
+    await Conversation(state, session, client).run(0, commands)
+
+
+async def first_commands(
+    client: ClientSocket, open_stream: Callable[[], Session], idle_timeout_s: float
+) -> tuple[Session, list[Command]] | None:
+    """The session, and the commands that are for it. None when the client leaves before it needs one."""
+    while True:
+        try:
+            async with asyncio.timeout(idle_timeout_s) as idle:
+                commands = await client.receive()
+        except TimeoutError:
+            if not idle.expired():
+                raise
+            raise ServiceError(ErrorCode.IDLE, "no sound and no configuration came") from None
+        if commands is None:
+            return None
+        for index, command in enumerate(commands):
+            if isinstance(command, Say):
+                await client.send(command.text)
+            elif isinstance(command, Refuse):
+                raise ServiceError(command.code, command.message, command.advice)
+            elif not isinstance(command, KeepAlive | Warn):
+                return open_stream(), commands[index:]
 
 
 async def upgrade(request: web.Request, socket: web.WebSocketResponse) -> None:
@@ -119,14 +156,14 @@ async def upgrade(request: web.Request, socket: web.WebSocketResponse) -> None:
     try:
         await socket.prepare(request)
     except ConnectionError:
-        raise ServiceError("gone", "The client went away before it was answered.") from None
+        raise ServiceError(ErrorCode.GONE, "The client went away before it was answered.") from None
 
 
 def check_upgrade(request: web.Request) -> None:
     """These addresses speak websocket only (to GET)."""
     if request.headers.get("Upgrade", "").lower() != "websocket":
         raise ServiceError(
-            "upgrade",
+            ErrorCode.UPGRADE,
             f"{request.path} is a websocket.",
             "Connect with ws:// or wss://; see /v1/models for HTTP.",
         )
@@ -136,7 +173,7 @@ def check_accepting(state: State) -> None:
     """Nothing new is taken in while draining."""
     if state.draining:
         raise ServiceError(
-            "draining",
+            ErrorCode.DRAINING,
             "This server is being stopped.",
             "Connect again: another will answer.",
             retry_after_s=5.0,
@@ -178,7 +215,8 @@ def open_deepgram(request: web.Request, state: State, asked: ListenRequest, key:
                 state.metrics.warnings.labels(told.code).inc()
         return dialect
 
-    return open_session(state, asked, speak, decoder, key)
+    state.keys.take(key)
+    return open_session(state, asked, speak, decoder, key, lambda: state.keys.release(key))
 
 
 def open_session(
@@ -187,17 +225,18 @@ def open_session(
     speak: Callable[[str, str], Dialect],
     decoder: SoundDecoder,
     key: Key,
+    release: Callable[[], None],
+    idle_timeout_s: float | None = None,
 ) -> Session:
-    """Take the key's slot and the recogniser's; both are given back exactly once, by `release`.
+    """Take a stream of the recogniser's. `release` gives back the key's slot, exactly once, and also if this fails.
 
     `speak` answers the dialect of a stream with this id and model.
     """
-    recogniser = state.models.pick(asked.model)
-    state.keys.take(key)
     try:
-        stream = _open_stream(state, recogniser, asked, key)
+        recogniser = state.models.pick(asked.model)
+        stream = _open_stream(state, recogniser, asked, key, idle_timeout_s or state.settings.idle_s)
     except BaseException:
-        state.keys.release(key)
+        release()
         raise
     session = Session(
         stream=stream,
@@ -207,14 +246,16 @@ def open_session(
         decoder=decoder,
         key=key,
         began_s=state.clock(),
-        release=lambda: state.keys.release(key),
+        release=release,
     )
     state.listening.add(session)
     say(logging.INFO, "stream opened", session=session.id, key=key.name, model=recogniser.model_name)
     return session
 
 
-def _open_stream(state: State, recogniser: Recogniser, asked: ListenRequest, key: Key) -> Stream:
+def _open_stream(
+    state: State, recogniser: Recogniser, asked: ListenRequest, key: Key, idle_timeout_s: float
+) -> Stream:
     settings = state.settings
     endpointing = settings.endpointing_ms if asked.endpointing_ms == -1 else asked.endpointing_ms
     wanted = StreamSettings(
@@ -231,24 +272,24 @@ def _open_stream(state: State, recogniser: Recogniser, asked: ListenRequest, key
         declared_file=asked.source_is_file,
         decoder=settings.decoder,
         owner=key.id,
-        idle_limit_s=settings.idle_s,
+        idle_limit_s=idle_timeout_s,
         progress_every_s=settings.heartbeat_s if asked.extensions else None,
     )
     try:
         return recogniser.open(wanted)
     except (LanguageError, AcousticError) as error:
-        raise ServiceError("request", str(error)) from None
+        raise ServiceError(ErrorCode.REQUEST, str(error)) from None
 
 
-def socket_for(state: State) -> web.WebSocketResponse:
-    """A websocket with our limits. Pings are answered by the conversation: they count as life."""
+def socket_for(max_message_bytes: int, protocols: Sequence[str] = SUBPROTOCOLS) -> web.WebSocketResponse:
+    """A websocket with our limits. Pings are answered by `ClientSocket`: they count as life."""
     return web.WebSocketResponse(
         # Over the soft limit the client is told why; beyond twice that the socket just closes with 1009.
-        max_msg_size=2 * state.settings.max_message_bytes,
+        max_msg_size=2 * max_message_bytes,
         compress=False,
         autoping=False,
         timeout=CLOSE_S,
-        protocols=SUBPROTOCOLS,
+        protocols=protocols,
         # Small, so that a client that does not read is noticed before much has been piled up for it.
         writer_limit=4096,
     )
@@ -258,11 +299,11 @@ async def converse(
     request: web.Request, state: State, session: Session, *, resumed: bool, after: int
 ) -> web.StreamResponse:
     """Upgrade and talk; a client that is gone before the upgrade leaves nothing behind but what it came back for."""
-    socket = socket_for(state)
+    limit = state.settings.max_message_bytes
+    socket = socket_for(limit)
     request[REQUEST_ID] = session.id
-    for header in ("X-Request-Id", "dg-request-id", "Silica-Session"):
-        socket.headers[header] = session.id
-    socket.headers["Server"] = SERVER
+    set_headers(socket, session.id)
+    socket.headers["Silica-Session"] = session.id
     try:
         await upgrade(request, socket)
     except BaseException:
@@ -272,7 +313,8 @@ async def converse(
             session.stream.cancel("never_connected")
             state.listening.forget(session)
         raise
-    await Conversation(state, session, socket, resumed).run(after)
+    client = ClientSocket(state, socket, session.dialect, limit)
+    await Conversation(state, session, client, resumed).run(after)
     return socket
 
 

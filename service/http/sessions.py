@@ -7,21 +7,29 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from service.audio.containers import Confinement, Nursery
 from service.audio.decoder import SoundDecoder
 from service.dialects.commands import ListenRequest
 from service.dialects.dialect import Dialect, Received
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.keys import Key
 from service.metrics import Metrics
 from service.scheduling.board import Board
 from service.settings import Settings
 from service.streams import Recogniser, Stream
 
-if TYPE_CHECKING:
-    from service.http.conversation import Conversation
+
+class Connection(Protocol):
+    """The client's side of a session: what the sessions ask of whoever reads and writes its socket."""
+
+    @property
+    def busy(self) -> bool:
+        """At work on a message of the client, which therefore need not send another."""
+
+    async def hand_over(self) -> None:
+        """End this connection between two messages: the session goes on with another."""
 
 
 @dataclass(eq=False)
@@ -40,7 +48,7 @@ class Session:
     received_commands: int = 0
     digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
     finishing: bool = False
-    conversation: "Conversation | None" = None
+    connection: Connection | None = None
 
     @property
     def id(self) -> str:
@@ -82,7 +90,7 @@ class Sessions:
     def start(self) -> None:
         """Begin to vouch, now and then, for clients who are silent because we are not done with what they said."""
         for session in self._sessions.values():
-            busy = session.conversation is not None and session.conversation.busy
+            busy = session.connection is not None and session.connection.busy
             if busy or session.finishing:
                 session.stream.keep_alive()
         self._vouching = asyncio.get_running_loop().call_later(self.settings.idle_s / 4, self.start)
@@ -91,7 +99,7 @@ class Sessions:
         """One more open socket; ServiceError "sockets" when there are too many. Undone by `leave_socket`."""
         if self.board.total("sockets") >= self.settings.max_sockets:
             raise ServiceError(
-                "sockets", "Too many sockets are open here.", "Try again soon.", retry_after_s=5.0
+                ErrorCode.SOCKETS, "Too many sockets are open here.", "Try again soon.", retry_after_s=5.0
             )
         self._sockets += 1
         self.board.add("sockets", 1)
@@ -118,7 +126,7 @@ class Sessions:
 
     def park(self, session: Session) -> None:
         """Its client vanished; it may come back within `resume_s`."""
-        session.conversation = None
+        session.connection = None
         session.recogniser.park(session.stream)
         # The recogniser ends the stream by itself; this only lets go of what belongs to it here.
         loop = asyncio.get_running_loop()
@@ -129,13 +137,13 @@ class Sessions:
         session = self._sessions.get(id)
         if session is None or session.key.id != key.id or not session.request.extensions:
             raise ServiceError(
-                "resume",
+                ErrorCode.RESUME,
                 "There is no session to resume by this id.",
                 "It ended, or was gone too long: begin a new one.",
             )
-        if session.conversation is not None:
+        if session.connection is not None:
             # The old connection is dead and does not know it yet. It ends between two messages.
-            await session.conversation.hand_over()
+            await session.connection.hand_over()
         timer = self._timers.pop(id, None)
         if timer is not None:
             timer.cancel()

@@ -13,8 +13,8 @@ from pathlib import Path
 import aiohttp
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from service.errors import ServiceError
-from service.http.answers import REQUEST_ID, SERVER
+from service.errors import ErrorCode, ServiceError
+from service.http.headers import REQUEST_ID, SERVER
 from service.logs import say
 
 PASSED_ON = (
@@ -83,7 +83,7 @@ async def pass_on(request: web.Request, sister: Path, most_bytes: int) -> web.St
             return refusal(error)
         except (aiohttp.ClientError, OSError):
             raise ServiceError(
-                "resume",
+                ErrorCode.RESUME,
                 "The process that had this session is gone.",
                 "Begin a new one, and send the sound again from where your last final ended.",
             ) from None

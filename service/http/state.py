@@ -3,18 +3,15 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from service.http.sessions import Sessions
+from service.http.sisters import Sisters
 from service.keys import KeyRing
 from service.metrics import Metrics
 from service.models import ServedModels
 from service.settings import Settings
-
-if TYPE_CHECKING:
-    from service.http.sessions import Sessions
-    from service.http.sisters import Sisters
 
 
 @dataclass
@@ -25,8 +22,8 @@ class State:
     metrics: Metrics
     models: ServedModels
     keys: KeyRing
-    listening: "Sessions"
-    sisters: "Sisters | None" = None
+    listening: Sessions
+    sisters: Sisters | None = None
     """The other processes behind this port, if there are any."""
     clock: Callable[[], float] = time.monotonic
     draining: bool = False

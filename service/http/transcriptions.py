@@ -15,9 +15,9 @@ from aiohttp import web
 
 from service.core.events import Closed, Event, Final
 from service.dialects import deepgram_file, openai
-from service.errors import ServiceError
-from service.http.answers import REQUEST_ID, STATUS
+from service.errors import ErrorCode, ServiceError
 from service.http.auth import key_of
+from service.http.headers import REQUEST_ID
 from service.http.state import STATE, State
 from service.http.uploads import receive_body, receive_form, scratch
 from service.keys import Key
@@ -78,7 +78,7 @@ async def transcriptions(request: web.Request) -> web.StreamResponse:
     try:
         return await _transcriptions(request)
     except ServiceError as error:
-        status = STATUS.get(error.code, 500)
+        status = error.code.http_status
         headers = {}
         if error.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
@@ -132,7 +132,7 @@ async def _streamed(
         try:
             await _write_finals(request, answer, events, account)
         except ServiceError as error:
-            if not answer.prepared or error.code == "gone":
+            if not answer.prepared or error.code == ErrorCode.GONE:
                 raise
             await answer.write(openai.error_event(error))
         await answer.write_eof()
@@ -182,7 +182,9 @@ async def model(request: web.Request) -> web.Response:
     name = request.match_info["name"]
     if name not in state.models.names:
         error = ServiceError(
-            "model", f"There is no model {name[:80]!r} here.", f"Served: {', '.join(state.models.names)}."
+            ErrorCode.MODEL,
+            f"There is no model {name[:80]!r} here.",
+            f"Served: {', '.join(state.models.names)}.",
         )
         return web.json_response(openai.error_body(error, 404), status=404)
     return web.json_response(openai.model_entry(name, 0))
@@ -207,7 +209,9 @@ class Account:
 def charged(state: State, key: Key) -> Iterator[Account]:
     """One of the key's streams while the block lasts."""
     if state.draining:
-        raise ServiceError("draining", "The server is being stopped.", "Try again soon.", retry_after_s=5.0)
+        raise ServiceError(
+            ErrorCode.DRAINING, "The server is being stopped.", "Try again soon.", retry_after_s=5.0
+        )
     state.keys.take(key)
     try:
         yield Account(state, key)
@@ -222,4 +226,4 @@ def _stop_if_gone(request: web.Request) -> None:
 
 
 def _gone() -> ServiceError:
-    return ServiceError("gone", "The client went away.")
+    return ServiceError(ErrorCode.GONE, "The client went away.")

@@ -13,7 +13,7 @@ from pathlib import Path
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.http.state import STATE
 
 MOST_FIELD_BYTES = 64 * 1024
@@ -58,7 +58,7 @@ async def receive_form(request: web.Request, folder: Path, most: int) -> Form:
     _check_announced(request, most)
     if not request.content_type.startswith("multipart/"):
         raise ServiceError(
-            "request",
+            ErrorCode.REQUEST,
             f"Expected multipart/form-data, not {request.content_type or 'nothing'}.",
             "Send the sound as the form field `file`.",
         )
@@ -86,10 +86,12 @@ async def _receiving(request: web.Request) -> AsyncIterator[None]:
             look()
             yield
     except ConnectionError:
-        raise ServiceError("gone", "The client went away while it was sending.") from None
+        raise ServiceError(ErrorCode.GONE, "The client went away while it was sending.") from None
     except TimeoutError:
         raise ServiceError(
-            "stalled", f"Nothing of the file came for {limit_s:g} s.", "Send it again, without a pause."
+            ErrorCode.STALLED,
+            f"Nothing of the file came for {limit_s:g} s.",
+            "Send it again, without a pause.",
         ) from None
     finally:
         if watch is not None:
@@ -105,15 +107,17 @@ async def _read_form(request: web.Request, folder: Path, most: int) -> Form:
                 continue
             if part.name == "file":
                 if form.file is not None:
-                    raise ServiceError("request", "There are two fields `file`.", "Send one file a request.")
+                    raise ServiceError(
+                        ErrorCode.REQUEST, "There are two fields `file`.", "Send one file a request."
+                    )
                 form.file = await _store(_part(part), folder / "file", part.filename or "file", most)
                 continue
             if sum(len(values) for values in form.fields.values()) >= MOST_FIELDS:
-                raise ServiceError("request", f"More than {MOST_FIELDS} form fields.", "Send fewer.")
+                raise ServiceError(ErrorCode.REQUEST, f"More than {MOST_FIELDS} form fields.", "Send fewer.")
             form.fields.setdefault(part.name, []).append(await _text(part))
     except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as error:
         raise ServiceError(
-            "request", f"The multipart form cannot be read: {error}.", "Was it cut off?"
+            ErrorCode.REQUEST, f"The multipart form cannot be read: {error}.", "Was it cut off?"
         ) from None
     return form
 
@@ -126,7 +130,7 @@ def _check_announced(request: web.Request, most: int) -> None:
 
 def _too_large(most: int) -> ServiceError:
     return ServiceError(
-        "size",
+        ErrorCode.SIZE,
         f"The file is larger than {most // 1024**2} MiB, the most that is taken.",
         "Compress or split it.",
     )
@@ -143,12 +147,16 @@ async def _text(part: BodyPartReader) -> str:
         found += piece
         if len(found) > MOST_FIELD_BYTES:
             raise ServiceError(
-                "request", f"The form field {str(part.name)[:40]!r} is too long.", "Only `file` may be."
+                ErrorCode.REQUEST,
+                f"The form field {str(part.name)[:40]!r} is too long.",
+                "Only `file` may be.",
             )
     try:
         return found.decode()
     except UnicodeDecodeError:
-        raise ServiceError("request", f"The form field {str(part.name)[:40]!r} is no UTF-8 text.") from None
+        raise ServiceError(
+            ErrorCode.REQUEST, f"The form field {str(part.name)[:40]!r} is no UTF-8 text."
+        ) from None
 
 
 async def _store(pieces: AsyncIterator[bytes], path: Path, name: str, most: int) -> Upload:
@@ -165,7 +173,7 @@ async def _store(pieces: AsyncIterator[bytes], path: Path, name: str, most: int)
                 await asyncio.to_thread(file.write, piece)
             except OSError as error:
                 raise ServiceError(
-                    "storage", f"The file cannot be kept: {error.strerror}.", "Try later."
+                    ErrorCode.STORAGE, f"The file cannot be kept: {error.strerror}.", "Try later."
                 ) from None
     finally:
         await asyncio.to_thread(file.close)

@@ -19,7 +19,7 @@ from lm.hotwords import Hotword
 from service.audio.containers import Nursery
 from service.audio.resample import Samples
 from service.core.events import Closed, Event, Final, Progress
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.jobs.job import Job
 from service.jobs.store import AGAIN_S, UPLOAD_S, JobStore
 from service.logs import say
@@ -29,6 +29,14 @@ from service.streams import Recogniser, StreamSettings
 MOST_ATTEMPTS = 5
 """A file that kills its server this often is not tried again."""
 PROGRESS_S = 10.0
+NO_ROOM = (
+    ErrorCode.CAPACITY,
+    ErrorCode.DRAINING,
+    ErrorCode.STARTING,
+    ErrorCode.CONTAINERS,
+    ErrorCode.STORAGE,
+)
+"""After these the job waits and is tried again."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +112,13 @@ class JobRunner:
         try:
             if job.attempts > MOST_ATTEMPTS:
                 raise ServiceError(
-                    "job", f"Hearing this file broke off {MOST_ATTEMPTS} times.", "Is the file sound?"
+                    ErrorCode.JOB, f"Hearing this file broke off {MOST_ATTEMPTS} times.", "Is the file sound?"
                 )
             length_s = await self._hear(job)
             if length_s is None:
                 return  # cancelled, or taken over
         except ServiceError as known:
-            if known.code in ("capacity", "draining", "starting", "containers", "storage"):
+            if known.code in NO_ROOM:
                 await self._later(job, known)
                 return
             status, error = "failed", {"code": known.code, "message": known.message, "advice": known.advice}
@@ -118,7 +126,7 @@ class JobRunner:
             logging.getLogger("silica").exception("job failed", extra={"facts": {"job": job.id}})
             status, error = (
                 "failed",
-                {"code": "internal", "message": "Something went wrong here.", "advice": ""},
+                {"code": ErrorCode.INTERNAL, "message": "Something went wrong here.", "advice": ""},
             )
         ending = (job.id, self.name, status, self.clock(), length_s, error)
         if await asyncio.to_thread(self.store.end, *ending):
@@ -244,7 +252,7 @@ def size_of(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
-        raise ServiceError("job", "The recording is gone from the disk.", "Send it again.") from None
+        raise ServiceError(ErrorCode.JOB, "The recording is gone from the disk.", "Send it again.") from None
 
 
 def sound_of(job: Job) -> Sound:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from service.core.events import Alternative, Final, Word
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.jobs.job import Job
 
 SCHEMA = """
@@ -89,7 +89,7 @@ class JobStore:
             )
             if int(used.fetchone()[0]) + job.bytes > quota_bytes:
                 raise ServiceError(
-                    "storage",
+                    ErrorCode.STORAGE,
                     f"The jobs that wait fill the {quota_bytes // 1024**2} MiB set aside for them.",
                     "Wait for some to finish, or cancel some.",
                     retry_after_s=60.0,
@@ -107,7 +107,9 @@ class JobStore:
                 f"SELECT {COLUMNS} FROM jobs WHERE id = ? AND owner = ?", (id, owner)
             ).fetchone()
         if row is None:
-            raise ServiceError("job", "There is no such job.", "Finished jobs are kept for a time only.")
+            raise ServiceError(
+                ErrorCode.JOB, "There is no such job.", "Finished jobs are kept for a time only."
+            )
         return _job(row)
 
     def owned_by(self, owner: str, status: str | None, limit: int, before: float | None) -> list[Job]:
@@ -291,7 +293,7 @@ class JobStore:
                     self._database.execute("ROLLBACK")
                 if isinstance(error, sqlite3.OperationalError):
                     raise ServiceError(
-                        "storage",
+                        ErrorCode.STORAGE,
                         f"The list of jobs cannot be read or written ({error}).",
                         "Is the disk full?",
                         retry_after_s=AGAIN_S,
@@ -307,7 +309,7 @@ def new_id() -> str:
 def _repeated(first: Job, again: Job) -> Job:
     if (first.sha256, first.options) != (again.sha256, again.options):
         raise ServiceError(
-            "busy",
+            ErrorCode.BUSY,
             "This Idempotency-Key was used for another file or other options.",
             "Use a new key for a new job.",
         )

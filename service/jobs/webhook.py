@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.jobs.job import Job
 from service.jobs.runner import unceasing
 from service.jobs.store import JobStore
@@ -38,12 +38,12 @@ def check_webhook(address: str, hosts: Sequence[str]) -> None:
             f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}",
         }
     except ValueError:
-        raise ServiceError("request", f"The webhook {address[:200]!r} is no address.") from None
+        raise ServiceError(ErrorCode.REQUEST, f"The webhook {address[:200]!r} is no address.") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-        raise ServiceError("request", "A webhook is an http or https address without a user name.")
+        raise ServiceError(ErrorCode.REQUEST, "A webhook is an http or https address without a user name.")
     if not named & set(hosts):
         raise ServiceError(
-            "request",
+            ErrorCode.REQUEST,
             f"This server may not call {parts.hostname!r}.",
             "Its operator lists the hosts that may be called in the setting `webhook_hosts`.",
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm.search_settings import SearchSettings
 from service.core.messages import Conclude, Push, Replay
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.scheduling import decode_worker
 from service.scheduling.decode_worker import Answer, Command, Forget, Open, Ready
 from service.scheduling.process import OVERLOADED, START_S, Unable, WorkerProcess, together
@@ -223,7 +223,7 @@ class DecodePool:
 
         def lost(process: WorkerProcess) -> None:
             if not first.done():
-                first.set_exception(ServiceError("decoder", "A decode worker died while it started."))
+                first.set_exception(ServiceError(ErrorCode.DECODER, "A decode worker died while it started."))
             else:
                 self._lost(process)
 
@@ -235,14 +235,14 @@ class DecodePool:
         except TimeoutError:
             await process.close()
             raise ServiceError(
-                "decoder", f"A decode worker was not ready after {START_S:g} s.", OVERLOADED
+                ErrorCode.DECODER, f"A decode worker was not ready after {START_S:g} s.", OVERLOADED
             ) from None
         except asyncio.CancelledError:
             await process.close()
             raise
         if isinstance(what, Unable):
             await process.close()
-            raise ServiceError("language_model", what.message)
+            raise ServiceError(ErrorCode.LANGUAGE_MODEL, what.message)
         assert isinstance(what, Ready)
         self.measured_s_per_s = self.measured_s_per_s or what.decode_s_per_s
         worker.process, worker.ready = process, True

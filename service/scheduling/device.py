@@ -23,7 +23,7 @@ from lm.search_settings import SearchSettings, suited
 from service.core.messages import Audio, Conclude, Configured, Push, Replay, WindowKey
 from service.core.session import Session
 from service.core.stream_settings import StreamSettings
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.scheduling.board import Board
 from service.scheduling.capacity import (
     CapacityModel,
@@ -359,4 +359,4 @@ def written_by(model: str) -> tuple[str, SearchSettings]:
         config, card = catalogue.find_description(model)
         return config.alphabet, suited(card)
     except (AcousticError, LanguageError, OSError) as error:
-        raise ServiceError("model", str(error)) from None
+        raise ServiceError(ErrorCode.MODEL, str(error)) from None

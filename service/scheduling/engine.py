@@ -15,7 +15,7 @@ import numpy as np
 from acoustic.config import ModelConfig
 from acoustic.windows import Heard, StreamWindows, Window, WindowPlan, with_hop
 from service.core.messages import WindowKey
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.scheduling.capacity import Curve
 from service.scheduling.engine_worker import Crashed, Done
 from service.scheduling.lanes import Lane, ProcessLane, ThreadLane
@@ -234,7 +234,9 @@ class Engine:
         if isinstance(done, Crashed):
             log.error("the backend failed on a batch of %d: %s", len(running.tasks), done.message)
             if running.probe is not None:
-                running.probe.set_exception(ServiceError("engine", f"The model does not run: {done.message}"))
+                running.probe.set_exception(
+                    ServiceError(ErrorCode.ENGINE, f"The model does not run: {done.message}")
+                )
             self._again(running.tasks, done.message)
         elif running.probe is not None:
             running.probe.set_result(done.cost_s)
@@ -287,7 +289,7 @@ class Engine:
         if running is not None:
             if running.probe is not None and not running.probe.done():
                 running.probe.set_exception(
-                    ServiceError("engine", "An engine worker died while it was measured.")
+                    ServiceError(ErrorCode.ENGINE, "An engine worker died while it was measured.")
                 )
             self._again(running.tasks, "its worker died")
         self.pump_soon()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from acoustic.windows import Window
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.scheduling import engine_worker
 from service.scheduling.engine_worker import Crashed, Done, Job, Ready
 from service.scheduling.process import OVERLOADED, START_S, Unable, WorkerProcess, context
@@ -71,7 +71,7 @@ class ProcessLane:
             return await asyncio.wait_for(self._first, START_S)
         except TimeoutError:
             raise ServiceError(
-                "engine", f"An engine worker was not ready after {START_S:g} s.", OVERLOADED
+                ErrorCode.ENGINE, f"An engine worker was not ready after {START_S:g} s.", OVERLOADED
             ) from None
 
     def run(self, number: int, windows: Sequence[Window]) -> None:
@@ -101,14 +101,16 @@ class ProcessLane:
             self._on_done(self, message)
         elif self._first is not None and not self._first.done():
             if isinstance(message, Unable):
-                self._first.set_exception(ServiceError("model", message.message))
+                self._first.set_exception(ServiceError(ErrorCode.MODEL, message.message))
             else:
                 self._opened = True
                 self._first.set_result(message)
 
     def _lost(self, process: WorkerProcess) -> None:
         if self._first is not None and not self._first.done():
-            self._first.set_exception(ServiceError("engine", "An engine worker died while it started."))
+            self._first.set_exception(
+                ServiceError(ErrorCode.ENGINE, "An engine worker died while it started.")
+            )
         elif self._opened:
             self._on_lost(self)
 
@@ -163,7 +165,7 @@ class ThreadLane:
         except Exception as error:  # CUDA raises many: whoever waits for the lane is to know
             expected = isinstance(error, AcousticError | OSError)
             why = str(error) if expected else f"The model does not open: {type(error).__name__}: {error}"
-            loop.call_soon_threadsafe(first.set_exception, ServiceError("model", why))
+            loop.call_soon_threadsafe(first.set_exception, ServiceError(ErrorCode.MODEL, why))
             return
         precision = str(getattr(backend, "precision", self._arguments[2] or ""))
         loop.call_soon_threadsafe(first.set_result, Ready(backend.config, backend.plan, precision))

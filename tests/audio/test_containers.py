@@ -141,7 +141,7 @@ async def test_garbage_behind_a_good_beginning_is_a_clear_error(nursery, start):
     junk = start + np.random.default_rng(1).bytes(20000)
     with pytest.raises(ServiceError) as error:
         await everything(open_decoder(None, nursery=nursery), junk, 5000)
-    assert error.value.code == "DATA-0000" and "Errno" not in error.value.message
+    assert error.value.code == "audio" and "Errno" not in error.value.message
     assert nursery.children == 0
 
 

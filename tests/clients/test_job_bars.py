@@ -5,7 +5,7 @@ import argparse
 from service.clients import jobs as jobs_client
 from service.clients import transcribing
 from service.clients.jobs import JobsClient
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 
 
 class Bar:
@@ -63,7 +63,7 @@ async def test_a_server_that_is_started_again_is_waited_for(monkeypatch, tmp_pat
 
     async def show(client, id):
         if (state := next(states)) is None:
-            raise ServiceError("network", "Nobody answers.")
+            raise ServiceError(ErrorCode.NETWORK, "Nobody answers.")
         return {"id": id, "status": state, "progress": {"share": 0.5}, "error": None}
 
     monkeypatch.setattr(JobsClient, "add", add)

@@ -3,10 +3,10 @@
 import pytest
 
 from service.clients.http import patiently
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 
 
-def refusing(*waits_s, code="capacity"):
+def refusing(*waits_s, code=ErrorCode.CAPACITY):
     """Refuses once for each wait, then answers."""
     left = list(waits_s)
 
@@ -25,7 +25,9 @@ async def test_it_waits_as_it_is_told_and_says_so_once():
 
 
 @pytest.mark.parametrize(
-    "ask", [refusing(None), refusing(3600.0), refusing(0.0, code="storage")], ids=["never", "late", "disk"]
+    "ask",
+    [refusing(None), refusing(3600.0), refusing(0.0, code=ErrorCode.STORAGE)],
+    ids=["never", "late", "disk"],
 )
 async def test_what_waiting_does_not_help_is_raised_at_once(ask):
     told = []

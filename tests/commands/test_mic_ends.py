@@ -8,7 +8,7 @@ import soundfile
 
 from service.clients import live_screen
 from service.commands import main
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 
 WORD = {"word": "hello", "start": 0.5, "end": 0.9, "confidence": 0.9}
 SETTLED = {
@@ -27,7 +27,7 @@ def test_words_before_the_network_went_are_written(
         microphone: object, client: object, screen: live_screen.Screen, seconds: object
     ) -> None:
         screen.finished(screen.dictation.take(SETTLED))
-        raise ServiceError("network", "No server for 60 s.", "Is it running?")
+        raise ServiceError(ErrorCode.NETWORK, "No server for 60 s.", "Is it running?")
 
     monkeypatch.setattr(live_screen, "converse", converse)
     sound, kept = tmp_path / "a.wav", tmp_path / f"kept.{form}"

@@ -47,6 +47,7 @@ from service.core.messages import (
 )
 from service.core.session import Session, State
 from service.core.stream_settings import StreamSettings
+from service.errors import ErrorCode
 from service.scheduling.decode_worker import Desk, Open
 from tests.core.plain_loop import PLAN, TINY, PlainLoop, noise, spelling_network, spoken
 
@@ -261,7 +262,7 @@ def test_parked_work_goes_on_and_finishing_parked_closes() -> None:
         Mark("x"),
         Finish(),
         Cancel(),
-        Broken("a", "b", "c"),
+        Broken(ErrorCode.INTERNAL, "b", "c"),
         WorkerLost(),
         Resumed(),
     ],
@@ -390,7 +391,7 @@ def test_sound_that_comes_late_to_a_parked_stream_that_has_ended_is_nobodys(
                 Disconnected(),
                 Resumed(),
                 Cancel(),
-                Broken("x", "y", "z"),
+                Broken(ErrorCode.INTERNAL, "y", "z"),
                 WorkerLost(),
             ]
         ),

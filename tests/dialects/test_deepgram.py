@@ -37,7 +37,7 @@ from service.dialects.deepgram_file import FileFacts, document, read_file_query
 from service.dialects.dialect import Received
 from service.dialects.query import read_query
 from service.dialects.written import uuid_of
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.readable import readable
 
 FACTS = StreamFacts("id-1", "tiny", "uuid-1", "1.0", "2026-01-01T00:00:00.000Z", 30.0, 1000)
@@ -132,7 +132,7 @@ def test_partials_say_how_much_is_settled():
         Started("id-1", "tiny"),
         Marked("m"),
         Progress(2.0, 1.0, 1.0),
-        Failed("x", "y", "z"),
+        Failed(ErrorCode.INTERNAL, "y", "z"),
         Closed("finished", 2.0),
         SpeechStarted(0, 0.1),
     ],
@@ -145,7 +145,12 @@ def test_extensions_are_sent_to_who_asked():
     one = dialect(extensions=True)
     kinds = [
         told(one, event)[0]["type"]
-        for event in (Started("id-1", "tiny"), Marked("m"), Progress(2.0, 1.0, 1.0), Failed("x", "y", "z"))
+        for event in (
+            Started("id-1", "tiny"),
+            Marked("m"),
+            Progress(2.0, 1.0, 1.0),
+            Failed(ErrorCode.INTERNAL, "y", "z"),
+        )
     ]
     assert kinds == ["Started", "Marker", "Heartbeat", "Error"]
 

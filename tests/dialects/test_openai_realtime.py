@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.core.events import Alternative, Final, Partial, SpeechStarted, Word
-from service.dialects.commands import Finalize, Say
+from service.dialects.commands import Finalize, Flush, Say
+from service.dialects.dialect import Received
 from service.dialects.openai_realtime import RealtimeDialect
 
 COMPLETED = "conversation.item.input_audio_transcription.completed"
@@ -37,7 +38,7 @@ def append(one: RealtimeDialect, sound: bytes = b"\0" * 480) -> None:
 
 def told(one: RealtimeDialect, *events: Partial | Final | SpeechStarted) -> list[str]:
     """What the events are on the wire: transcripts, and the kinds of the other messages."""
-    messages = [json.loads(text) for event in events for text in one.write(event)]
+    messages = [json.loads(text) for event in events for text in one.write(1, event, Received(0, None, 0))]
     return [message.get("transcript", message["type"]) for message in messages]
 
 
@@ -61,7 +62,7 @@ def test_half_a_sample_is_no_sound_to_commit_or_to_clear():
     assert json.loads(refused.text)["error"]["code"] == "input_audio_buffer_commit_empty"
     assert Finalize() not in say(one, "input_audio_buffer.clear")
     append(one, b"\0")
-    assert say(one, "input_audio_buffer.commit") == [Finalize()]
+    assert say(one, "input_audio_buffer.commit") == [Flush(), Finalize()]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from service.core.events import Closed
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.http.jobs import DESK
 from service.http.server import Server
 from service.http.state import STATE
@@ -183,7 +183,7 @@ async def test_a_job_without_room_leaves_the_others_of_its_runner_alone(
     async def crowded(path: Path, *told: Any) -> AsyncIterator[np.ndarray]:
         begun.append(path.name)
         if len(begun) == 2:
-            raise ServiceError("containers", "All decoders are in use.", retry_after_s=0.1)
+            raise ServiceError(ErrorCode.CONTAINERS, "All decoders are in use.", retry_after_s=0.1)
         async for samples in real(path, *told):
             yield samples
 

@@ -289,7 +289,7 @@ async def test_abrupt_disconnects_leave_nothing_behind(server, talk, speech):
 async def stop_reading(client, state):
     """Fill both socket buffers for the server, whose own messages are few. Its socket, and what is stuck there."""
     (session,) = state.listening._sessions.values()
-    socket = session.conversation.socket
+    socket = session.connection.client.socket
     client.socket.transport.pause_reading()
     stuck: asyncio.Task[None] | None = None
     while stuck is None or stuck in (await asyncio.wait({stuck}, timeout=0.3))[0]:
@@ -330,13 +330,13 @@ async def test_who_is_refused_and_has_left_is_not_waited_for(front, talk):
 async def test_who_is_gone_while_being_answered_may_come_back(server, talk):
     async with talk(server, f"{RAW}&extensions=true") as client:
         session = (await client.until("Started"))["request_id"]
-        conversation = server.app[STATE].listening._sessions[session].conversation
+        conversation = server.app[STATE].listening._sessions[session].connection
 
         async def gone(_):
             client.socket.transport.abort()
             raise ConnectionResetError
 
-        conversation.socket.pong = gone
+        conversation.client.socket.pong = gone
         await client.socket.ping()
         await conversation._over.wait()
     async with talk(server, f"extensions=true&resume={session}&after=0") as client:

@@ -11,7 +11,11 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError
 
 from service.dialects.openai_realtime import RealtimeDialect
+from service.errors import ErrorCode, ServiceError
+from service.http import realtime as face
+from service.http.conversation import CATCH_UP
 from service.http.server import Server
+from service.http.sessions import Session
 from service.http.state import STATE
 from service.keys import add_key, revoke_key
 
@@ -114,6 +118,105 @@ async def test_a_revoked_key_ends_its_stream(front, keys_file, speech):
                 await asyncio.wait({reading}, timeout=0.2)
         assert (socket.close_code, socket.close_reason) == (1008, "key")
         assert (await reading)[-1]["error"]["code"] == "key"
+
+
+# ---- the limits of /v1/listen hold here too, and are reported as this protocol reports errors
+
+
+async def ended(socket: ClientConnection) -> tuple[str, int, str]:
+    """The code of the error that the socket ends with, and how it is closed."""
+    code = (await to_the_end(socket))[-1]["error"]["code"]
+    return code, socket.close_code or 0, socket.close_reason or ""
+
+
+async def test_sound_far_ahead_of_real_time_is_read_slowly_and_never_dropped(front, speech):
+    async with front(audio_ahead_s=1.0) as server:
+        throttled_s = server.metrics.throttled_s._value.get
+        server.app[STATE].clock = throttled_s  # no time passes but what is waited
+        (all_at_once,) = await completed(server, speech, "commit")
+        assert throttled_s() == 0, "one message is taken whole"
+        (slowed,) = await completed(server, speech[:48000], speech[48000:], b"", "commit")
+        sent_s = len(speech) / 2 / 24000
+        assert throttled_s() == pytest.approx((sent_s - 1.0) / CATCH_UP, abs=0.05)
+        assert slowed == all_at_once != ""
+
+
+@pytest.mark.parametrize("with_sound", [False, True])
+async def test_a_silent_client_is_told_and_its_stream_ends(server, models, speech, monkeypatch, with_sound):
+    before = models.default.capacity().streams
+    monkeypatch.setattr(face, "IDLE_TIMEOUT_S", 1.0)
+    async with realtime(server) as socket:
+        if with_sound:
+            await append(socket, speech)
+        assert await ended(socket) == ("idle", 1011, "idle")
+    await server.app[STATE].listening._idle.wait()
+    assert models.default.capacity().streams == before
+
+
+async def taken(socket: ClientConnection, sound: bytes, server: Server) -> Session:
+    """Send sound; the session, once the sound has been taken in."""
+    await append(socket, sound)
+    await send(socket, "input_audio_buffer.clear")
+    while json.loads(await socket.recv())["type"] != "input_audio_buffer.cleared":
+        pass
+    (session,) = server.app[STATE].listening._sessions.values()
+    return session
+
+
+async def test_a_message_or_a_ping_is_a_sign_of_life(server, speech, monkeypatch):
+    monkeypatch.setattr(face, "IDLE_TIMEOUT_S", 2.0)
+    async with realtime(server) as socket:
+        for _ in range(2):  # longer than the limit, before there is a stream
+            await asyncio.sleep(1.2)
+            await socket.ping()
+        stream = (await taken(socket, speech, server)).stream
+        assert stream.settings.idle_limit_s == 2.0
+        for again in (send(socket, "session.update", session={}), socket.ping()):
+            before_s = stream.last_life_s
+            answer = await again
+            await (socket.recv() if answer is None else answer)
+            assert stream.last_life_s > before_s
+
+
+@pytest.mark.parametrize("with_sound", [False, True])
+async def test_a_message_over_the_limit_ends_the_stream(server, speech, monkeypatch, with_sound):
+    monkeypatch.setattr(face, "MAX_MESSAGE_BYTES", 50_000)
+    async with realtime(server) as socket:
+        if with_sound:
+            await append(socket, speech[:20_000])
+        await append(socket, speech[:40_000])  # base64 makes a third more of it
+        assert await ended(socket) == ("size", 1009, "size")
+
+
+async def test_used_up_minutes_end_the_stream(front, keys_file, speech):
+    _, secret = add_key(keys_file, "small", minutes_per_day=1 / 60)
+    headers = {"Authorization": f"Bearer {secret}"}
+    async with front(keys_file=keys_file) as server, realtime(server, additional_headers=headers) as socket:
+        await append(socket, speech)
+        assert await ended(socket) == ("key_minutes", 1008, "key_minutes")
+
+
+async def test_a_server_that_stops_closes_the_socket_in_order(server, speech):
+    async with realtime(server) as socket:
+        session = await taken(socket, speech, server)
+        session.stream.drain()
+        told = await to_the_end(socket)
+    assert [message["type"] for message in told if message["type"] == "error"] == []
+    assert (socket.close_code, socket.close_reason) == (1012, "drained")
+
+
+async def test_a_full_server_says_so_with_the_first_sound(server, models, speech, monkeypatch):
+    def full(settings):
+        raise ServiceError(ErrorCode.CAPACITY, "All streams are in use.", retry_after_s=1.0)
+
+    async with realtime(server) as socket:
+        monkeypatch.setattr(models.default, "open", full)
+        await append(socket, speech)
+        assert await ended(socket) == ("capacity", 1013, "capacity")
+        assert server.app[STATE].listening.count == 0
+
+
+# ---- whose sound an answer is
 
 
 async def test_what_was_cleared_is_not_told_and_what_was_committed_is(server, speech):

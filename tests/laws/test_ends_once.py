@@ -10,7 +10,7 @@ import pytest
 
 from service import streams
 from service.core.events import Closed, Event, Failed
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.streams import Recogniser, Stream, StreamSettings
 from tests.laws.streaming import Samples, check_past_is_fixed, collect, heard, listen, recogniser_of
 from tests.laws.test_failure_stays_local import decoder_pids, engine_pids, send, until_ready
@@ -68,7 +68,7 @@ class Client:
         elif what == "cancel" and self.rng.random() < 0.3:
             stream.cancel()
         elif what == "fail" and self.rng.random() < 0.3:
-            stream.fail("broken", "broken", "mend it")
+            stream.fail(ErrorCode.INTERNAL, "broken", "mend it")
         elif what == "kill" and self.rng.random() < 0.1:
             pids = engine_pids(self.recogniser) + decoder_pids(self.recogniser)
             if pids:

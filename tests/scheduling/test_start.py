@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.scheduling.process import together
 from service.streams import Recogniser, RecogniserOptions
 
@@ -59,7 +59,7 @@ async def test_one_failure_ends_what_started_with_it() -> None:
 
     async def failing() -> None:
         await began.wait()
-        raise ServiceError("engine", "no such engine")
+        raise ServiceError(ErrorCode.ENGINE, "no such engine")
 
     with pytest.raises(ServiceError, match="no such engine"):
         await together(endless(), failing())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.core.events import Alternative, Final, Word
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.jobs import runner
 from service.jobs.job import Job
 from service.jobs.store import JobStore
@@ -81,7 +81,12 @@ async def test_work_goes_on_after_what_went_wrong(
 ) -> None:
     monkeypatch.setattr(runner, "AGAIN_S", 0.0)
     turns = iter(
-        [ServiceError("storage", "The disk is full."), OSError("gone"), None, asyncio.CancelledError()]
+        [
+            ServiceError(ErrorCode.STORAGE, "The disk is full."),
+            OSError("gone"),
+            None,
+            asyncio.CancelledError(),
+        ]
     )
     taken = []
 

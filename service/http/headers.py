@@ -1,0 +1,13 @@
+"""The headers of every answer: which server it is, and the request's id under the names that clients look for."""
+
+from aiohttp import web
+
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+SERVER = "Silica"
+
+
+def set_headers(response: web.StreamResponse, request_id: str) -> None:
+    """Before the answer is sent."""
+    response.headers["Server"] = SERVER
+    response.headers["X-Request-Id"] = request_id
+    response.headers["dg-request-id"] = request_id
