@@ -11,8 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import BinaryIO
 
 import numpy as np
 
@@ -141,8 +142,8 @@ class Nursery:
         ours.setblocking(False)
         self._control = ours
 
-    def open(self, form: str, channels: int, mix: bool) -> "ContainerDecoder":
-        """A child for one stream."""
+    def open(self, form: str, channels: int, mix: bool, file: BinaryIO | None = None) -> "ContainerDecoder":
+        """A child for one stream; or for a file, which the child reads itself: then only `finish` is called."""
         self.check_room()
         self.start()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -156,8 +157,9 @@ class Nursery:
         }
         with theirs:
             assert self._control is not None
+            descriptors = [theirs.fileno(), *([file.fileno()] if file is not None else [])]
             try:
-                socket.send_fds(self._control, [json.dumps(order).encode()], [theirs.fileno()])
+                socket.send_fds(self._control, [json.dumps(order).encode()], descriptors)
             except OSError:
                 ours.close()
                 raise ServiceError(
@@ -208,8 +210,8 @@ class ContainerDecoder:
             async for sound in self._exchange(message + bytes([BARRIER, 0, 0, 0, 0]), PASSED):
                 yield sound
 
-    async def finish(self) -> AsyncIterator[Samples]:
-        """The container's last sound; the child ends."""
+    async def finish(self) -> AsyncGenerator[Samples, None]:
+        """The last audio of a stream, or all audio of a file; the child ends."""
         if not self._done:
             async for sound in self._exchange(bytes([END, 0, 0, 0, 0]), DONE):
                 yield sound
