@@ -68,7 +68,7 @@ class Confinement:
 
     memory_mb: int = 512
     cpu_s: int = 600
-    stall_s: float = 10.0
+    timeout_s: float = 10.0
 
 
 Count = Callable[[int], int]
@@ -276,13 +276,13 @@ class ContainerDecoder:
                     payload = bytes(self._buffer[HEAD_BYTES : HEAD_BYTES + length])
                     del self._buffer[: HEAD_BYTES + length]
                     return kind, payload
-            stall_s = self._nursery.confinement.stall_s
+            timeout_s = self._nursery.confinement.timeout_s
             try:
-                async with asyncio.timeout(stall_s):
+                async with asyncio.timeout(timeout_s):
                     part = await asyncio.get_running_loop().sock_recv(self._sock, 262144)
             except TimeoutError:
                 self._nursery.on_failure("stalled")
-                raise _undecodable(f"its decoder gave no answer for {stall_s:g} s") from None
+                raise _undecodable(f"its decoder gave no answer for {timeout_s:g} s") from None
             except ConnectionError:
                 part = b""
             if not part:

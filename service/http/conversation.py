@@ -127,7 +127,7 @@ class Conversation:
                 await self.socket.close(code=HANDED_OVER, message=b"RESUMED on another connection")
         cut_off(self.socket)
         try:
-            async with asyncio.timeout(self.state.settings.send_s):
+            async with asyncio.timeout(self.state.settings.send_timeout_s):
                 await self._over.wait()
         except TimeoutError:
             raise ServiceError(
@@ -147,7 +147,7 @@ class Conversation:
             for ended in await asyncio.gather(reader, writer, return_exceptions=True):
                 if isinstance(ended, Exception):
                     self._log(ended)
-            can_return = session.request.extensions and self.state.settings.resume_s > 0
+            can_return = session.request.extensions and self.state.settings.resume_timeout_s > 0
             if how == "gone" and can_return and not self.state.draining:
                 self.state.listening.park(session)
             else:
@@ -286,7 +286,7 @@ class Conversation:
                 )
         while True:
             spent_s = self.state.clock() - session.began_s
-            ahead_s = session.stream.received_samples / RATE - CATCH_UP * spent_s - settings.audio_ahead_s
+            ahead_s = session.stream.received_samples / RATE - CATCH_UP * spent_s - settings.max_audio_lead_s
             if ahead_s <= 0 or self._handed_over:
                 return
             wait_s = min(ahead_s / CATCH_UP, 1.0)
@@ -353,11 +353,15 @@ class Conversation:
         At once, since reader and writer wait for room together: one that gives up spoils it for the other.
         """
         try:
-            async with asyncio.timeout(self.state.settings.send_s):
+            async with asyncio.timeout(self.state.settings.send_timeout_s):
                 await sending
         except TimeoutError:
             self._cut_off = True
-            self._failure = (1008, "SLOW-0000", f"nothing was taken for {self.state.settings.send_s:g} s")
+            self._failure = (
+                1008,
+                "SLOW-0000",
+                f"nothing was taken for {self.state.settings.send_timeout_s:g} s",
+            )
             self.session.stream.cancel("slow_reader")
             cut_off(self.socket)
             raise

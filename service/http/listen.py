@@ -76,7 +76,7 @@ async def vosk(request: web.Request) -> web.StreamResponse:
         dialect = VoskDialect()
         first: tuple[Command, ...] = ()
         try:
-            async with asyncio.timeout(state.settings.idle_s):
+            async with asyncio.timeout(state.settings.idle_timeout_s):
                 while not first:
                     message = await socket.receive()
                     if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
@@ -169,7 +169,7 @@ def open_deepgram(request: web.Request, state: State, asked: ListenRequest, key:
             model_uuid=uuid_of(model),
             version=build_version(),
             created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            resume_s=settings.resume_s,
+            resume_s=settings.resume_timeout_s,
             max_message_bytes=settings.max_message_bytes,
         )
         dialect = DeepgramDialect(asked, facts, readable(asked.figures, asked.punctuate))
@@ -231,8 +231,8 @@ def _open_stream(state: State, recogniser: Recogniser, asked: ListenRequest, key
         declared_file=asked.source_is_file,
         decoder=settings.decoder,
         owner=key.id,
-        idle_limit_s=settings.idle_s,
-        progress_every_s=settings.heartbeat_s if asked.extensions else None,
+        idle_limit_s=settings.idle_timeout_s,
+        progress_every_s=settings.heartbeat_interval_s if asked.extensions else None,
     )
     try:
         return recogniser.open(wanted)

@@ -189,7 +189,7 @@ class _Conversation:
             if self.socket.closed:
                 return
             try:
-                async with asyncio.timeout(self.state.settings.send_s):
+                async with asyncio.timeout(self.state.settings.send_timeout_s):
                     await self.socket.send_str(text)
             except TimeoutError:
                 cut_off(self.socket)  # at once: see `Conversation`

@@ -58,7 +58,7 @@ def container(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def nursery() -> AsyncIterator[Nursery]:
-    own = Nursery(8, Confinement(stall_s=20.0))
+    own = Nursery(8, Confinement(timeout_s=20.0))
     own.start()
     yield own
     await asyncio.to_thread(own.stop)

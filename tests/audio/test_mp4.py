@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def nursery() -> AsyncIterator[Nursery]:
-    own = Nursery(8, Confinement(memory_mb=64, stall_s=20.0))
+    own = Nursery(8, Confinement(memory_mb=64, timeout_s=20.0))
     own.start()
     yield own
     await asyncio.to_thread(own.stop)

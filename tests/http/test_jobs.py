@@ -189,7 +189,7 @@ async def test_a_job_without_room_leaves_the_others_of_its_runner_alone(
             yield samples
 
     monkeypatch.setattr(runner, "decoded", crowded)
-    async with front(jobs_folder=tmp_path, jobs_at_once=2) as server:
+    async with front(jobs_folder=tmp_path, jobs_concurrency=2) as server:
         store = server.app[DESK].store
         jobs.append(await send(server, wav(speech, 100)))
         await until(store, jobs[0]["id"], lambda now: now.heard_s > 0)
