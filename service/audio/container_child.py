@@ -26,7 +26,7 @@ from service.audio.resample import Resampler, Samples
 
 HEAD = struct.Struct("<BI")
 BYTES, BARRIER, END = 1, 2, 3
-HELLO, SOUND, PASSED, DONE, FAILED, FORMAT = 10, 11, 12, 13, 14, 15
+HELLO, SOUND, PASSED, DONE, FAILED, FORMAT, UNREADABLE = 10, 11, 12, 13, 14, 15, 16
 
 FORMATS = {
     "ogg": "ogg",
@@ -102,9 +102,13 @@ class File:
             self.seek, self.tell = self._file.seek, self._file.tell
 
     def read(self, size: int) -> bytes:
-        """As of a file."""
+        """As of a file. A disk that fails is no fault of the audio, so the server gets the error number."""
         self._wire.tell(PASSED)
-        return self._file.read(size)
+        try:
+            return self._file.read(size)
+        except OSError as error:
+            self._wire.tell(UNREADABLE, str(error.errno).encode())
+            os._exit(0)
 
 
 def confine(memory_bytes: int, cpu_s: int) -> None:

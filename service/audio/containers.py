@@ -22,7 +22,7 @@ from service.errors import ServiceError
 
 # The same numbers as in container_child.py, which is not imported here: it would bring PyAV into the server.
 BYTES, BARRIER, END = 1, 2, 3
-HELLO, SOUND, PASSED, DONE, FAILED, FORMAT = 10, 11, 12, 13, 14, 15
+HELLO, SOUND, PASSED, DONE, FAILED, FORMAT, UNREADABLE = 10, 11, 12, 13, 14, 15, 16
 HEAD_BYTES = 5
 PIECE = 65536
 SNIFF_BYTES = 12
@@ -211,7 +211,7 @@ class ContainerDecoder:
                 yield sound
 
     async def finish(self) -> AsyncGenerator[Samples, None]:
-        """The last audio of a stream, or all audio of a file; the child ends."""
+        """The last audio of a stream, or all audio of a file (OSError when it cannot be read); the child ends."""
         if not self._done:
             async for sound in self._exchange(bytes([END, 0, 0, 0, 0]), DONE):
                 yield sound
@@ -246,6 +246,9 @@ class ContainerDecoder:
                     self._pid = int(payload)
                 elif kind == FORMAT:
                     self.format = json.loads(payload)
+                elif kind == UNREADABLE:
+                    self._pid = None
+                    raise OSError(int(payload), os.strerror(int(payload)))
                 elif kind == FAILED:
                     self._pid = None
                     self._nursery.on_failure("undecodable")

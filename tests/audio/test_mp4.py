@@ -150,3 +150,11 @@ async def test_a_file_that_is_given_up_ends_its_child(nursery, tmp_path):
     assert nursery.children == 1
     await sounds.aclose()
     assert nursery.children == 0
+
+
+async def test_a_file_that_cannot_be_read_is_no_fault_of_its_audio(nursery, tmp_path):
+    with (tmp_path / "file").open("wb") as file:  # reading a descriptor that is open for writing fails
+        decoder = nursery.open("mp4", 1, True, file)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        await anext(decoder.finish())
+    assert nursery.children == 0
