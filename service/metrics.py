@@ -102,7 +102,9 @@ class Metrics:
             mode=MOST,
         )
         self.worker_restarts = self._counter("worker_restarts", "Workers replaced, by kind.", ("kind",))
-        self.windows_poisoned = self._counter("windows_poisoned", "Windows whose outputs were not numbers.")
+        self.windows_non_finite = self._counter(
+            "windows_non_finite", "Windows with NaN or infinite log-probabilities."
+        )
 
         # What a client feels (set by `streams`).
         self.first_partial_s = self._histogram(
@@ -137,8 +139,8 @@ class Metrics:
         self.audio_received_bytes = self._counter("audio_received_bytes", "Audio as it came over the wire.")
         self.throttled_s = self._counter("throttled_seconds", "Reading paused: sound far ahead of real time.")
         self.container_children = self._gauge("container_children", "Confined decoder processes now.")
-        self.container_failures = self._counter(
-            "container_failures", "Decoder children that failed.", ("reason",)
+        self.audio_decoder_failures = self._counter(
+            "audio_decoder_failures", "Audio decoder processes that failed.", ("reason",)
         )
         self.warnings = self._counter(
             "warnings", "Things noticed in clients' sound and said to them.", ("kind",)

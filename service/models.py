@@ -28,8 +28,8 @@ def recogniser_options(settings: Settings) -> RecogniserOptions:
         overcommit=settings.overcommit,
         fronts=settings.workers,
         hops_s=settings.hops_s,
-        resume_s=settings.resume_s,
-        parked_limit=settings.parked_limit,
+        resume_s=settings.resume_timeout_s,
+        parked_limit=settings.max_parked_sessions,
         cache_folder=settings.cache_folder,
     )
 
@@ -164,6 +164,6 @@ class ServedModels:
         """Let the streams of a replaced model finish, then free it; does not wait for that."""
         old.retire()
         # A long time: these streams are in the middle of a talk and have done nothing wrong.
-        ending = asyncio.create_task(old.stop(drain_s=max(self.settings.drain_s, RETIRE_S)))
+        ending = asyncio.create_task(old.stop(drain_s=max(self.settings.drain_timeout_s, RETIRE_S)))
         self._retiring[old] = ending
         ending.add_done_callback(lambda task: None if task.cancelled() else self._retiring.pop(old, None))

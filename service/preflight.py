@@ -77,16 +77,16 @@ def allow_files(settings: Settings) -> tuple[str, ...]:
 
     Usually 1,024 are allowed at first and far more on request.
     """
-    wanted = settings.max_sockets + OTHER_FILES
+    wanted = settings.max_connections + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most >= settings.max_sockets or soft == resource.RLIM_INFINITY:
+    if most >= settings.max_connections or soft == resource.RLIM_INFINITY:
         return ()
     return (
-        f"The system allows {most} open files, max_sockets is {settings.max_sockets}: raise the limit (`ulimit -n`, "
-        "LimitNOFILE for systemd) or lower max_sockets.",
+        f"The system allows {most} open files, max_connections is {settings.max_connections}: raise the limit "
+        "(`ulimit -n`, LimitNOFILE for systemd) or lower max_connections.",
     )
 
 

@@ -1,6 +1,6 @@
 """One recording through the recogniser: a stored file decoded in a stream, pushed, its finals told.
 
-Memory does not grow with the file: pieces are read as fast as the recogniser takes them. No HTTP here; the
+Memory does not grow with the file: it is read as fast as the recogniser takes its audio. No HTTP here; the
 codecs of strangers run in the confined child processes of service/audio/containers.py.
 """
 
@@ -19,13 +19,11 @@ from lm.hotwords import Hotword
 from lm.text import normalise
 from service.audio.containers import SNIFF_BYTES, Nursery, recognised
 from service.audio.decoder import SoundDecoder
-from service.audio.faststart import index_first
 from service.audio.resample import Samples
 from service.core.events import Closed, Event, Failed, Final, Progress
 from service.errors import ErrorCode, ServiceError
 from service.streams import Recogniser, Stream, StreamSettings
 
-PIECE_BYTES = 65536
 PUSH_S = 10.0
 """Longer stretches are pushed in parts, so that cancelling takes effect soon."""
 
@@ -69,15 +67,11 @@ async def channels_of(path: Path, sound: Sound, nursery: Nursery) -> int:
         return sound.channels
     if form is None:
         return 1
-    decoder = nursery.open(form, 1, True)
+    with path.open("rb") as file:
+        decoder = nursery.open(form, 1, True, file)
     try:
-        async for piece in _pieces(path):
-            async for _ in decoder.push(piece):
-                pass
-            if decoder.format is not None:
-                return max(1, min(8, int(str(decoder.format["channels"]))))
-        async for _ in decoder.finish():
-            pass
+        async with contextlib.aclosing(decoder.finish()) as samples:
+            await anext(samples, None)  # the format comes before the first samples
     except ServiceError as error:
         raise _as_audio(error) from None
     finally:
@@ -88,18 +82,9 @@ async def channels_of(path: Path, sound: Sound, nursery: Nursery) -> int:
 async def decoded(
     path: Path, sound: Sound, channels: int, nursery: Nursery, read: ReadSoFar | None = None
 ) -> AsyncIterator[Samples]:
-    """The file as sound [channels, n] at 16 kHz, piece by piece."""
+    """The file as samples [channels, n] at 16 kHz, piece by piece."""
     read = read if read is not None else ReadSoFar()
-    if form_of(path) == "mp4":
-        await asyncio.to_thread(index_first, path)
-    async for samples in _decoded(path, sound, channels, nursery, read):
-        read.samples += samples.shape[1]
-        yield samples
-
-
-async def _decoded(
-    path: Path, sound: Sound, channels: int, nursery: Nursery, read: ReadSoFar
-) -> AsyncIterator[Samples]:
+    form_of(path)  # an empty file is refused
     decoder = SoundDecoder(
         sound.encoding,
         sound.sample_rate,
@@ -109,12 +94,11 @@ async def _decoded(
         lambda *_: None,
     )
     try:
-        async for piece in _pieces(path):
-            read.bytes += len(piece)
-            async for samples in decoder.push(piece):
+        with path.open("rb") as file:
+            async for samples in decoder.read(file):
+                read.bytes = file.tell()
+                read.samples += samples.shape[1]
                 yield samples
-        async for samples in decoder.finish():
-            yield samples
     except ServiceError as error:
         raise _as_audio(error) from None
     finally:
@@ -194,13 +178,6 @@ async def _close(sound: AsyncIterator[Samples]) -> None:
     close = getattr(sound, "aclose", None)
     if close is not None:
         await close()
-
-
-async def _pieces(path: Path) -> AsyncIterator[bytes]:
-    """The file's bytes, read beside the event loop. It is opened in it: nobody would close what a thread opens late."""
-    with path.open("rb") as file:
-        while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
-            yield piece
 
 
 def _as_storage(error: OSError) -> ServiceError:

@@ -1,7 +1,7 @@
-"""Every setting of the service: type, range, default, help. One place.
+"""Every setting of the service: type, range, default, help.
 
-Read in the order TOML file < environment (SILICA_*) < command line; every value is checked and every
-complaint says what was wrong and where it came from. Nothing here acts on a setting.
+A setting comes from a TOML file, the environment (SILICA_*) or the command line; the later one overrides. Every value
+is validated, and an error names its source, the value and what was expected. Nothing here acts on a setting.
 """
 # ruff: noqa: RUF009 (a setting's default is an immutable value)
 
@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from service.errors import ErrorCode, ServiceError
 
 
@@ -25,10 +27,9 @@ def setting(
     *,
     low: float | None = None,
     high: float | None = None,
-    secret: bool = False,
 ) -> Any:
-    """One field with what people and checks need to know about it."""
-    notes = {"section": section, "help": help, "low": low, "high": high, "secret": secret}
+    """One field with its section, help text and range."""
+    notes = {"section": section, "help": help, "low": low, "high": high}
     return field(default=default, metadata=notes)
 
 
@@ -36,125 +37,194 @@ def setting(
 class Settings:
     """How one `silica serve` behaves. Field names are the names in TOML, SILICA_* and on the command line."""
 
-    host: str = setting("127.0.0.1", "network", "address to listen on; other than loopback needs keys")
-    port: int = setting(8765, "network", "port for everything (0: any free one)", low=0, high=65535)
-    insecure: bool = setting(False, "network", "listen beyond loopback though there are no keys")
+    host: str = setting("127.0.0.1", "network", "address to listen on; one beyond loopback requires API keys")
+    port: int = setting(
+        8765, "network", "TCP port for HTTP and websockets; 0 takes a free one", low=0, high=65535
+    )
+    insecure: bool = setting(False, "network", "allow listening beyond loopback without API keys")
     tls_certificate: Path | None = setting(
-        None, "network", "PEM file with the certificate chain: serves https/wss"
+        None, "network", "PEM file with the certificate chain; enables https and wss, requires --tls-key"
     )
-    tls_key: Path | None = setting(None, "network", "PEM file with the certificate's private key")
-    origins: tuple[str, ...] = setting(
-        (), "network", "further origins whose pages may connect (https://host[:port], or *)"
+    tls_key: Path | None = setting(None, "network", "PEM file with the private key of the certificate")
+    allowed_origins: tuple[str, ...] = setting(
+        (), "network", "further web origins allowed to connect, as https://host[:port]; * allows all"
     )
-    uvloop: bool = setting(True, "network", "use uvloop where it is installed")
+    uvloop: bool = setting(True, "network", "use the uvloop event loop where it is installed")
 
-    keys_file: Path | None = setting(None, "security", "file of hashed API keys, made by `silica keys add`")
-    admin: bool = setting(
-        True, "security", "serve POST /admin/reload (to admin keys; without keys, to loopback)"
+    keys_file: Path | None = setting(
+        None,
+        "security",
+        "file of hashed API keys, written by `silica keys add` (default: ~/.local/share/silica/keys.json)",
     )
-    open_metrics: bool = setting(True, "security", "serve /metrics without a key")
+    admin: bool = setting(
+        True, "security", "serve POST /admin/reload to admin keys, or to loopback when there are no keys"
+    )
+    public_metrics: bool = setting(True, "security", "serve /metrics without an API key")
 
     model: str = setting(
-        "silica-small-en", "recognition", "model for streams that name none or an unknown one"
+        "silica-small-en", "recognition", "default model, for streams that name none or an unknown one"
     )
-    more_models: tuple[str, ...] = setting((), "recognition", "further models that streams may name")
+    more_models: tuple[str, ...] = setting(
+        (), "recognition", "further models to load, which streams select by name"
+    )
     language_model: str = setting(
-        "shipped", "recognition", "'shipped', a KenLM file, what `silica lm rescore --out` wrote, or 'none'"
+        "shipped",
+        "recognition",
+        "'shipped', the path of a KenLM file or of the output of `silica lm rescore --out`, or 'none'",
     )
-    device: Literal["cpu", "cuda"] = setting("cpu", "recognition", "where the acoustic model runs")
+    device: Literal["cpu", "cuda"] = setting("cpu", "recognition", "device that runs the acoustic model")
     precision: Literal["fp32", "int8", "fp16"] | None = setting(
-        None, "recognition", "arithmetic of the acoustic model (default: what suits the device)"
+        None, "recognition", "numeric precision of the acoustic model (default: the best one for the device)"
     )
-    decoder: Literal["beam", "greedy"] = setting("beam", "recognition", "word search")
+    decoder: Literal["beam", "greedy"] = setting("beam", "recognition", "CTC decoder")
     hops_s: tuple[float, ...] = setting(
         (0.16, 0.32, 0.64, 1.28),
         "recognition",
-        "steps between windows, widened under load",
+        "seconds of new audio per window, rising; the longer ones are used under load",
         low=0.02,
         high=10.0,
     )
     endpointing_ms: int = setting(
-        300, "recognition", "trailing silence that ends an utterance", low=10, high=10000
+        300, "recognition", "milliseconds of silence that end an utterance", low=10, high=10000
     )
     max_utterance_s: float = setting(
-        30.0, "recognition", "an utterance is cut at this length", low=2, high=120
+        30.0,
+        "recognition",
+        "maximum length of an utterance in seconds; longer ones are split",
+        low=2,
+        high=120,
     )
 
     workers: int = setting(
         1,
         "capacity",
-        "processes that speak with clients; more than one share the port and the device",
+        "processes that serve clients; several share the port and the device",
         low=1,
         high=64,
     )
-    engine_workers: int | None = setting(None, "capacity", "acoustic processes on a CPU", low=1, high=256)
-    decode_workers: int | None = setting(None, "capacity", "word search workers", low=1, high=256)
+    engine_workers: int | None = setting(
+        None,
+        "capacity",
+        "processes that run the acoustic model on a CPU (default: by cores)",
+        low=1,
+        high=256,
+    )
+    decode_workers: int | None = setting(
+        None, "capacity", "workers that run the CTC decoder (default: by cores)", low=1, high=256
+    )
     max_streams: int | None = setting(
-        None, "capacity", "most streams at once, and never more than are measured to fit", low=1, high=100000
+        None,
+        "capacity",
+        "maximum concurrent streams; the measured capacity still applies (default: the measured capacity)",
+        low=1,
+        high=100000,
     )
     overcommit: bool = setting(
-        False, "capacity", "take max_streams in though fewer are measured to fit: words may come late"
+        False, "capacity", "accept max_streams streams even above the measured capacity; latency may grow"
     )
-    max_sockets: int = setting(20000, "capacity", "open sockets at once, of any kind", low=1, high=1000000)
-    container_streams: int = setting(
-        64, "capacity", "compressed streams at once (each has a confined child process)", low=0, high=10000
+    max_connections: int = setting(
+        20000, "capacity", "maximum open client connections of any kind", low=1, high=1000000
     )
-    cache_folder: Path | None = setting(None, "capacity", "where measured capacity is kept")
+    max_audio_decoders: int = setting(
+        64,
+        "capacity",
+        "maximum concurrent streams or files of compressed audio; each has a sandboxed decoder process",
+        low=0,
+        high=10000,
+    )
+    cache_folder: Path | None = setting(
+        None, "capacity", "folder of the capacity measurements (default: ~/.local/share/silica/cache)"
+    )
 
-    max_message_bytes: int = setting(2097152, "limits", "largest websocket message", low=1024, high=16777216)
-    audio_ahead_s: float = setting(
-        10.0, "limits", "how far live sound may be ahead of real time before reading slows", low=1, high=600
+    max_message_bytes: int = setting(
+        2097152, "limits", "maximum size of a websocket message in bytes", low=1024, high=16777216
     )
-    idle_s: float = setting(
-        10.0, "limits", "close after so long without audio or KeepAlive", low=1, high=3600
+    max_upload_mb: int = setting(
+        2048, "limits", "maximum size of an uploaded file in MiB", low=1, high=1000000
     )
-    resume_s: float = setting(30.0, "limits", "how long a vanished client may come back", low=0, high=600)
-    parked_limit: int = setting(256, "limits", "vanished clients kept at once", low=0, high=100000)
-    send_s: float = setting(
-        20.0, "limits", "a client that takes nothing for so long is closed", low=1, high=600
+    max_audio_lead_s: float = setting(
+        10.0,
+        "limits",
+        "seconds that live audio may arrive ahead of real time before the server slows its reading",
+        low=1,
+        high=600,
     )
-    upload_stall_s: float = setting(
-        30.0, "limits", "a file of which nothing comes for so long is refused", low=0.5, high=3600
+    max_parked_sessions: int = setting(
+        256, "limits", "maximum disconnected sessions kept for resuming", low=0, high=100000
     )
-    heartbeat_s: float = setting(1.0, "limits", "sound between two Heartbeats", low=0.1, high=60)
-    container_stall_s: float = setting(
-        10.0, "limits", "a decoder child that answers nothing for so long is ended", low=1, high=120
+    idle_timeout_s: float = setting(
+        10.0, "limits", "close a stream after this many seconds without audio or KeepAlive", low=1, high=3600
     )
-    container_memory_mb: int = setting(
-        512, "limits", "memory of a decoder child beyond its start", low=64, high=8192
+    resume_timeout_s: float = setting(
+        30.0,
+        "limits",
+        "seconds within which a disconnected client may resume; 0 disables it",
+        low=0,
+        high=600,
     )
-    container_cpu_s: int = setting(600, "limits", "processor time of a decoder child", low=1, high=86400)
-    drain_s: float = setting(30.0, "limits", "on SIGTERM, how long open streams may go on", low=0, high=3600)
+    send_timeout_s: float = setting(
+        20.0, "limits", "close a client that reads nothing for this many seconds", low=1, high=600
+    )
+    upload_timeout_s: float = setting(
+        30.0, "limits", "abort an upload that sends nothing for this many seconds", low=0.5, high=3600
+    )
+    drain_timeout_s: float = setting(
+        30.0, "limits", "seconds that open streams may continue after SIGTERM", low=0, high=3600
+    )
+    heartbeat_interval_s: float = setting(
+        1.0, "limits", "seconds of audio between two Heartbeat messages", low=0.1, high=60
+    )
+    audio_decoder_timeout_s: float = setting(
+        10.0,
+        "limits",
+        "kill an audio decoder process that makes no progress for this many seconds",
+        low=1,
+        high=120,
+    )
+    audio_decoder_memory_mb: int = setting(
+        512,
+        "limits",
+        "memory limit of an audio decoder process in MiB, beyond what it starts with",
+        low=64,
+        high=8192,
+    )
+    audio_decoder_cpu_s: int = setting(
+        600, "limits", "CPU time limit of an audio decoder process in seconds", low=1, high=86400
+    )
 
-    jobs_folder: Path | None = setting(None, "jobs", "where jobs are kept (default: beside the keys)")
-    jobs_at_once: int = setting(1, "jobs", "recordings heard in the background at once", low=0, high=64)
-    jobs_keep_days: float = setting(
-        7.0, "jobs", "finished jobs are forgotten after so long", low=0.01, high=3650
+    jobs_folder: Path | None = setting(
+        None, "jobs", "folder of the jobs and their recordings (default: ~/.local/share/silica/jobs)"
     )
-    jobs_quota_mb: int = setting(20480, "jobs", "disk for recordings that wait", low=1, high=100000000)
+    jobs_concurrency: int = setting(
+        1, "jobs", "recordings transcribed in the background at the same time", low=0, high=64
+    )
+    jobs_retention_days: float = setting(
+        7.0, "jobs", "days after which finished jobs are deleted", low=0.01, high=3650
+    )
+    jobs_quota_mb: int = setting(
+        20480, "jobs", "disk space limit of waiting recordings in MiB", low=1, high=100000000
+    )
     jobs_lease_s: float = setting(
-        30.0, "jobs", "a dead runner's jobs are free after so long", low=0.5, high=3600
+        30.0, "jobs", "seconds after which the jobs of a crashed process are taken over", low=0.5, high=3600
     )
-    webhook_hosts: tuple[str, ...] = setting(
-        (), "jobs", "hosts (host or host:port) that jobs may call when they are done"
+    allowed_webhook_hosts: tuple[str, ...] = setting(
+        (), "jobs", "hosts (host or host:port) that finished jobs may notify"
     )
-    upload_mb: int = setting(2048, "limits", "largest file that one request may bring", low=1, high=1000000)
 
-    log_format: Literal["plain", "json"] = setting(
-        "plain", "logs", "one line a record, for people or machines"
-    )
+    log_format: Literal["plain", "json"] = setting("plain", "logs", "format of log lines")
     log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "logs", "least severe that is told"
+        "info", "logs", "lowest level that is logged"
     )
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Every model to be served, the default first."""
+        """All models to load, the default first."""
         return tuple(dict.fromkeys((self.model, *self.more_models)))
 
 
-YES = ("true", "1", "yes", "on")
-NO = ("false", "0", "no", "off")
+BOOLEANS: Mapping[str, bool] = types.MappingProxyType({"yes": True, "on": True, "no": False, "off": False})
+"""Accepted besides true, false, 1 and 0."""
+UNSET = ("", "none", "auto")
 KINDS: Mapping[str, Any] = types.MappingProxyType(typing.get_type_hints(Settings))
 
 
@@ -163,7 +233,10 @@ def load_settings(
     environment: Mapping[str, str] | None = None,
     line: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """TOML file (or the one SILICA_CONFIG names) < environment < command line (None there: not given)."""
+    """The TOML file (or the one that SILICA_CONFIG names), then the environment, then the command line: the last wins.
+
+    An option whose value is None was not given.
+    """
     environment = os.environ if environment is None else environment
     if file is None and environment.get("SILICA_CONFIG"):
         file = Path(environment["SILICA_CONFIG"])
@@ -181,26 +254,22 @@ def load_settings(
 
 
 def check(name: str, value: Any, source: str) -> Any:
-    """The value of one setting in its own type, or a ServiceError that says what was expected."""
+    """The value in the setting's type; a ServiceError names the source, the value and what was expected."""
     notes = next(item.metadata for item in fields(Settings) if item.name == name)
-    kind, optional = _without_none(KINDS[name])
-    if optional and isinstance(value, str) and value.lower() in ("", "none", "auto"):
-        return None
+    plain = _from_text(KINDS[name], value) if isinstance(value, str) else value
     try:
-        found = _convert(kind, value)
-    except (TypeError, ValueError):
-        raise _complaint(source, value, _expectation(kind, notes)) from None
-    numbers = found if isinstance(found, tuple) else (found,)
-    for number in numbers:
-        if isinstance(number, (int, float)) and not isinstance(number, bool):
-            low, high = notes["low"], notes["high"]
-            if number != number or (low is not None and number < low) or (high is not None and number > high):
-                raise _complaint(source, value, _expectation(kind, notes))
+        found = msgspec.convert(plain, KINDS[name], strict=False, dec_hook=_custom)
+    except msgspec.ValidationError:
+        raise _invalid(source, value, KINDS[name], notes) from None
+    if notes["low"] is not None and found is not None:
+        numbers = found if isinstance(found, tuple) else (found,)
+        if not all(notes["low"] <= number <= notes["high"] for number in numbers):
+            raise _invalid(source, value, KINDS[name], notes)
     return found
 
 
 def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
-    """One option a setting, grouped by section; not given means not set."""
+    """Add one option per setting, grouped by section. Its value is None when it is not given."""
     groups: dict[str, Any] = {}
     for item in fields(Settings):
         section = item.metadata["section"]
@@ -216,23 +285,23 @@ def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
                 metavar = "{" + ",".join(typing.get_args(kind)) + "}"
             else:
                 metavar = item.name.rsplit("_", 1)[-1].upper()
+                if typing.get_origin(kind) is tuple:
+                    metavar += ",..."
             group.add_argument(option, default=None, metavar=metavar, help=text)
 
 
 def as_toml(settings: Settings) -> str:
-    """The settings as a TOML file that gives them again; what is unset is a comment; secrets are masked."""
+    """The settings as a TOML file that loads as the same settings. Unset ones are comments."""
     sections: dict[str, list[str]] = {}
     for item in fields(Settings):
         value = getattr(settings, item.name)
-        if item.metadata["secret"] and value:
-            value = "****"
         text = f"# {item.name} =" if value is None else f"{item.name} = {_toml_value(value)}"
         sections.setdefault(item.metadata["section"], []).append(f"{text}  # {item.metadata['help']}")
     return "\n".join("\n".join((f"[{name}]", *lines, "")) for name, lines in sections.items())
 
 
 def _from_toml(file: Path) -> dict[str, Any]:
-    """The settings of a TOML file, in their sections or at its top."""
+    """The settings of a TOML file, in sections or at the top level."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -262,13 +331,15 @@ def _from_toml(file: Path) -> dict[str, Any]:
 
 
 def _checked_together(settings: Settings) -> Settings:
-    """What no single setting can see."""
+    """Check the settings that depend on each other."""
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise ServiceError(
             ErrorCode.SETTINGS, "TLS needs both --tls-certificate and --tls-key; one is missing."
         )
     if list(settings.hops_s) != sorted(set(settings.hops_s)) or not settings.hops_s:
-        raise ServiceError(ErrorCode.SETTINGS, "hops_s must be rising numbers, such as 0.16,0.32,0.64.")
+        raise ServiceError(
+            ErrorCode.SETTINGS, "hops_s must be one or more rising numbers, such as 0.16,0.32,0.64."
+        )
     return settings
 
 
@@ -281,47 +352,37 @@ def _without_none(kind: Any) -> tuple[Any, bool]:
     return kind, False
 
 
-def _convert(kind: Any, value: Any) -> Any:
-    """A value from TOML, environment or line in the setting's own type; ValueError where it is not."""
+def _from_text(kind: Any, text: str) -> Any:
+    """What msgspec does not read from text: unset values, more words for booleans, lists with commas."""
+    kind, optional = _without_none(kind)
+    if optional and text.lower() in UNSET:
+        return None
     if kind is bool:
-        if isinstance(value, bool):
-            return value
-        word = str(value).lower()
-        return word in YES if word in YES + NO else _refuse()
-    if isinstance(value, bool):
-        _refuse()
-    if typing.get_origin(kind) is Literal:
-        return value if value in typing.get_args(kind) else _refuse()
+        return BOOLEANS.get(text.lower(), text)
     if typing.get_origin(kind) is tuple:
-        inner = typing.get_args(kind)[0]
-        parts = (
-            [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-        )
-        return tuple(_convert(inner, part) for part in parts)
-    if kind is int and isinstance(value, float):
-        return int(value) if value.is_integer() else _refuse()
-    if kind in (str, Path) and not isinstance(value, (str, Path)):
-        _refuse()
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return text
+
+
+def _custom(kind: type, value: Any) -> Any:
+    """The types that msgspec does not know: Path."""
     return kind(value)
 
 
-def _refuse() -> typing.NoReturn:
-    raise ValueError
+def _invalid(source: str, value: Any, kind: Any, notes: Mapping[str, Any]) -> ServiceError:
+    expected = _expectation(_without_none(kind)[0], notes)
+    return ServiceError(ErrorCode.SETTINGS, f"{source}: invalid value {value!r}; expected {expected}.")
 
 
 def _expectation(kind: Any, notes: Mapping[str, Any]) -> str:
-    """What a setting wants, in words."""
-    low, high = notes["low"], notes["high"]
-    span = f" from {low:g} to {high:g}" if low is not None and high is not None else ""
+    """The values that a setting takes, in words."""
+    span = "" if notes["low"] is None else f" from {notes['low']:g} to {notes['high']:g}"
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
-        return f"values{span} with commas between them"
+        what = "numbers" if span else "values"
+        return f"{what}{span} separated by commas"
     return {bool: "true or false", int: f"a whole number{span}", float: f"a number{span}"}.get(kind, "text")
-
-
-def _complaint(source: str, value: Any, expected: str) -> ServiceError:
-    return ServiceError(ErrorCode.SETTINGS, f"{source}: {value!r} will not do; expected {expected}.")
 
 
 def _nearest(name: str) -> str | None:

@@ -1,8 +1,8 @@
-"""The confined process in which containers are decoded: bytes in, float32 at 16 kHz out, over one socket.
+"""The confined process in which containers are decoded: a stream's bytes or a file in, float32 at 16 kHz out.
 
-Run as a module it is the nursery's root: it imports PyAV once and forks one child a stream. A child holds exactly
-one descriptor and may open no other, so it has no network and no files; memory and processor time are limited.
-Codecs of strangers' data run here and nowhere else.
+Run as a module it is the root process: it imports PyAV once and forks one child a stream or file. A child holds its
+socket, and for a file a read-only descriptor of it. It can open nothing else, so it has no network and no other file;
+memory and processor time are limited. Untrusted containers are decoded here and nowhere else.
 """
 
 import io
@@ -15,7 +15,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import av
 import av.container
@@ -26,7 +26,7 @@ from service.audio.resample import Resampler, Samples
 
 HEAD = struct.Struct("<BI")
 BYTES, BARRIER, END = 1, 2, 3
-HELLO, SOUND, PASSED, DONE, FAILED, FORMAT = 10, 11, 12, 13, 14, 15
+HELLO, SOUND, PASSED, DONE, FAILED, FORMAT, UNREADABLE = 10, 11, 12, 13, 14, 15, 16
 
 FORMATS = {
     "ogg": "ogg",
@@ -37,9 +37,22 @@ FORMATS = {
     "mp4": "mov",
 }
 CODECS = ("opus", "vorbis", "flac", "mp3", "mp3float", "aac", "alac", "pcm_")
+SEEKABLE = ("mp4",)
+"""May have their index at the end. A file of any other container is read as a stream and gives the same samples."""
+NOT_STREAMABLE = (
+    b"it is damaged, or its index (moov) follows its audio: upload it as a file, "
+    b"or put the index first with `ffmpeg -i IN.m4a -c copy -movflags +faststart OUT.m4a`"
+)
 MOST_FRAME = 8 * 1024 * 1024
 MOST_DAMAGED = 100
 """Packets in a row; after that it is no sound any more."""
+
+
+class Source(Protocol):
+    """What libav reads from. It also seeks where there are `seek` and `tell`."""
+
+    def read(self, size: int) -> bytes:
+        """At most so many bytes; none at the end."""
 
 
 class Wire:
@@ -79,6 +92,25 @@ class Wire:
         return bytes(parts)
 
 
+class File:
+    """A file as libav's source. Every read tells the server that the child makes progress, also without output."""
+
+    def __init__(self, descriptor: int, wire: Wire, seekable: bool) -> None:
+        self._file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 (open until the process ends)
+        self._wire = wire
+        if seekable:
+            self.seek, self.tell = self._file.seek, self._file.tell
+
+    def read(self, size: int) -> bytes:
+        """As of a file. A disk that fails is no fault of the audio, so the server gets the error number."""
+        self._wire.tell(PASSED)
+        try:
+            return self._file.read(size)
+        except OSError as error:
+            self._wire.tell(UNREADABLE, str(error.errno).encode())
+            os._exit(0)
+
+
 def confine(memory_bytes: int, cpu_s: int) -> None:
     """From here on: no new descriptor of any kind, bounded memory and time, no new privileges."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -90,24 +122,24 @@ def confine(memory_bytes: int, cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # not even in the place of one that is closed
 
 
-def decode(wire: Wire, form: str, channels: int, mix: bool) -> None:
-    """Everything from the container's first byte to its last, told as it becomes known."""
-    source = av.open(
-        wire,
+def decode(wire: Wire, source: Source, form: str, channels: int, mix: bool) -> None:
+    """Send all audio of the container, as it is decoded."""
+    container = av.open(
+        source,
         mode="r",
         format=FORMATS[form],
         metadata_errors="ignore",
         options={"probesize": "32768", "analyzeduration": "0"},
     )
-    if not source.streams.audio:
+    if not container.streams.audio:
         raise ValueError("there is no sound in it")
-    stream = source.streams.audio[0]
+    stream = container.streams.audio[0]
     if not stream.codec_context.name.startswith(CODECS):
         raise ValueError(f"its codec {stream.codec_context.name!r} is not among those decoded here")
     stream.codec_context.thread_type = "NONE"
     resampler: Resampler | None = None
     wanted = 1 if mix else channels
-    for frame in frames(source.demux(stream)):
+    for frame in frames(container.demux(stream)):
         sound = floats(frame)
         if resampler is None or resampler.rate != frame.sample_rate:
             if resampler is not None:
@@ -170,17 +202,19 @@ def fitted(sound: Samples, wanted: int, mix: bool) -> Samples:
     return sound[:wanted]
 
 
-def run_child(sock: socket.socket, order: dict[str, Any]) -> None:
-    """One stream's child, start to end. Never returns."""
-    wire = Wire(sock)
+def run_child(wire: Wire, source: Source, order: dict[str, Any]) -> None:
+    """The child of one stream or file, start to end. Never returns."""
     try:
         wire.tell(HELLO, str(os.getpid()).encode())
-        decode(wire, order["form"], order["channels"], order["mix"])
+        decode(wire, source, order["form"], order["channels"], order["mix"])
         wire.tell(DONE)
     except (BrokenPipeError, ConnectionError):
         pass
     except MemoryError:
         wire.tell(FAILED, b"it needs more memory than one stream may use")
+    except av.error.InvalidDataError as error:
+        streamed = source is wire and order["form"] in SEEKABLE
+        wire.tell(FAILED, NOT_STREAMABLE if streamed else str(error.strerror).encode())
     except (av.error.FFmpegError, ValueError, EOFError, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         wire.tell(FAILED, (reason or type(error).__name__).encode()[:500])
@@ -209,24 +243,31 @@ def warm() -> None:
 
 
 def main() -> None:
-    """Wait for orders on the descriptor that the command line names: each brings a socket and becomes a child."""
+    """Wait for orders on the descriptor that the command line names. Each becomes a child.
+
+    An order brings the child's socket, and the file if it is to decode one.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     av.logging.set_level(None)
     warm()
     control = socket.socket(fileno=int(sys.argv[1]))
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
+        message, descriptors, _, _ = socket.recv_fds(control, 4096, 2)
         if not message:
             return
         if os.fork() == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.dup2(descriptors[0], 3)
-            os.closerange(4, 4096)
             control.detach()
+            # The kernel numbers received descriptors in rising order from 3 on, so no copy overwrites the next.
+            for place, descriptor in enumerate(descriptors, start=3):
+                os.dup2(descriptor, place)
+            os.closerange(3 + len(descriptors), 4096)
             order = json.loads(message)
+            wire = Wire(socket.socket(fileno=3))
+            source = File(4, wire, order["form"] in SEEKABLE) if len(descriptors) > 1 else wire
             confine(order["memory_mb"] * 1024 * 1024, order["cpu_s"])
-            run_child(socket.socket(fileno=3), order)
+            run_child(wire, source, order)
         for descriptor in descriptors:
             os.close(descriptor)
 

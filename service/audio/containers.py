@@ -11,8 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import BinaryIO
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from service.errors import ErrorCode, ServiceError
 
 # The same numbers as in container_child.py, which is not imported here: it would bring PyAV into the server.
 BYTES, BARRIER, END = 1, 2, 3
-HELLO, SOUND, PASSED, DONE, FAILED, FORMAT = 10, 11, 12, 13, 14, 15
+HELLO, SOUND, PASSED, DONE, FAILED, FORMAT, UNREADABLE = 10, 11, 12, 13, 14, 15, 16
 HEAD_BYTES = 5
 PIECE = 65536
 SNIFF_BYTES = 12
@@ -67,7 +68,7 @@ class Confinement:
 
     memory_mb: int = 512
     cpu_s: int = 600
-    stall_s: float = 10.0
+    timeout_s: float = 10.0
 
 
 Count = Callable[[int], int]
@@ -141,8 +142,8 @@ class Nursery:
         ours.setblocking(False)
         self._control = ours
 
-    def open(self, form: str, channels: int, mix: bool) -> "ContainerDecoder":
-        """A child for one stream."""
+    def open(self, form: str, channels: int, mix: bool, file: BinaryIO | None = None) -> "ContainerDecoder":
+        """A child for one stream; or for a file, which the child reads itself: then only `finish` is called."""
         self.check_room()
         self.start()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -156,8 +157,9 @@ class Nursery:
         }
         with theirs:
             assert self._control is not None
+            descriptors = [theirs.fileno(), *([file.fileno()] if file is not None else [])]
             try:
-                socket.send_fds(self._control, [json.dumps(order).encode()], [theirs.fileno()])
+                socket.send_fds(self._control, [json.dumps(order).encode()], descriptors)
             except OSError:
                 ours.close()
                 raise ServiceError(
@@ -208,8 +210,8 @@ class ContainerDecoder:
             async for sound in self._exchange(message + bytes([BARRIER, 0, 0, 0, 0]), PASSED):
                 yield sound
 
-    async def finish(self) -> AsyncIterator[Samples]:
-        """The container's last sound; the child ends."""
+    async def finish(self) -> AsyncGenerator[Samples, None]:
+        """The last audio of a stream, or all audio of a file (OSError when it cannot be read); the child ends."""
         if not self._done:
             async for sound in self._exchange(bytes([END, 0, 0, 0, 0]), DONE):
                 yield sound
@@ -244,6 +246,9 @@ class ContainerDecoder:
                     self._pid = int(payload)
                 elif kind == FORMAT:
                     self.format = json.loads(payload)
+                elif kind == UNREADABLE:
+                    self._pid = None
+                    raise OSError(int(payload), os.strerror(int(payload)))
                 elif kind == FAILED:
                     self._pid = None
                     self._nursery.on_failure("undecodable")
@@ -274,13 +279,13 @@ class ContainerDecoder:
                     payload = bytes(self._buffer[HEAD_BYTES : HEAD_BYTES + length])
                     del self._buffer[: HEAD_BYTES + length]
                     return kind, payload
-            stall_s = self._nursery.confinement.stall_s
+            timeout_s = self._nursery.confinement.timeout_s
             try:
-                async with asyncio.timeout(stall_s):
+                async with asyncio.timeout(timeout_s):
                     part = await asyncio.get_running_loop().sock_recv(self._sock, 262144)
             except TimeoutError:
                 self._nursery.on_failure("stalled")
-                raise _undecodable(f"its decoder gave no answer for {stall_s:g} s") from None
+                raise _undecodable(f"its decoder gave no answer for {timeout_s:g} s") from None
             except ConnectionError:
                 part = b""
             if not part:

@@ -3,7 +3,10 @@
 The first twelve bytes decide: a container that was declared as raw sound is noticed and read as what it is.
 """
 
+import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
+from typing import BinaryIO
 
 from acoustic.constants import SAMPLE_RATE
 from service.audio.containers import BY_ENCODING, ContainerDecoder, Nursery, recognised
@@ -73,6 +76,19 @@ class SoundDecoder:
         async for sound in self._pushed(data):
             yield sound
 
+    async def read(self, file: BinaryIO) -> AsyncIterator[Samples]:
+        """All sound of a file, instead of `push` and `finish`. `file.tell()` says how far it has been read.
+
+        A container's child gets the file itself and can seek in it: an MP4 file may have its index at the end.
+        """
+        self._inner = self._chosen(os.pread(file.fileno(), SNIFF_BYTES, 0), file)
+        if isinstance(self._inner, PcmDecoder):
+            while piece := await asyncio.to_thread(file.read, PIECE):
+                async for sound in self._pushed(piece):
+                    yield sound
+        async for sound in self.finish():
+            yield sound
+
     async def flush(self) -> AsyncIterator[Samples]:
         """Raw sound that is still inside: the first bytes, the resampler's tail. More may be pushed afterwards."""
         if self._inner is None and self._start:
@@ -123,7 +139,7 @@ class SoundDecoder:
                     "level", "the float sound goes far beyond 1.", "linear32 is float between -1 and 1."
                 )
 
-    def _chosen(self, start: bytes) -> PcmDecoder | ContainerDecoder:
+    def _chosen(self, start: bytes, file: BinaryIO | None = None) -> PcmDecoder | ContainerDecoder:
         found = recognised(start)
         if self.encoding in WIDTHS:
             # An MP3 frame's two bytes are common in raw sound; the other marks are four bytes or more.
@@ -133,7 +149,7 @@ class SoundDecoder:
                     f"declared {self.encoding}, but it begins as a {found} container and is read as one.",
                     "Leave out `encoding` and `sample_rate` for containers.",
                 )
-                return self._container(found)
+                return self._container(found, file)
             return PcmDecoder(self.encoding, self.sample_rate, self.channels, mix=self.mix)
         declared = BY_ENCODING.get(self.encoding or "")
         form = found or declared
@@ -156,12 +172,12 @@ class SoundDecoder:
             )
         if found is not None and declared is not None and found != declared:
             self._warn("header", f"declared {self.encoding}, but it is a {found} container; read as one.", "")
-        return self._container(form)
+        return self._container(form, file)
 
-    def _container(self, form: str) -> ContainerDecoder:
+    def _container(self, form: str, file: BinaryIO | None) -> ContainerDecoder:
         if self._nursery is None:
             raise ServiceError(ErrorCode.AUDIO, "containers are not decoded here.", "Send raw sound.")
-        return self._nursery.open(form, self.channels, self.mix)
+        return self._nursery.open(form, self.channels, self.mix, file)
 
     def _check_format(self, inner: ContainerDecoder) -> None:
         """Once the container has told what it holds, say where the client declared something else."""

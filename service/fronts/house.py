@@ -110,10 +110,10 @@ class House:
         """Every front drains by itself; a second signal, or the end of all patience, cuts that short."""
         self._draining = True
         self.metrics.draining.set(1)
-        say(logging.INFO, "draining", fronts=len(self.doors), seconds=self.settings.drain_s)
+        say(logging.INFO, "draining", fronts=len(self.doors), seconds=self.settings.drain_timeout_s)
         for door in self.doors:
             self._signal(door, signal.SIGTERM)
-        patience_s = self.settings.drain_s + FINISH_S + self.settings.send_s + 5.0
+        patience_s = self.settings.drain_timeout_s + FINISH_S + self.settings.send_timeout_s + 5.0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while any(door.process is not None for door in self.doors) and not self._stopping.is_set():
@@ -260,5 +260,10 @@ class House:
 def share_of(settings: Settings, number: int, port: int) -> Settings:
     """The settings of one front: what is counted in each process by itself is divided among them."""
     fronts = settings.workers
-    mine = (settings.jobs_at_once + fronts - number) // fronts
-    return replace(settings, port=port, jobs_at_once=mine, parked_limit=-(-settings.parked_limit // fronts))
+    mine = (settings.jobs_concurrency + fronts - number) // fronts
+    return replace(
+        settings,
+        port=port,
+        jobs_concurrency=mine,
+        max_parked_sessions=-(-settings.max_parked_sessions // fronts),
+    )

@@ -50,22 +50,22 @@ def split(address: str, told: str) -> SplitResult:
 def check_origin(request: web.BaseRequest, settings: Settings) -> None:
     """Refuse web pages of other origins, and names that merely resolve to this machine (DNS rebinding)."""
     host = (split(f"//{request.host}", f"Host {request.host!r}").hostname or "").lower()
-    listed = {(urlsplit(origin).hostname or origin).lower() for origin in settings.origins}
+    listed = {(urlsplit(origin).hostname or origin).lower() for origin in settings.allowed_origins}
     if is_loopback(settings.host) and not is_loopback(host) and host not in listed and "*" not in listed:
         raise ServiceError(
             ErrorCode.ORIGIN,
             f"This server listens on loopback only and was asked for as {request.host!r}.",
-            "Use localhost, or list that name's origin in `origins`.",
+            "Use localhost, or list that name's origin in `allowed_origins`.",
         )
     origin = request.headers.get("Origin")
-    if origin is None or "*" in settings.origins or origin in settings.origins:
+    if origin is None or "*" in settings.allowed_origins or origin in settings.allowed_origins:
         return
     page = split(origin, f"Origin {origin!r}").netloc.lower()
     if page != request.host.lower() or not page:
         raise ServiceError(
             ErrorCode.ORIGIN,
             f"Pages of {origin!r} may not connect here.",
-            "Add that origin to the setting `origins` if they should.",
+            "Add that origin to the setting `allowed_origins` if they should.",
         )
 
 
@@ -73,7 +73,7 @@ def check_origin(request: web.BaseRequest, settings: Settings) -> None:
 async def auth_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Guarded routes see request[KEY]; without a good key (where keys are needed) they see nothing."""
     state = request.app[STATE]
-    metrics_guarded = request.path == "/metrics" and not state.settings.open_metrics
+    metrics_guarded = request.path == "/metrics" and not state.settings.public_metrics
     if request.path.startswith(GUARDED) or metrics_guarded:
         check_origin(request, state.settings)
         request[KEY] = state.keys.find(secret_of(request), state.clock())

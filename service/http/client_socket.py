@@ -32,7 +32,7 @@ class ClientSocket:
         """The client closed the socket in order."""
         self.too_slow = False
         """The client took nothing for too long; the connection was cut."""
-        self._send_timeout_s = state.settings.send_s
+        self._send_timeout_s = state.settings.send_timeout_s
         self._max_message_bytes = max_message_bytes
         self._close_code = 0
         """The code that this side closed with, if it was the first."""

@@ -81,7 +81,7 @@ class Conversation:
         self._handed_over = True
         await self.client.hand_over()
         try:
-            async with asyncio.timeout(self.state.settings.send_s):
+            async with asyncio.timeout(self.state.settings.send_timeout_s):
                 await self._over.wait()
         except TimeoutError:
             raise ServiceError(
@@ -104,7 +104,7 @@ class Conversation:
             for ended in await asyncio.gather(reader, writer, return_exceptions=True):
                 if isinstance(ended, Exception):
                     self._log(ended)
-            can_return = session.request.extensions and self.state.settings.resume_s > 0
+            can_return = session.request.extensions and self.state.settings.resume_timeout_s > 0
             if how == "gone" and can_return and not self.state.draining:
                 self.state.listening.park(session)
             else:
@@ -233,7 +233,7 @@ class Conversation:
         while True:
             spent_s = self.state.clock() - session.began_s
             ahead_s = (
-                session.stream.received_samples / SAMPLE_RATE - CATCH_UP * spent_s - settings.audio_ahead_s
+                session.stream.received_samples / SAMPLE_RATE - CATCH_UP * spent_s - settings.max_audio_lead_s
             )
             if ahead_s <= 0 or self._handed_over:
                 return

@@ -66,12 +66,12 @@ async def at_work(app: web.Application) -> AsyncIterator[None]:
         base_settings(state),
         lambda owner, seconds: state.keys.heard(replace(ANONYMOUS, id=owner), seconds),
         RunnerSettings(
-            at_once=settings.jobs_at_once,
+            concurrency=settings.jobs_concurrency,
             lease_s=settings.jobs_lease_s,
-            keep_s=settings.jobs_keep_days * 86400,
+            retention_s=settings.jobs_retention_days * 86400,
         ),
     )
-    caller = WebhookCaller(store, settings.webhook_hosts)
+    caller = WebhookCaller(store, settings.allowed_webhook_hosts)
     app[DESK] = Desk(store, runner)
     if state.sisters is not None:
         state.sisters.wakers.append(runner.wake)
@@ -110,7 +110,7 @@ async def create(request: web.Request) -> web.Response:
             )
         webhook = form.fields["webhook"][-1] if form.fields.get("webhook") else None
         if webhook is not None:
-            check_webhook(webhook, state.settings.webhook_hosts)
+            check_webhook(webhook, state.settings.allowed_webhook_hosts)
         job = Job(
             id=new_id(),
             owner=key.id,

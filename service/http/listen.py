@@ -107,7 +107,7 @@ async def converse_when_configured(
     try:
         if greeting is not None:
             await client.send(greeting)
-        opened = await first_commands(client, open_stream, idle_timeout_s or state.settings.idle_s)
+        opened = await first_commands(client, open_stream, idle_timeout_s or state.settings.idle_timeout_s)
     except ServiceError as error:
         await client.refuse(error)
     except TimeoutError:
@@ -206,7 +206,7 @@ def open_deepgram(request: web.Request, state: State, asked: ListenRequest, key:
             model_uuid=uuid_of(model),
             version=build_version(),
             created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            resume_s=settings.resume_s,
+            resume_s=settings.resume_timeout_s,
             max_message_bytes=settings.max_message_bytes,
         )
         dialect = DeepgramDialect(asked, facts, readable(asked.figures, asked.punctuate))
@@ -234,7 +234,7 @@ def open_session(
     """
     try:
         recogniser = state.models.pick(asked.model)
-        stream = _open_stream(state, recogniser, asked, key, idle_timeout_s or state.settings.idle_s)
+        stream = _open_stream(state, recogniser, asked, key, idle_timeout_s or state.settings.idle_timeout_s)
     except BaseException:
         release()
         raise
@@ -273,7 +273,7 @@ def _open_stream(
         decoder=settings.decoder,
         owner=key.id,
         idle_limit_s=idle_timeout_s,
-        progress_every_s=settings.heartbeat_s if asked.extensions else None,
+        progress_every_s=settings.heartbeat_interval_s if asked.extensions else None,
     )
     try:
         return recogniser.open(wanted)

@@ -111,7 +111,7 @@ class Server:
                 when_ready()
             await self._stopping.wait()
             self._stopping.clear()
-            drain = asyncio.create_task(self.stop(self.settings.drain_s))
+            drain = asyncio.create_task(self.stop(self.settings.drain_timeout_s))
             hurry = asyncio.create_task(self._stopping.wait())
             await asyncio.wait({drain, hurry}, return_when=asyncio.FIRST_COMPLETED)
             hurry.cancel()
@@ -140,7 +140,7 @@ class Server:
         if self._owns_models:
             await self.models.stop(drain_s)
         # The last finals are with the sessions now; they still have to reach their sockets.
-        await state.listening.delivered(self.settings.send_s)
+        await state.listening.delivered(self.settings.send_timeout_s)
         await self._close()
         say(logging.INFO, "stopped")
 

@@ -72,10 +72,14 @@ class Sessions:
         self.board = board
         self._sockets = 0
         self.nursery = Nursery(
-            settings.container_streams,
-            Confinement(settings.container_memory_mb, settings.container_cpu_s, settings.container_stall_s),
+            settings.max_audio_decoders,
+            Confinement(
+                settings.audio_decoder_memory_mb,
+                settings.audio_decoder_cpu_s,
+                settings.audio_decoder_timeout_s,
+            ),
             self._count_children,
-            lambda reason: metrics.container_failures.labels(reason).inc(),
+            lambda reason: metrics.audio_decoder_failures.labels(reason).inc(),
         )
         self._sessions: dict[str, Session] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -93,11 +97,11 @@ class Sessions:
             busy = session.connection is not None and session.connection.busy
             if busy or session.finishing:
                 session.stream.keep_alive()
-        self._vouching = asyncio.get_running_loop().call_later(self.settings.idle_s / 4, self.start)
+        self._vouching = asyncio.get_running_loop().call_later(self.settings.idle_timeout_s / 4, self.start)
 
     def enter_socket(self, dialect: str) -> None:
         """One more open socket; ServiceError "sockets" when there are too many. Undone by `leave_socket`."""
-        if self.board.total("sockets") >= self.settings.max_sockets:
+        if self.board.total("sockets") >= self.settings.max_connections:
             raise ServiceError(
                 ErrorCode.SOCKETS, "Too many sockets are open here.", "Try again soon.", retry_after_s=5.0
             )
@@ -125,12 +129,12 @@ class Sessions:
         self._sessions[session.id] = session
 
     def park(self, session: Session) -> None:
-        """Its client vanished; it may come back within `resume_s`."""
+        """Its client vanished; it may come back within `resume_timeout_s`."""
         session.connection = None
         session.recogniser.park(session.stream)
         # The recogniser ends the stream by itself; this only lets go of what belongs to it here.
         loop = asyncio.get_running_loop()
-        self._timers[session.id] = loop.call_later(self.settings.resume_s + 0.2, self.forget, session)
+        self._timers[session.id] = loop.call_later(self.settings.resume_timeout_s + 0.2, self.forget, session)
 
     async def resume(self, id: str, key: Key, after: int) -> Session:
         """The session again, for the same key; ServiceError "resume" when it is gone."""

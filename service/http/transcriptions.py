@@ -173,7 +173,7 @@ def base_settings(state: State) -> StreamSettings:
 
 def most_bytes(state: State) -> int:
     """The largest file that one request may bring."""
-    return state.settings.upload_mb * 1024 * 1024
+    return state.settings.max_upload_mb * 1024 * 1024
 
 
 async def model(request: web.Request) -> web.Response:

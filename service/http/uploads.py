@@ -69,7 +69,7 @@ async def receive_form(request: web.Request, folder: Path, most: int) -> Form:
 @contextlib.asynccontextmanager
 async def _receiving(request: web.Request) -> AsyncIterator[None]:
     """ServiceError "gone" when the client goes away while it sends, "stalled" when it stays and sends nothing."""
-    limit_s = request.app[STATE].settings.upload_stall_s
+    limit_s = request.app[STATE].settings.upload_timeout_s
     loop, seen = asyncio.get_running_loop(), -1
     watch: asyncio.TimerHandle | None = None
 

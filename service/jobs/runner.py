@@ -43,9 +43,9 @@ NO_ROOM = (
 class RunnerSettings:
     """How jobs are heard and kept."""
 
-    at_once: int = 1
+    concurrency: int = 1
     lease_s: float = 30.0
-    keep_s: float = 7 * 86400.0
+    retention_s: float = 7 * 86400.0
     sweep_s: float = 3600.0
 
 
@@ -76,7 +76,7 @@ class JobRunner:
 
     def start(self) -> None:
         """Begin with whatever waits."""
-        self._tasks = [asyncio.create_task(unceasing(self._next)) for _ in range(self.settings.at_once)]
+        self._tasks = [asyncio.create_task(unceasing(self._next)) for _ in range(self.settings.concurrency)]
         self._tasks.append(asyncio.create_task(unceasing(self._sweep)))
 
     def wake(self) -> None:
@@ -211,7 +211,7 @@ class JobRunner:
         )
 
     async def _sweep(self) -> None:
-        gone = await asyncio.to_thread(self.store.sweep, self.clock() - self.settings.keep_s)
+        gone = await asyncio.to_thread(self.store.sweep, self.clock() - self.settings.retention_s)
         if gone:
             say(logging.INFO, "old jobs forgotten", jobs=gone)
         await asyncio.to_thread(self.store.sweep_uploads, self.clock() - UPLOAD_S)

@@ -45,7 +45,7 @@ def check_webhook(address: str, hosts: Sequence[str]) -> None:
         raise ServiceError(
             ErrorCode.REQUEST,
             f"This server may not call {parts.hostname!r}.",
-            "Its operator lists the hosts that may be called in the setting `webhook_hosts`.",
+            "Its operator lists the hosts that may be called in the setting `allowed_webhook_hosts`.",
         )
 
 

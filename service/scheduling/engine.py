@@ -256,7 +256,7 @@ class Engine:
         if self._tasks.get(name) is task:
             del self._tasks[name]
             if heard.error is not None:
-                self._metrics.windows_poisoned.inc()
+                self._metrics.windows_non_finite.inc()
             self._on_heard(task.waiting.stream, task.waiting.key, heard)
 
     def _again(self, tasks: Sequence[Task], reason: str) -> None:

@@ -1,9 +1,9 @@
 """Containers through the confined child: the right sound whatever the cutting, clear errors, real confinement."""
 
 import asyncio
-import io
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -32,10 +32,13 @@ def tone(seconds: float = 3.0) -> np.ndarray:
     return (0.4 * np.sin(2 * np.pi * 330 * clock)).astype(np.float32)
 
 
-def container(form: str, codec: str, layout: str = "mono", seconds: float = 3.0) -> bytes:
+def container(
+    form: str, codec: str, layout: str = "mono", seconds: float = 3.0, movflags: str | None = None
+) -> bytes:
     """A tone in a container, made here."""
-    file = io.BytesIO()
-    with av.open(file, "w", format=form) as target:
+    options = {"movflags": movflags} if movflags else {}
+    # Not in memory: to put the index first, libav opens the file once more.
+    with tempfile.NamedTemporaryFile() as file, av.open(file.name, "w", form, options) as target:
         stream = target.add_stream(codec, rate=RATE, layout=layout)
         resampler = av.AudioResampler(format=stream.codec_context.format, layout=layout, rate=RATE)
         fifo = av.AudioFifo()
@@ -49,12 +52,13 @@ def container(form: str, codec: str, layout: str = "mono", seconds: float = 3.0)
         while (frame := fifo.read(size)) is not None or (frame := fifo.read(partial=True)) is not None:
             target.mux(stream.encode(frame))
         target.mux(stream.encode(None))
-    return file.getvalue()
+        target.close()
+        return file.read()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def nursery() -> AsyncIterator[Nursery]:
-    own = Nursery(8, Confinement(stall_s=20.0))
+    own = Nursery(8, Confinement(timeout_s=20.0))
     own.start()
     yield own
     await asyncio.to_thread(own.stop)

@@ -29,7 +29,7 @@ FAKE_MICROPHONE = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-medi
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One server for all tests of this folder."""
     home = tmp_path_factory.mktemp("home")
-    running = serve(home, "--upload-mb", "4", model=str(make_babbler(home)))
+    running = serve(home, "--max-upload-mb", "4", model=str(make_babbler(home)))
     yield running
     stop(running)
 

@@ -175,7 +175,7 @@ def test_a_job_survives_kill_9_goes_on_where_it_was_and_calls_back(
 ) -> None:
     port, calls = hook
     address = f"http://127.0.0.1:{port}/done"
-    options = ("--jobs-lease-s", "0.5", "--webhook-hosts", f"127.0.0.1:{port}")
+    options = ("--jobs-lease-s", "0.5", "--allowed-webhook-hosts", f"127.0.0.1:{port}")
     model = str(make_babbler(tmp_path))
     for times in (25, 100, 400):
         sound = write_wav(tmp_path / "long.wav", talk(times), 16000).read_bytes()

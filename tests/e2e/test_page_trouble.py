@@ -40,7 +40,7 @@ CUT = """() => {
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with one place, that forgets who goes away."""
     home = tmp_path_factory.mktemp("home")
-    running = serve(home, "--max-streams", "1", "--resume-s", "0", model=str(make_babbler(home)))
+    running = serve(home, "--max-streams", "1", "--resume-timeout-s", "0", model=str(make_babbler(home)))
     yield running
     stop(running)
 

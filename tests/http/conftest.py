@@ -35,7 +35,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
         overcommit=True,
         cache_folder=tmp_path_factory.mktemp("capacity"),
         keys_file=tmp_path_factory.mktemp("keys") / "none.json",
-        heartbeat_s=0.2,
+        heartbeat_interval_s=0.2,
     )
 
 
@@ -57,7 +57,7 @@ async def server(settings: Settings, models: ServedModels) -> AsyncIterator[Serv
 
 @pytest.fixture
 def front(settings: Settings, models: ServedModels) -> Front:
-    """`async with front(idle_s=1) as server:` another front over the same models, with other settings."""
+    """`async with front(idle_timeout_s=1) as server:` another front over the same models, with other settings."""
 
     def make(**changes: Any) -> contextlib.AbstractAsyncContextManager[Server]:
         return Server(replace(settings, **changes), models=models)

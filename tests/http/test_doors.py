@@ -159,7 +159,10 @@ async def test_names_that_merely_resolve_here_are_refused(server):
 
 async def test_listed_origins_may_connect(front, talk):
     page = {"Origin": "https://app.example"}
-    async with front(origins=(page["Origin"],)) as server, talk(server, additional_headers=page) as client:
+    async with (
+        front(allowed_origins=(page["Origin"],)) as server,
+        talk(server, additional_headers=page) as client,
+    ):
         await client.send({"type": "CloseStream"})
         assert await client.to_the_end() == (1000, "")
 
@@ -250,7 +253,7 @@ async def test_codes_that_clients_make_up_are_one_series(front, talk):
 
 async def test_metrics_may_be_locked(front, keys_file):
     _, secret = add_key(keys_file, "prometheus")
-    async with front(keys_file=keys_file, open_metrics=False) as server:
+    async with front(keys_file=keys_file, public_metrics=False) as server:
         assert (await get(f"{server.address}/metrics"))[0] == 401
         held = {"Authorization": f"Bearer {secret}"}
         assert (await get(f"{server.address}/metrics", headers=held))[0] == 200

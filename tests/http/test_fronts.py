@@ -72,8 +72,9 @@ async def serving(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     keys = {"any": add_key(home / "keys.json", "any", admin=True)[1]}
     keys["two"] = add_key(home / "keys.json", "two", max_streams=2)[1]
-    line = f"--model tiny --language-model none --decoder greedy --port 0 --max-streams {MOST} --overcommit --drain-s 3"
-    line += f" --workers 2 --engine-workers 1 --decode-workers 1 --idle-s 120 --cache-folder {home} --json"
+    line = f"--model tiny --language-model none --decoder greedy --port 0 --max-streams {MOST}"
+    line += " --overcommit --drain-timeout-s 3"
+    line += f" --workers 2 --engine-workers 1 --decode-workers 1 --idle-timeout-s 120 --cache-folder {home} --json"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", "from service.commands import main; raise SystemExit(main())", "serve"),
         *line.split(),

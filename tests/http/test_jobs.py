@@ -16,6 +16,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+from service.audio.containers import Nursery
 from service.core.events import Closed
 from service.errors import ErrorCode, ServiceError
 from service.http.jobs import DESK
@@ -27,7 +28,7 @@ from service.jobs.job import Job
 from service.jobs.store import JobStore
 from service.keys import add_key
 from service.models import ServedModels
-from service.recordings import _pieces, heard
+from service.recordings import Sound, decoded, heard
 from service.settings import Settings
 from service.stream import Stream
 from tests.http.conftest import Front
@@ -188,7 +189,7 @@ async def test_a_job_without_room_leaves_the_others_of_its_runner_alone(
             yield samples
 
     monkeypatch.setattr(runner, "decoded", crowded)
-    async with front(jobs_folder=tmp_path, jobs_at_once=2) as server:
+    async with front(jobs_folder=tmp_path, jobs_concurrency=2) as server:
         store = server.app[DESK].store
         jobs.append(await send(server, wav(speech, 100)))
         await until(store, jobs[0]["id"], lambda now: now.heard_s > 0)
@@ -257,7 +258,7 @@ async def test_a_file_name_that_is_no_utf_8_is_kept_as_far_as_it_can_be(
 async def test_a_recording_given_up_while_it_is_opened_is_closed(tmp_path: Path) -> None:
     (tmp_path / "body").write_bytes(b"sound")
     for turns in range(4):  # given up at every moment of its beginning
-        piece = asyncio.ensure_future(anext(_pieces(tmp_path / "body")))
+        piece = asyncio.ensure_future(anext(decoded(tmp_path / "body", Sound("linear16"), 1, Nursery(0))))
         for _ in range(turns):
             await asyncio.sleep(0)
         piece.cancel()

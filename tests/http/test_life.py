@@ -16,9 +16,9 @@ RAW = "encoding=linear16&sample_rate=16000&extensions=true"
 
 async def test_from_start_to_drain(tmp_path, speech):
     environment = {**os.environ, "SILICA_HOME": str(tmp_path), "SILICA_LOG_FORMAT": "json"}
-    line = "--model tiny --language-model none --decoder greedy --port 0 --drain-s 2 --json"
+    line = "--model tiny --language-model none --decoder greedy --port 0 --drain-timeout-s 2 --json"
     line += " --max-streams 4 --overcommit --engine-workers 1 --decode-workers 1"
-    line += f" --idle-s 120 --cache-folder {tmp_path}"
+    line += f" --idle-timeout-s 120 --cache-folder {tmp_path}"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", "from service.commands import main; raise SystemExit(main())", "serve"),
         *line.split(),

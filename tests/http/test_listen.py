@@ -129,7 +129,7 @@ async def test_garbage_is_undecodable(server, talk):
 
 
 async def test_a_container_with_garbage_behind_its_head_is_counted_as_a_failed_decoder(server, talk):
-    failures = server.metrics.container_failures.labels("undecodable")._value
+    failures = server.metrics.audio_decoder_failures.labels("undecodable")._value
     before = failures.get()
     async with talk(server, "extensions=true") as client:
         await client.send(b"fLaC" + bytes(range(256)) * 200, {"type": "CloseStream"})
@@ -171,14 +171,14 @@ async def test_unknown_messages_and_options_are_warned_about_once(server, talk, 
 
 
 async def test_silence_on_the_wire_closes_with_net_0001(front, talk):
-    async with front(idle_s=1.0) as server, talk(server, f"{RAW}&extensions=true") as client:
+    async with front(idle_timeout_s=1.0) as server, talk(server, f"{RAW}&extensions=true") as client:
         code, reason = await client.to_the_end()
     assert (code, reason.partition(":")[0]) == (1011, "NET-0001")
     assert client.told[-1]["type"] == "Error" and client.told[-1]["code"] == "NET-0001"
 
 
 async def test_keep_alive_and_pings_are_life(front, talk):
-    async with front(idle_s=1.0) as server, talk(server, ping_interval=None) as client:
+    async with front(idle_timeout_s=1.0) as server, talk(server, ping_interval=None) as client:
         for turn in range(6):
             await asyncio.sleep(0.4)
             if turn % 2:
@@ -202,7 +202,7 @@ async def test_oversized_messages_are_refused_with_advice(front, talk):
 
 
 async def test_live_sound_far_ahead_is_read_slowly_and_files_are_not(front, talk, speech):
-    async with front(audio_ahead_s=1.0) as server:
+    async with front(max_audio_lead_s=1.0) as server:
         throttled_s = server.metrics.throttled_s._value.get
         server.app[STATE].clock = throttled_s  # no time passes but what is waited: hearing takes none
         async with talk(server, f"{RAW}&source=file") as client:
@@ -218,7 +218,7 @@ async def test_live_sound_far_ahead_is_read_slowly_and_files_are_not(front, talk
 
 async def test_a_wrong_declared_rate_is_noticed_and_said(front, talk, speech, pieces):
     """Sound of 48 kHz, sent in real time and declared as 16 kHz: the clock tells."""
-    async with front(audio_ahead_s=60.0) as server:
+    async with front(max_audio_lead_s=60.0) as server:
         state = server.app[STATE]
         # Time passes by what has arrived, not by how fast this machine is.
         sessions = state.listening._sessions
@@ -299,7 +299,7 @@ async def stop_reading(client, state):
 
 async def test_a_client_that_asks_and_never_reads_is_cut_off(front, talk, caplog):
     """Reader and writer wait for room together: who gives up first must not leave the connection to nobody."""
-    async with front(send_s=1.0) as server:
+    async with front(send_timeout_s=1.0) as server:
         async with talk(server, f"{RAW}&extensions=true", close_timeout=0.1) as client:
             state = server.app[STATE]
             socket, stuck = await stop_reading(client, state)
@@ -346,7 +346,7 @@ async def test_who_is_gone_while_being_answered_may_come_back(server, talk):
 
 
 async def test_a_client_that_never_reads_is_closed_and_harms_nobody(front, talk, speech, pieces):
-    async with front(send_s=1.0) as server:
+    async with front(send_timeout_s=1.0) as server:
         async with talk(server, f"{RAW}&interim_results=true&extensions=true", close_timeout=0.1) as client:
             state = server.app[STATE]
             _, stuck = await stop_reading(client, state)

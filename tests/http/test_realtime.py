@@ -130,7 +130,7 @@ async def ended(socket: ClientConnection) -> tuple[str, int, str]:
 
 
 async def test_sound_far_ahead_of_real_time_is_read_slowly_and_never_dropped(front, speech):
-    async with front(audio_ahead_s=1.0) as server:
+    async with front(max_audio_lead_s=1.0) as server:
         throttled_s = server.metrics.throttled_s._value.get
         server.app[STATE].clock = throttled_s  # no time passes but what is waited
         (all_at_once,) = await completed(server, speech, "commit")

@@ -154,7 +154,7 @@ async def test_what_is_gone_is_410_and_a_session_without_extensions_is_gone(serv
 
 
 async def test_a_session_that_nobody_resumes_ends(front, talk, speech):
-    async with front(resume_s=0.0) as server:
+    async with front(resume_timeout_s=0.0) as server:
         async with talk(server, f"{RAW}&extensions=true") as client:
             await client.until("Started")
             client.socket.transport.abort()

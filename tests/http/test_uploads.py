@@ -31,7 +31,7 @@ async def test_an_upload_that_is_cut_off_is_no_fault_of_the_server(
 
 
 async def test_an_upload_that_stands_still_is_refused(front: Front) -> None:
-    async with front(upload_stall_s=0.5) as server:
+    async with front(upload_timeout_s=0.5) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         head = f"POST /v1/listen HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: 200000\r\n\r\n"
         writer.write(head.encode() + b"RIFF" + bytes(1000))

@@ -109,10 +109,10 @@ import resource
 from service.preflight import OTHER_FILES, allow_files
 from service.settings import Settings
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 3000))
-assert allow_files(Settings(max_sockets=2000)) == ()
+assert allow_files(Settings(max_connections=2000)) == ()
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (2000 + OTHER_FILES, 3000)
-(told,) = allow_files(Settings(max_sockets=9000))
-assert "allows 3000 open files, max_sockets is 9000" in told
+(told,) = allow_files(Settings(max_connections=9000))
+assert "allows 3000 open files, max_connections is 9000" in told
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (3000, 3000)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

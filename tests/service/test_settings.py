@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +18,11 @@ def parsed(*line: str) -> dict:
 
 def test_file_then_environment_then_line(tmp_path):
     file = tmp_path / "silica.toml"
-    file.write_text('port = 1\n[network]\nhost = "localhost"\n[limits]\nidle_s = 5\nsend_s = 6\n')
-    found = load_settings(file, {"SILICA_PORT": "2", "SILICA_IDLE_S": "7"}, parsed("--port", "3"))
-    assert (found.port, found.host, found.idle_s, found.send_s) == (3, "localhost", 7.0, 6.0)
+    file.write_text(
+        'port = 1\n[network]\nhost = "localhost"\n[limits]\nidle_timeout_s = 5\nsend_timeout_s = 6\n'
+    )
+    found = load_settings(file, {"SILICA_PORT": "2", "SILICA_IDLE_TIMEOUT_S": "7"}, parsed("--port", "3"))
+    assert (found.port, found.host, found.idle_timeout_s, found.send_timeout_s) == (3, "localhost", 7.0, 6.0)
 
 
 def test_the_environment_may_name_the_file(tmp_path):
@@ -30,10 +33,12 @@ def test_the_environment_may_name_the_file(tmp_path):
 
 def test_every_setting_can_be_given_everywhere():
     assert set(parsed()) == {item.name for item in fields(Settings)}
-    line = parsed("--no-uvloop", "--insecure", "--hops-s", "0.3,0.6", "--origins", "https://a.example")
+    line = parsed(
+        "--no-uvloop", "--insecure", "--hops-s", "0.3,0.6", "--allowed-origins", "https://a.example"
+    )
     found = load_settings(environment={}, line=line)
     assert (found.uvloop, found.insecure, found.hops_s) == (False, True, (0.3, 0.6))
-    assert found.origins == ("https://a.example",)
+    assert found.allowed_origins == ("https://a.example",)
 
 
 def test_what_is_printed_gives_the_same_again(tmp_path):
@@ -45,14 +50,33 @@ def test_what_is_printed_gives_the_same_again(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("uvloop", "off", False),
+        ("uvloop", "0", False),
+        ("insecure", "YES", True),
+        ("max_streams", "none", None),
+        ("keys_file", "", None),
+        ("keys_file", "keys.json", Path("keys.json")),
+        ("hops_s", "0.5, 1,", (0.5, 1.0)),
+        ("more_models", "", ()),
+        ("jobs_retention_days", "1", 1.0),
+    ],
+)
+def test_text_becomes_the_type_of_its_setting(name, text, value):
+    found = getattr(load_settings(environment={f"SILICA_{name.upper()}": text}), name)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
     ("environment", "told"),
     [
         (
             {"SILICA_PORT": "70000"},
-            "SILICA_PORT: '70000' will not do; expected a whole number from 0 to 65535",
+            "SILICA_PORT: invalid value '70000'; expected a whole number from 0 to 65535",
         ),
         ({"SILICA_PORT": "eighty"}, "a whole number"),
-        ({"SILICA_IDLE_S": "nan"}, "from 1 to 3600"),
+        ({"SILICA_IDLE_TIMEOUT_S": "nan"}, "from 1 to 3600"),
         ({"SILICA_DEVICE": "tpu"}, "one of cpu, cuda"),
         ({"SILICA_UVLOOP": "perhaps"}, "true or false"),
         ({"SILICA_HOPS_S": "0.3,0.1"}, "rising"),
@@ -72,7 +96,12 @@ def test_complaints_say_what_was_expected(environment, told):
         ("prot = 1", "Did you mean 'port'?"),
         ("port = [", "is not TOML"),
         ("port = true", "whole number"),
-        ('[limits]\nidle_s = "x"', "idle_s in"),
+        ("port = 80.5", "port in"),
+        ("host = 5", "host in"),
+        ("hops_s = 1", "numbers from 0.02 to 10 separated by commas"),
+        ("hops_s = [true]", "hops_s in"),
+        ("keys_file = 5", "expected text"),
+        ('[limits]\nidle_timeout_s = "x"', "idle_timeout_s in"),
     ],
 )
 def test_complaints_about_files(tmp_path, text, told):
