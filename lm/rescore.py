@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lm import PRETRAINED
 from lm.decoders import Decoder
 from lm.errors import LanguageError
 from lm.hypothesis import Hypothesis
@@ -193,8 +194,8 @@ class Rescoring:
 
     @classmethod
     def shipped(cls) -> "Rescoring | None":
-        """What the box ranks with, or None where it has nothing for it."""
-        path = Path(__file__).parent / "pretrained" / "ranking.json"
+        """The shipped rescoring, or None if there is none."""
+        path = PRETRAINED / "ranking.json"
         return cls.load(path) if path.is_file() else None
 
     def save(self, path: Path, models: Sequence[Path]) -> None:

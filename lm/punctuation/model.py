@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lm import PRETRAINED
 from lm.activation import gelu
 from lm.punctuation.labels import MARKS
 from lm.weights import Form, read_weights
@@ -81,8 +82,8 @@ class Punctuator:
 
     @classmethod
     def shipped(cls) -> "Punctuator | None":
-        """The one in the box, or None where the box is empty."""
-        path = Path(__file__).parent.parent / "pretrained" / "punctuation.safetensors"
+        """The shipped model, or None if there is none."""
+        path = PRETRAINED / "punctuation.safetensors"
         return cls.load(path) if path.is_file() else None
 
     def scores(self, words: Sequence[str]) -> tuple[Matrix, Matrix]:
