@@ -19,7 +19,7 @@ from lm.search_agreement import agreed_words
 from lm.search_endings import ACOUSTIC, LANGUAGE, LAST_WORD, SCORE, final_scores
 from lm.search_kernel import BAD_FRAME, advance
 from lm.search_settings import SearchSettings
-from lm.search_state import FRAME, LOG_SCALE, ROOT, SearchState
+from lm.search_state import LOG_SCALE, ROOT, SearchState
 from lm.search_steps import LN10, MAX_STEP_NATS, Search, Weights
 from lm.search_tree import (
     CONFIDENCE_INPUTS,
@@ -216,10 +216,6 @@ class BeamUtterance:
             result.append(Hypothesis(words, len(words), *scores))
         self._finished = True
         return tuple(result)
-
-    @property
-    def frames_decoded(self) -> int:
-        return int(self._state.counters[FRAME])
 
     @property
     def state_bytes(self) -> int:

@@ -34,6 +34,7 @@ from lm.ngram_kernel import (
     Trie,
     query,
 )
+from lm.toolchain import MAX_ORDER
 
 MAGIC = b"mmap lm http://kheafield.com/code format version 5\n\0"
 # KenLM pads the magic to eight bytes and adds three floats, three word numbers and a long, to know the machine by.
@@ -41,7 +42,6 @@ SANITY_BYTES = (len(MAGIC) + 1 + 7) // 8 * 8 + 32
 FIXED_BYTES = 20
 KINDS = ("probing hash table", "probing hash table with rest costs", "trie", "trie", "trie", "trie")
 TRIE, QUANTISED, COMPRESSED = 2, 1, 2
-MAXIMUM_ORDER = 6
 ADVICE = (
     "Build one with `silica lm build`, or with KenLM: build_binary -q 8 -b 8 -a 22 trie IN.arpa OUT.binary"
 )
@@ -84,10 +84,10 @@ class NGram:
         if kind not in range(TRIE, len(KINDS)) or version != 1:
             name = KINDS[kind] if kind in range(len(KINDS)) else f"unknown kind {kind}"
             raise LanguageError(f"{path} holds a {name}: expected a KenLM trie. {ADVICE}")
-        if not 2 <= order <= MAXIMUM_ORDER or not has_words:
+        if not 2 <= order <= MAX_ORDER or not has_words:
             raise LanguageError(
                 f"{path} has order {order} and {'its' if has_words else 'no'} word list: expected order 2 to "
-                f"{MAXIMUM_ORDER} with the word list. {ADVICE}"
+                f"{MAX_ORDER} with the word list. {ADVICE}"
             )
         counts = struct.unpack_from(f"<{order}Q", mapped, SANITY_BYTES + FIXED_BYTES)
         header_bytes = (SANITY_BYTES + FIXED_BYTES + 8 * order + 7) // 8 * 8

@@ -109,27 +109,14 @@ def worth_ranking(n_best: Sequence[Hypothesis], spread: float, wanted: int = 1) 
     )
 
 
-def rescore(
-    n_best: Sequence[Hypothesis],
-    rescorers: Sequence[Rescorer],
-    settings: RescoreSettings,
-    search: SearchSettings,
-    before: Sequence[str] = (),
-) -> tuple[Hypothesis, ...]:
-    """The list in its new order, each hypothesis with its new score; `search` is what the list was made with."""
-    *_, ranked = in_slices(n_best, rescorers, settings, search, before)
-    assert ranked is not None
-    return ranked
-
-
 def in_slices(
     n_best: Sequence[Hypothesis],
     rescorers: Sequence[Rescorer],
     settings: RescoreSettings,
     search: SearchSettings,
-    before: Sequence[str] = (),
 ) -> Iterator[tuple[Hypothesis, ...] | None]:
-    """The same a few milliseconds at a time, for a process with other work: None after each slice, the list at last."""
+    """The list in its new order, each hypothesis with its new score; `search` is what the list was made with. A few
+    milliseconds at a time, for a process with other work: None after each slice, the list at last."""
     if len(rescorers) != len(settings.weights):
         raise LanguageError(f"{len(rescorers)} rescorers but {len(settings.weights)} weights: one each")
     more_lm, more_bonus, weights = settings.beside(search)
@@ -144,7 +131,7 @@ def in_slices(
     for rescorer, weight in zip(rescorers, weights, strict=True):
         if not weight:
             continue
-        for scores in rescorer.slices(texts, before, spared):
+        for scores in rescorer.slices(texts, spared=spared):
             if scores is not None:
                 totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
             yield None

@@ -110,16 +110,6 @@ class Punctuator:
         best[-1] = 2 + int(marks[-1, 3] > marks[-1, 2])
         return best.tolist(), capitals.argmax(axis=1).tolist()
 
-    def restore(self, words: Sequence[str]) -> list[str]:
-        """The words with capitals, each with the mark that follows it."""
-        marks, capitals = self.tag(words)
-        written: list[str] = []
-        begins = True
-        for word, mark, capital in zip(words, marks, capitals, strict=True):
-            written.append(capitalise(word, capital, begins) + MARKS[mark])
-            begins = mark >= 2
-        return written
-
 
 def capitalise(word: str, capital: int, begins: bool) -> str:
     """A word with its capitals: all of them, the first because of the word or of the sentence, or `I`."""
