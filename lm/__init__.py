@@ -1,1 +1,6 @@
-"""Log-probabilities to words. Knows no sound, no network."""
+"""Log-probabilities to words. No audio, no network I/O."""
+
+from pathlib import Path
+
+PRETRAINED = Path(__file__).parent / "pretrained"
+"""The shipped models."""

@@ -1,6 +1,6 @@
-"""The streaming beam search as the house sees it: a decoder shared by all, an utterance for each stream.
+"""The streaming beam search: a decoder that all streams of a process share, and an utterance for each stream.
 
-The compiled loop is in search_kernel.py; here its arrays are made, its tree is kept small, its paths become words.
+The compiled loop is in search_kernel.py; this file makes its arrays, keeps its tree small and turns paths into words.
 """
 
 import math
@@ -8,28 +8,35 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.compiled import Array
 from lm.errors import LanguageError
 from lm.frames import checked
-from lm.hotwords import automaton
+from lm.hotwords import build_automaton
 from lm.hypothesis import Hypothesis, Word
 from lm.lexicon import Lexicon, build
 from lm.ngram import NGram
+from lm.ngram_kernel import COLUMNS, Trie
 from lm.search_agreement import agreed_words
-from lm.search_endings import ACOUSTIC, LANGUAGE, LAST_WORD, SCORE, endings
+from lm.search_endings import ACOUSTIC, LANGUAGE, LAST_WORD, SCORE, final_scores
 from lm.search_kernel import BAD_FRAME, advance
 from lm.search_settings import SearchSettings
-from lm.search_state import COUNT, FRAME, LOG_SCALE, ROOT, SearchState
-from lm.search_steps import LARGEST_STEP, LN10
-from lm.search_tree import EVIDENCE, best_beam, boundary_at, common_ancestor, read_words, sweep, words_between
+from lm.search_state import LOG_SCALE, ROOT, SearchState
+from lm.search_steps import LN10, MAX_STEP_NATS, Search, Weights
+from lm.search_tree import (
+    CONFIDENCE_INPUTS,
+    best_beam,
+    boundary_at,
+    common_ancestor,
+    read_words,
+    sweep,
+    words_between,
+)
 
-Prepared = tuple[Array, Array, tuple[Array, ...]]
-PREPARED_SETTINGS = 64
-"""Streams with the same settings share what is made of them; at the limit all is forgotten and made anew."""
+MAX_CACHED_SETTINGS = 64
+"""Streams with the same settings share a Search; at the limit the cache is emptied."""
 
 
 class BeamDecoder:
-    """What all utterances of a process share: the alphabet, the language model, the trie of its words."""
+    """What all utterances of a process share: the alphabet, the language model, its lexicon."""
 
     def __init__(self, alphabet: str, ngram: NGram | None = None) -> None:
         self.alphabet = alphabet
@@ -38,75 +45,66 @@ class BeamDecoder:
         self.characters = np.array([min(ord(character), 0x10FFFF) for character in alphabet], np.uint32)
         self.characters.flags.writeable = False
         if ngram is None:
-            lexicon = Lexicon(
-                np.zeros(1, np.uint64), np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.float32)
+            # Arrays of the same types: the kernels are compiled once for both cases.
+            floats = np.zeros(1, np.float32)
+            self.lexicon = Lexicon(
+                np.zeros(1, np.uint64), np.zeros(1, np.int32), np.zeros(1, np.int32), floats
             )
-            model: tuple[Array, Array, Array] = (
-                np.zeros(1, np.uint64),
-                np.zeros(1, np.float32),
-                np.zeros((1, 9), np.int64),
-            )
+            self.trie = Trie(np.zeros(1, np.uint64), floats, np.zeros((1, COLUMNS), np.int64))
         else:
-            lexicon = build(ngram.vocabulary(), alphabet, ngram.alone())
-            model = (ngram.file, ngram.floats, ngram.layout)
-        self.language: tuple[Array, ...] = (
-            lexicon.labels,
-            lexicon.first_child,
-            lexicon.word,
-            lexicon.promise,
-            *model,
-        )
-        self._largest_promise = -LN10 * float(lexicon.promise.min())
-        for array in self.language:
+            self.lexicon = build(ngram.vocabulary(), alphabet, ngram.unigrams())
+            self.trie = ngram.trie
+        for array in (*self.lexicon, *self.trie):
             array.flags.writeable = False
-        self._prepared: dict[SearchSettings, Prepared] = {}
+        self._searches: dict[SearchSettings, Search] = {}
 
     def start(self, settings: SearchSettings = SearchSettings()) -> "BeamUtterance":
-        if settings not in self._prepared:
-            if len(self._prepared) >= PREPARED_SETTINGS:
-                self._prepared.clear()
-            self._prepared[settings] = self._prepare(settings)
-        return BeamUtterance(self, settings, self._prepared[settings])
+        if settings not in self._searches:
+            if len(self._searches) >= MAX_CACHED_SETTINGS:
+                self._searches.clear()
+            self._searches[settings] = self._search(settings)
+        return BeamUtterance(self, settings, self._searches[settings])
 
-    def _prepare(self, settings: SearchSettings) -> Prepared:
-        """The settings as the kernels read them, and the arrays they share."""
-        phrases = automaton(settings.hotwords, self.alphabet)
+    def _search(self, settings: SearchSettings) -> Search:
+        hotwords = build_automaton(settings.hotwords, self.alphabet)
         has_lm = self.ngram is not None
-        # Without a language model there is nothing for a word bonus to make up for, and no word is unknown.
+        # Without a language model no word bonus has to make up for one, and no word is unknown.
         bonus = settings.word_bonus if has_lm else 0.0
         penalty = settings.unknown_penalty if has_lm else 0.0
-        # What a letter is worth to a language model of which all letters are alike.
-        spelling = settings.lm_weight * math.log(max(1, len(self.alphabet))) if has_lm else 0.0
-        # A letter that no known word goes on with gives back what was charged for the word that will not come.
-        given_back = max(
+        # The cost of a character under a uniform distribution over all of them.
+        character_penalty = settings.lm_weight * math.log(max(1, len(self.alphabet))) if has_lm else 0.0
+        # A character that no known word goes on with takes the look-ahead of the word under way back.
+        refund = max(
             0.0,
-            self._largest_promise * settings.lm_weight - (0.0 if settings.hotwords else penalty + spelling),
+            -LN10 * float(self.lexicon.look_ahead.min()) * settings.lm_weight
+            - (0.0 if settings.hotwords else penalty + character_penalty),
         )
-        shape = np.array([settings.width, len(self.alphabet), self.space, has_lm], np.int64)
-        weights = np.array(
-            [
-                settings.lm_weight,
-                bonus,
-                penalty,
-                spelling,
-                settings.token_floor,
-                math.exp(-settings.beam_spread),
-                # No letter and no space multiplies a prefix by more: what falls short even so is not tried.
-                math.exp(min(LARGEST_STEP, phrases.largest_loan + given_back)),
-                math.exp(min(LARGEST_STEP, max(0.0, bonus) + phrases.largest_loan + phrases.largest_grant)),
-                math.exp(-settings.blank_penalty),
-            ]
+        weights = Weights(
+            width=settings.width,
+            labels=len(self.alphabet),
+            space=self.space,
+            has_lm=has_lm,
+            lm_weight=float(settings.lm_weight),
+            word_bonus=float(bonus),
+            unknown_penalty=float(penalty),
+            character_penalty=character_penalty,
+            token_floor=float(settings.token_floor),
+            spread_factor=math.exp(-settings.beam_spread),
+            max_character_factor=math.exp(min(MAX_STEP_NATS, hotwords.max_partial_bonus + refund)),
+            max_space_factor=math.exp(
+                min(MAX_STEP_NATS, max(0.0, bonus) + hotwords.max_partial_bonus + hotwords.max_full_bonus)
+            ),
+            blank_factor=math.exp(-settings.blank_penalty),
         )
-        shared = (*self.language, phrases.following, phrases.lent, phrases.granted, phrases.known)
-        return shape, weights, shared
+        return Search(weights, self.lexicon, self.trie, hotwords)
 
 
 class BeamUtterance:
-    def __init__(self, decoder: BeamDecoder, settings: SearchSettings, prepared: Prepared) -> None:
+    def __init__(self, decoder: BeamDecoder, settings: SearchSettings, search: Search) -> None:
         self._decoder = decoder
         self._settings = settings
         self._labels = len(decoder.alphabet)
-        self._shape, self._weights, self._shared = prepared
+        self._search = search
         contexts = decoder.ngram.order - 1 if decoder.ngram else 1
         self._state = SearchState.start(settings.width, self._labels, contexts)
         if decoder.ngram:
@@ -114,23 +112,6 @@ class BeamUtterance:
             self._state.nodes[0]["context_length"] = length
         self._settled: list[Word] = []
         self._finished = False
-        self._tie()
-
-    def _tie(self) -> None:
-        state = self._state
-        self._own = (
-            self._shape,
-            self._weights,
-            state.nodes,
-            state.children,
-            state.context_words,
-            state.context_backoffs,
-            state.beams,
-            state.free,
-            state.counters,
-            state.scale,
-            *self._shared,
-        )
 
     def push(self, log_probs: NDArray[np.float32]) -> None:
         if self._finished:
@@ -138,7 +119,7 @@ class BeamUtterance:
         frames = checked(log_probs, self._labels + 1)
         first = 0
         while first < len(frames):
-            first = advance(frames, first, *self._own)
+            first = advance(frames, first, self._search, self._state)
             if first < 0:
                 self._finished = True
                 raise LanguageError(
@@ -146,24 +127,20 @@ class BeamUtterance:
                     "expected log-probabilities that add up to 1. The utterance cannot go on."
                 )
             if first < len(frames):
-                self._make_room()
+                self._free_nodes()
 
-    def _make_room(self) -> None:
-        """Turn what is settled into words, drop dead prefixes, take more memory only if that is not enough."""
+    def _free_nodes(self) -> None:
+        """Turn what is settled into words, free dead prefixes, and grow the tree only if that is not enough."""
         state = self._state
         boundary = self._settled_boundary()
         if boundary != state.counters[ROOT]:
             self._settled += self._words(boundary, math.nan)
-        sweep(state.nodes, state.children, state.beams, state.free, state.counters, boundary)
+        sweep(state, boundary)
         if state.available < len(state.nodes) // 2:
-            state.grow()
-            self._tie()
+            self._state = state.grown()
 
     def _settled_boundary(self) -> int:
-        state = self._state
-        return boundary_at(
-            state.nodes, common_ancestor(state.nodes, state.beams, state.counters), self._decoder.space
-        )
+        return boundary_at(self._state.nodes, common_ancestor(self._state), self._decoder.space)
 
     def _words(self, place: int, last_language: float) -> list[Word]:
         """The words between the root and a place in the tree."""
@@ -172,7 +149,7 @@ class BeamUtterance:
         length = int(state.nodes[place]["depth"] - state.nodes[root]["depth"])
         spelling = np.empty(length, np.uint32)
         spans = np.empty((length // 2 + 1, 2), np.int64)
-        evidence = np.empty((length // 2 + 1, EVIDENCE), np.float64)
+        confidences = np.empty((length // 2 + 1, CONFIDENCE_INPUTS), np.float64)
         count = read_words(
             state.nodes,
             root,
@@ -183,23 +160,22 @@ class BeamUtterance:
             spelling,
             self._decoder.characters,
             spans,
-            evidence,
+            confidences,
         )
         texts = spelling.tobytes().decode("utf-32-le").split(" ")
-        confidences = evidence[:count, 0].tolist()
         # A last space leaves an empty text behind, which has no span.
         return [
             Word(text, first, end, confidence)
             for text, (first, end), confidence in zip(
-                texts, spans[:count].tolist(), confidences, strict=False
+                texts, spans[:count].tolist(), confidences[:count, 0].tolist(), strict=False
             )
         ]
 
     def best(self) -> Hypothesis:
         if self._finished:
-            raise LanguageError("This utterance is finished: its readings are what finish() returned.")
+            raise LanguageError("This utterance is finished: finish() has returned its hypotheses.")
         state = self._state
-        beam = best_beam(state.beams, state.counters)
+        beam = best_beam(state)
         place = int(state.beams[beam]["node"])
         node = state.nodes[place]
         score = math.log(state.beams[beam]["blank"] + state.beams[beam]["label"]) + float(
@@ -210,15 +186,8 @@ class BeamUtterance:
         )
         words = self._words(place, math.nan)
         if self._settings.partial_agreement > 0:
-            agreed = agreed_words(
-                state.nodes,
-                int(state.counters[ROOT]),
-                state.beams,
-                int(state.counters[COUNT]),
-                self._decoder.space,
-                self._settings.partial_agreement,
-            )
-            # Somebody who begins to speak wants to see that he is heard.
+            agreed = agreed_words(state, self._decoder.space, self._settings.partial_agreement)
+            # The first word is shown at once: a speaker wants to see that recognition has started.
             first = 0 if self._settled else 1
             words = words[: max(agreed, stable, first)]
         return Hypothesis(
@@ -232,7 +201,7 @@ class BeamUtterance:
     def finish(self) -> tuple[Hypothesis, ...]:
         if self._finished:
             raise LanguageError("This utterance is finished already.")
-        rows = endings(*self._own)
+        rows = final_scores(self._search, self._state)
         best_first = np.argsort(-rows[:, SCORE], kind="stable")[: self._settings.n_best]
         result = []
         for beam in best_first.tolist():
@@ -249,12 +218,8 @@ class BeamUtterance:
         return tuple(result)
 
     @property
-    def frames_heard(self) -> int:
-        return int(self._state.counters[FRAME])
-
-    @property
     def state_bytes(self) -> int:
-        """Memory this utterance holds for its search."""
+        """The memory of this utterance's search."""
         return self._state.bytes
 
 
@@ -265,5 +230,5 @@ def warm() -> None:
     frames = np.log(np.array([[0.1, 0.8, 0.1], [0.6, 0.3, 0.1], [0.3, 0.5, 0.2]], np.float32))
     utterance.push(frames)
     utterance.best()
-    utterance._make_room()
+    utterance._free_nodes()
     utterance.finish()

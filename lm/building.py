@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from acoustic.files import replacing_file
+from lm import PRETRAINED
 from lm.corpus import is_held_out, normal_lines
 from lm.errors import LanguageError
 from lm.spelled import spelled_lines
@@ -292,10 +293,10 @@ def _program(command: list[str]) -> None:
 
 
 def shipped_model() -> Path:
-    """The file of the language model in the box."""
-    found = sorted((Path(__file__).parent / "pretrained").glob("*.binary"))
+    """The file of the shipped language model."""
+    found = sorted(PRETRAINED.glob("*.binary"))
     if not found:
-        raise LanguageError("there is no language model in the box (lm/pretrained/*.binary)")
+        raise LanguageError("no language model is shipped (lm/pretrained/*.binary)")
     return found[0]
 
 

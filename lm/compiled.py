@@ -1,7 +1,7 @@
-"""The one decorator of every numba kernel: compiled once, cached on disk, run without the interpreter's lock.
+"""The decorator of every numba kernel: compiled once, cached on disk, run without the interpreter's lock.
 
-numba looks only at a kernel's own file to tell whether what it cached is stale, though a kernel holds what it calls
-from other files. So the cache lies in a folder named after the content of all of them.
+numba compares only a kernel's own file to tell whether its cache is stale, though a kernel contains what it calls from
+other files. So the cache is in a folder named after the content of all of them.
 """
 
 import hashlib
@@ -15,36 +15,37 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+import lm
 from acoustic.files import cache_folder
 
 Function = TypeVar("Function", bound=Callable[..., object])
 Array = NDArray[Any]
-Arrays = tuple[Array, ...]
 Record = Any
 """One element of a structured array."""
 
-KERNEL_FILES = [
-    "compiled",
-    "confidence",
-    "histories",
-    "hotwords",
-    "lexicon",
-    "ngram_kernel",
-    "search_agreement",
-    "search_endings",
-    "search_kernel",
-    "search_state",
-    "search_steps",
-    "search_tree",
-    "trie_listing",
+KERNEL_MODULES = [
+    "lm.compiled",
+    "lm.confidence",
+    "lm.histories",
+    "lm.hotwords",
+    "lm.lexicon",
+    "lm.ngram_kernel",
+    "lm.search_agreement",
+    "lm.search_endings",
+    "lm.search_kernel",
+    "lm.search_state",
+    "lm.search_steps",
+    "lm.search_tree",
+    "lm.trie_listing",
 ]
 KEPT_CACHES = 3
 
 
 def kernel_cache_folder() -> Path:
-    """Beside the sources where that can be written, else in the user's cache; NUMBA_CACHE_DIR overrules both."""
-    here = Path(__file__).parent
-    content = b"".join((here / f"{name}.py").read_bytes() for name in KERNEL_FILES)
+    """Beside the sources if that is writable, else in the user's cache; NUMBA_CACHE_DIR overrides both."""
+    here = Path(lm.__file__).parent
+    files = [here.parent / f"{name.replace('.', '/')}.py" for name in KERNEL_MODULES]
+    content = b"".join(path.read_bytes() for path in files)
     name = f"kernels-{hashlib.sha256(content + numba.__version__.encode()).hexdigest()[:16]}"
     given = os.environ.get("NUMBA_CACHE_DIR")
     beside = here / "__pycache__"
@@ -57,19 +58,19 @@ def kernel_cache_folder() -> Path:
     return folder / name
 
 
-def forget_old_caches(current: Path) -> None:
+def remove_old_caches(current: Path) -> None:
     """Each edit of a kernel leaves a folder behind: keep the newest few."""
     try:
         found = [path for path in current.parent.glob("kernels-*") if path != current]
         for path in sorted(found, key=lambda path: path.stat().st_mtime)[: -KEPT_CACHES or None]:
             shutil.rmtree(path, ignore_errors=True)
     except OSError:
-        return  # another process is tidying up, or may not be helped
+        return  # another process removes them, or they cannot be removed
 
 
 CACHE = kernel_cache_folder()
 if not CACHE.exists():
-    forget_old_caches(CACHE)
+    remove_old_caches(CACHE)
 numba.config.CACHE_DIR = str(CACHE)  # type: ignore[attr-defined]
 
 

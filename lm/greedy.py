@@ -26,7 +26,7 @@ class GreedyUtterance:
     def __init__(self, alphabet: str) -> None:
         self._alphabet = alphabet
         self._blank = len(alphabet)
-        self._frames_heard = 0
+        self._frames_decoded = 0
         self._previous_label = self._blank
         self._score = 0.0
         self._settled: list[Word] = []
@@ -49,9 +49,9 @@ class GreedyUtterance:
             self._score += peak
         before = np.concatenate(([self._previous_label], labels[:-1]))
         for index in np.flatnonzero(labels != self._blank).tolist():
-            self._hear(int(labels[index]), float(peaks[index]), self._frames_heard + index, before[index])
+            self._hear(int(labels[index]), float(peaks[index]), self._frames_decoded + index, before[index])
         self._previous_label = int(labels[-1])
-        self._frames_heard += len(labels)
+        self._frames_decoded += len(labels)
 
     def _hear(self, label: int, peak: float, frame: int, label_before: int) -> None:
         character = self._alphabet[label]

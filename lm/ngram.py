@@ -1,6 +1,6 @@
-"""An n-gram language model: KenLM's own trie file, mapped into memory and shared by all who read it.
+"""An n-gram language model: KenLM's own trie file, mapped into memory and shared by all processes that open it.
 
-The hot queries are in ngram_kernel.py; building such a file is another room's work (`silica lm build`).
+The compiled queries are in ngram_kernel.py; building.py makes such a file (`silica lm build`).
 """
 
 import mmap
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lm import PRETRAINED
 from lm.errors import LanguageError
 from lm.ngram_kernel import (
     BACKOFF_BITS,
@@ -30,8 +31,10 @@ from lm.ngram_kernel import (
     UNIGRAMS_AT,
     VOCABULARY,
     WORD_BITS,
+    Trie,
     query,
 )
+from lm.toolchain import MAX_ORDER
 
 MAGIC = b"mmap lm http://kheafield.com/code format version 5\n\0"
 # KenLM pads the magic to eight bytes and adds three floats, three word numbers and a long, to know the machine by.
@@ -39,22 +42,19 @@ SANITY_BYTES = (len(MAGIC) + 1 + 7) // 8 * 8 + 32
 FIXED_BYTES = 20
 KINDS = ("probing hash table", "probing hash table with rest costs", "trie", "trie", "trie", "trie")
 TRIE, QUANTISED, COMPRESSED = 2, 1, 2
-MAXIMUM_ORDER = 6
 ADVICE = (
     "Build one with `silica lm build`, or with KenLM: build_binary -q 8 -b 8 -a 22 trie IN.arpa OUT.binary"
 )
 
 
 class NGram:
-    """A mapped model. `file`, `floats` and `layout` are what the kernels read."""
+    """A mapped model. The kernels read its `trie`."""
 
     def __init__(
         self, path: Path, file: NDArray[np.uint64], layout: NDArray[np.int64], words_at: int
     ) -> None:
         self.path = path
-        self.file = file
-        self.floats: NDArray[np.float32] = file.view(np.float32)
-        self.layout = layout
+        self.trie = Trie(file, file.view(np.float32), layout)
         self.order = int(layout[0, ORDER])
         self.counts: tuple[int, ...] = ()
         self._words_at = words_at
@@ -84,10 +84,10 @@ class NGram:
         if kind not in range(TRIE, len(KINDS)) or version != 1:
             name = KINDS[kind] if kind in range(len(KINDS)) else f"unknown kind {kind}"
             raise LanguageError(f"{path} holds a {name}: expected a KenLM trie. {ADVICE}")
-        if not 2 <= order <= MAXIMUM_ORDER or not has_words:
+        if not 2 <= order <= MAX_ORDER or not has_words:
             raise LanguageError(
                 f"{path} has order {order} and {'its' if has_words else 'no'} word list: expected order 2 to "
-                f"{MAXIMUM_ORDER} with the word list. {ADVICE}"
+                f"{MAX_ORDER} with the word list. {ADVICE}"
             )
         counts = struct.unpack_from(f"<{order}Q", mapped, SANITY_BYTES + FIXED_BYTES)
         header_bytes = (SANITY_BYTES + FIXED_BYTES + 8 * order + 7) // 8 * 8
@@ -114,15 +114,15 @@ class NGram:
 
     @classmethod
     def shipped(cls) -> "NGram | None":
-        """The model in the box, or None where the box is empty."""
-        found = sorted((Path(__file__).parent / "pretrained").glob("*.binary"))
+        """The shipped model, or None if there is none."""
+        found = sorted(PRETRAINED.glob("*.binary"))
         return cls.load(found[0]) if found else None
 
     def vocabulary(self) -> NDArray[np.bytes_]:
         """Every word, by its number; number 0 is <unk>."""
-        blob = self.file.view(np.uint8)[self._words_at :].tobytes()
+        blob = self.trie.file.view(np.uint8)[self._words_at :].tobytes()
         with self.path.open("rb") as opened:  # the last bytes, where the file is no multiple of eight long
-            opened.seek(self.file.nbytes)
+            opened.seek(self.trie.file.nbytes)
             blob += opened.read()
         words = blob.split(b"\0")[:-1]
         if len(words) < self.counts[0]:
@@ -151,14 +151,12 @@ class NGram:
         if bos:
             _, length = self.begin(words, backoffs)
         numbers = [self.number(word) for word in text.split()] + (
-            [int(self.layout[0, END_WORD])] if eos else []
+            [int(self.trie.layout[0, END_WORD])] if eos else []
         )
         total = 0.0
         for number in numbers:
             value, length = query(
-                self.file,
-                self.floats,
-                self.layout,
+                self.trie,
                 words,
                 backoffs,
                 length,
@@ -171,16 +169,16 @@ class NGram:
             backoffs, next_backoffs = next_backoffs, backoffs
         return total
 
-    def alone(self) -> NDArray[np.float32]:
-        """log10 of every word without a context, by its number."""
-        first = 2 * int(self.layout[0, UNIGRAMS_AT])
-        return np.array(self.floats[first : first + 4 * self.counts[0] : 4], np.float32)
+    def unigrams(self) -> NDArray[np.float32]:
+        """log10 probability of every word without a context, by its id."""
+        first = 2 * int(self.trie.layout[0, UNIGRAMS_AT])
+        return np.array(self.trie.floats[first : first + 4 * self.counts[0] : 4], np.float32)
 
     def begin(self, words: NDArray[np.int32], backoffs: NDArray[np.float32]) -> tuple[float, int]:
         """Write the context at the beginning of a sentence; its length comes second, as from a query."""
-        begin = int(self.layout[0, BEGIN_WORD])
+        begin = int(self.trie.layout[0, BEGIN_WORD])
         words[0] = begin
-        backoffs[0] = self.floats[2 * (int(self.layout[0, UNIGRAMS_AT]) + 2 * begin) + 1]
+        backoffs[0] = self.trie.floats[2 * (int(self.trie.layout[0, UNIGRAMS_AT]) + 2 * begin) + 1]
         return 0.0, 1
 
     def kenlm(self) -> Any:

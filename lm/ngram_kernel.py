@@ -1,9 +1,11 @@
-"""Queries in KenLM's trie, read bit for bit out of the mapped file. The file's layout is found by ngram.py.
+"""Queries in KenLM's trie, read bit by bit from the mapped file. ngram.py finds the file's layout.
 
 The trie is keyed by the word first and then its context backwards, so one walk finds the longest n-gram that the
 model holds and, on the way, the backoffs that the next query needs (Heafield 2011, "KenLM: faster and smaller
 language model queries").
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +27,14 @@ ORDER, VOCABULARY, BEGIN_WORD, END_WORD, UNIGRAMS_AT, WORD_BITS = range(6)
 COLUMNS = 9
 
 
+class Trie(NamedTuple):
+    """A mapped file, the same bytes as 32-bit floats, and the layout table."""
+
+    file: Array
+    floats: Array
+    layout: Array
+
+
 @compiled
 def bits_at(file: Array, position: int, length: int) -> int:
     """`length` bits (at most 57) from bit `position` of the file."""
@@ -42,7 +52,7 @@ def pointer_at(file: Array, row: Array, index: int) -> int:
     low = bits_at(file, end_bit - row[POINTER_BITS], row[POINTER_BITS])
     if row[OFFSETS] == 0:
         return low
-    # High bits that the file leaves out: the last offset that is not beyond the index says them.
+    # The high bits, which the file leaves out, are the number of the last offset that is not beyond the index.
     first = row[OFFSETS_AT]
     below = 0
     above = row[OFFSETS]
@@ -85,29 +95,27 @@ def find(
 
 
 @compiled
-def prob_at(file: Array, floats: Array, row: Array, word_bits: int, index: int) -> float:
+def prob_at(trie: Trie, row: Array, word_bits: int, index: int) -> float:
     """log10 probability of an n-gram of order 2 or more."""
     bit = row[BASE_BIT] + index * row[TOTAL_BITS] + word_bits
     if row[PROB_BITS] > 0:
-        code = bits_at(file, bit + row[BACKOFF_BITS], row[PROB_BITS])
-        return real(floats[row[PROB_TABLE] + code])
+        code = bits_at(trie.file, bit + row[BACKOFF_BITS], row[PROB_BITS])
+        return real(trie.floats[row[PROB_TABLE] + code])
     # The sign is not stored: no logarithm of a probability is positive.
-    return real(np.uint32(bits_at(file, bit, 31) | 0x80000000).view(np.float32))
+    return real(np.uint32(bits_at(trie.file, bit, 31) | 0x80000000).view(np.float32))
 
 
 @compiled
-def backoff_at(file: Array, floats: Array, row: Array, word_bits: int, index: int) -> float:
+def backoff_at(trie: Trie, row: Array, word_bits: int, index: int) -> float:
     bit = row[BASE_BIT] + index * row[TOTAL_BITS] + word_bits
     if row[PROB_BITS] > 0:
-        return real(floats[row[BACKOFF_TABLE] + bits_at(file, bit, row[BACKOFF_BITS])])
-    return real(np.uint32(bits_at(file, bit + 31, 32)).view(np.float32))
+        return real(trie.floats[row[BACKOFF_TABLE] + bits_at(trie.file, bit, row[BACKOFF_BITS])])
+    return real(np.uint32(bits_at(trie.file, bit + 31, 32)).view(np.float32))
 
 
 @compiled
 def query(
-    file: Array,
-    floats: Array,
-    layout: Array,
+    trie: Trie,
     words: Array,
     backoffs: Array,
     length: int,
@@ -120,12 +128,13 @@ def query(
     A context is its words, the latest first, and their backoffs; `length` of them count. The next one is written
     to `next_words` and `next_backoffs`, which may not be the arrays it is read from.
     """
+    file, layout = trie.file, trie.layout
     order = layout[0, ORDER]
     word_bits = layout[0, WORD_BITS]
     unigram = layout[0, UNIGRAMS_AT] + 2 * word
-    prob = real(floats[2 * unigram])
+    prob = real(trie.floats[2 * unigram])
     next_words[0] = word
-    next_backoffs[0] = floats[2 * unigram + 1]
+    next_backoffs[0] = trie.floats[2 * unigram + 1]
     begin = whole(file[unigram + 1])
     end = whole(file[unigram + 3])
     found = 1
@@ -134,12 +143,12 @@ def query(
         index = find(file, row, word_bits, layout[0, VOCABULARY], words[found - 1], begin, end)
         if index < 0:
             break
-        prob = prob_at(file, floats, row, word_bits, index)
+        prob = prob_at(trie, row, word_bits, index)
         found += 1
         if found == order:
             break
         next_words[found - 1] = words[found - 2]
-        next_backoffs[found - 1] = backoff_at(file, floats, row, word_bits, index)
+        next_backoffs[found - 1] = backoff_at(trie, row, word_bits, index)
         begin = pointer_at(file, row, index)
         end = pointer_at(file, row, index + 1)
     total = prob

@@ -1,113 +1,41 @@
-"""Figures to spoken words: cardinals, ordinals, years, digit strings, decimals, money.
+"""Numbers as words, on top of num2words: cardinals, ordinals, years, decades, digits, decimals, fractions.
 
-Only the arithmetic of saying a number; which number stands in a text, and of what kind, is for figures.py.
+Plain words with single spaces: no hyphens, no commas, no "and". Which numbers a text has, and of what kind, is up to
+figures.py.
 """
 
-ONES = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
-TENS = ["zero", "ten", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-SCALES = (
-    "",
-    "thousand",
-    "million",
-    "billion",
-    "trillion",
-    "quadrillion",
-    "quintillion",
-    "sextillion",
-    "septillion",
-    "octillion",
-    "nonillion",
-)
-LARGEST_DIGITS = 3 * len(SCALES)
-IRREGULAR_ORDINALS = {
-    "one": "first",
-    "two": "second",
-    "three": "third",
-    "five": "fifth",
-    "eight": "eighth",
-    "nine": "ninth",
-    "twelve": "twelfth",
-}
-FRACTION_NAMES = {2: "half", 4: "quarter"}
+from functools import lru_cache
+
+from num2words import num2words
+
+MAX_CARDINAL = 10**33
+"""From here on a number is read digit by digit."""
+
+
+@lru_cache(maxsize=4096)
+def _words(number: int, kind: str) -> str:
+    text = str(num2words(number, to=kind)).replace("-", " ").replace(",", "")
+    return " ".join(word for word in text.split() if word != "and")
 
 
 def cardinal(number: int) -> str:
     """`1234` -> "one thousand two hundred thirty four"."""
-    if number < 0:
-        return f"minus {cardinal(-number)}"
-    if number == 0:
-        return "zero"
-    if len(str(number)) > LARGEST_DIGITS:
-        return digits(str(number))
-    words: list[str] = []
-    groups = f"{number:,}".split(",")
-    for place, group in enumerate(groups):
-        value = int(group)
-        if value:
-            scale = SCALES[len(groups) - 1 - place]
-            words.append(_below_thousand(value))
-            if scale:
-                words.append(scale)
-    return " ".join(words)
-
-
-def _below_thousand(number: int) -> str:
-    hundreds, rest = divmod(number, 100)
-    words = [ONES[hundreds], "hundred"] if hundreds else []
-    if rest >= 20:
-        words.append(TENS[rest // 10])
-        rest %= 10
-    if rest:
-        words.append(ONES[rest])
-    return " ".join(words)
+    return _words(number, "cardinal") if number < MAX_CARDINAL else digits(str(number))
 
 
 def ordinal(number: int) -> str:
     """`21` -> "twenty first"."""
-    return ordinal_of(cardinal(number))
-
-
-def ordinal_of(words: str) -> str:
-    """The ordinal of a spoken cardinal: "forty two" -> "forty second"."""
-    *before, last = words.split()
-    if last in IRREGULAR_ORDINALS:
-        last = IRREGULAR_ORDINALS[last]
-    elif last.endswith("y"):
-        last = last[:-1] + "ieth"
-    else:
-        last += "th"
-    return " ".join([*before, last])
+    return _words(number, "ordinal")
 
 
 def year(number: int) -> str:
     """`1905` -> "nineteen oh five", `2007` -> "two thousand seven", `2024` -> "twenty twenty four"."""
-    century, rest = divmod(number, 100)
-    if century % 10 == 0 and rest < 10:
-        return cardinal(number)
-    if rest == 0:
-        return f"{cardinal(century)} hundred"
-    return f"{cardinal(century)} {'oh ' if rest < 10 else ''}{cardinal(rest)}"
+    return _words(number, "year")
+
+
+ONES = [cardinal(number) for number in range(20)]
+TENS = [cardinal(number) for number in range(0, 100, 10)]
+FRACTION_NAMES = {2: "half", 4: "quarter"}
 
 
 def decade(number: int) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from acoustic.files import write_file
+from lm import PRETRAINED
 from lm.decoders import Decoder
 from lm.errors import LanguageError
 from lm.hypothesis import Hypothesis
@@ -109,27 +110,14 @@ def worth_ranking(n_best: Sequence[Hypothesis], spread: float, wanted: int = 1) 
     )
 
 
-def rescore(
-    n_best: Sequence[Hypothesis],
-    rescorers: Sequence[Rescorer],
-    settings: RescoreSettings,
-    search: SearchSettings,
-    before: Sequence[str] = (),
-) -> tuple[Hypothesis, ...]:
-    """The list in its new order, each hypothesis with its new score; `search` is what the list was made with."""
-    *_, ranked = in_slices(n_best, rescorers, settings, search, before)
-    assert ranked is not None
-    return ranked
-
-
 def in_slices(
     n_best: Sequence[Hypothesis],
     rescorers: Sequence[Rescorer],
     settings: RescoreSettings,
     search: SearchSettings,
-    before: Sequence[str] = (),
 ) -> Iterator[tuple[Hypothesis, ...] | None]:
-    """The same a few milliseconds at a time, for a process with other work: None after each slice, the list at last."""
+    """The list in its new order, each hypothesis with its new score; `search` is what the list was made with. A few
+    milliseconds at a time, for a process with other work: None after each slice, the list at last."""
     if len(rescorers) != len(settings.weights):
         raise LanguageError(f"{len(rescorers)} rescorers but {len(settings.weights)} weights: one each")
     more_lm, more_bonus, weights = settings.beside(search)
@@ -144,7 +132,7 @@ def in_slices(
     for rescorer, weight in zip(rescorers, weights, strict=True):
         if not weight:
             continue
-        for scores in rescorer.slices(texts, before, spared):
+        for scores in rescorer.slices(texts, spared=spared):
             if scores is not None:
                 totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
             yield None
@@ -194,8 +182,8 @@ class Rescoring:
 
     @classmethod
     def shipped(cls) -> "Rescoring | None":
-        """What the box ranks with, or None where it has nothing for it."""
-        path = Path(__file__).parent / "pretrained" / "ranking.json"
+        """The shipped rescoring, or None if there is none."""
+        path = PRETRAINED / "ranking.json"
         return cls.load(path) if path.is_file() else None
 
     def save(self, path: Path, models: Sequence[Path]) -> None:

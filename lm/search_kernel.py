@@ -10,26 +10,13 @@ import math
 import numpy as np
 
 from lm.compiled import Array, compiled, real
-from lm.search_state import COUNT, FRAME, FREE, LOG_SCALE, NO_LABEL, SETTLED_BLANK, USED
-from lm.search_steps import (
-    BLANK_FACTOR,
-    HAS_LM,
-    LABELS,
-    LETTER_GAIN,
-    SPACE,
-    SPACE_GAIN,
-    SPREAD,
-    TOKEN_FLOOR,
-    WIDTH,
-    letter_step,
-    promised,
-    word_step,
-)
+from lm.search_state import COUNT, FRAME, FREE, LOG_SCALE, NO_LABEL, SETTLED_BLANK, USED, SearchState
+from lm.search_steps import Search, character_step, look_ahead, word_step
 from lm.search_tree import settle_old
 
 SETTLE_EVERY_FRAMES = 100
 TINY, HUGE = 2.0**-200, 2.0**200
-NOT_ASKED = -1.0
+NOT_COMPUTED = -1.0
 BAD_FRAME = -1
 
 
@@ -60,49 +47,25 @@ def kth_largest(values: Array, count: int, k: int) -> float:
 
 
 @compiled
-def advance(
-    frames: Array,
-    first: int,
-    shape: Array,
-    weights: Array,
-    nodes: Array,
-    children: Array,
-    context_words: Array,
-    context_backoffs: Array,
-    beams: Array,
-    free: Array,
-    counters: Array,
-    scale: Array,
-    lexicon_labels: Array,
-    lexicon_children: Array,
-    lexicon_words: Array,
-    lexicon_promises: Array,
-    ngram_file: Array,
-    ngram_floats: Array,
-    ngram_layout: Array,
-    hotword_following: Array,
-    hotword_lent: Array,
-    hotword_granted: Array,
-    hotword_known: Array,
-) -> int:
-    """Hear frames from `first` on; the number of the next frame: fewer than all when the tree is full.
-    BAD_FRAME - n says that frame n gives no label any probability."""
-    lexicon = (lexicon_labels, lexicon_children, lexicon_words, lexicon_promises)
-    ngram = (ngram_file, ngram_floats, ngram_layout)
-    hotwords = (hotword_following, hotword_lent, hotword_granted, hotword_known)
-    width, labels, space = shape[WIDTH], shape[LABELS], shape[SPACE]
-    floor, spread = weights[TOKEN_FLOOR], weights[SPREAD]
-    letter_gain, space_gain, blank_factor = weights[LETTER_GAIN], weights[SPACE_GAIN], weights[BLANK_FACTOR]
+def advance(frames: Array, first: int, search: Search, state: SearchState) -> int:
+    """Decode frames from `first` on and return the number of the next one: less than all when the tree is full.
+    BAD_FRAME - n means that frame n gives no label any probability."""
+    nodes, children, beams = state.nodes, state.children, state.beams
+    free, counters, scale = state.free, state.counters, state.scale
+    context_words, context_backoffs = state.context_words, state.context_backoffs
+    weights, lexicon, hotwords = search.weights, search.lexicon, search.hotwords
+    width, labels, space = weights.width, weights.labels, weights.space
+    floor, spread = weights.token_floor, weights.spread_factor
     only_blank = math.log1p(-math.exp(floor)) if floor < 0.0 else -1e-9
     prob = np.zeros(labels + 1, np.float64)
     order = np.empty(labels + 1, np.int32)
     stay_blank = np.empty(width, np.float64)
     stay_label = np.empty(width, np.float64)
-    most = width * labels
-    new_parent = np.empty(most, np.int32)
-    new_label = np.empty(most, np.int32)
-    new_mass = np.empty(most, np.float64)
-    ranked = np.empty(width + most, np.float64)
+    max_new = width * labels
+    new_parent = np.empty(max_new, np.int32)
+    new_label = np.empty(max_new, np.int32)
+    new_mass = np.empty(max_new, np.float64)
+    ranked = np.empty(width + max_new, np.float64)
 
     for index in range(first, frames.shape[0]):
         row = frames[index]
@@ -116,11 +79,11 @@ def advance(
                 counters[SETTLED_BLANK] = 1
             counters[FRAME] += 1
             if counters[FRAME] % SETTLE_EVERY_FRAMES == 0 and counters[COUNT] > 1:
-                settle_old(nodes, beams, counters, space)
+                settle_old(state, space)
             continue
         if counters[FREE] + len(nodes) - counters[USED] < width:
             return index
-        # Labels worth trying, the likeliest first.
+        # The labels to try, the likeliest first.
         chosen = 0
         likeliest = labels
         for label in range(labels):
@@ -128,7 +91,11 @@ def advance(
                 likeliest = label
         if row[likeliest] == -np.inf:
             return BAD_FRAME - index
-        blank = math.exp(row[labels]) * blank_factor if row[labels] >= floor or likeliest == labels else 0.0
+        blank = (
+            math.exp(row[labels]) * weights.blank_factor
+            if row[labels] >= floor or likeliest == labels
+            else 0.0
+        )
         for label in range(labels):
             if row[label] >= floor or label == likeliest:
                 prob[label] = math.exp(row[label])
@@ -152,7 +119,7 @@ def advance(
             stay_blank[beam] = total * blank
             if last == NO_LABEL:
                 stay_label[beam] = 0.0
-                if space >= 0:  # a space before the first word says nothing
+                if space >= 0:  # a space before the first word changes nothing
                     stay_blank[beam] += total * prob[space]
             elif last == space:  # and neither does a second one
                 stay_label[beam] = total * prob[space]
@@ -189,38 +156,27 @@ def advance(
                     stay_label[other] += mass
                     best = max(best, stay_blank[other] + stay_label[other])
                     continue
-                if label != space and mass * letter_gain < threshold:
+                if label != space and mass * weights.max_character_factor < threshold:
                     continue
                 if child >= 0:
                     mass *= nodes[child].factor
                 elif label == space:
                     if nodes[place].end_factor < 0.0:
-                        owed = promised(nodes[place].lexicon, shape, weights, lexicon)
-                        if mass * space_gain * math.exp(-owed) < threshold:
+                        charged = look_ahead(weights, lexicon, nodes[place].lexicon)
+                        if mass * weights.max_space_factor * math.exp(-charged) < threshold:
                             continue
-                        # Asked once for each prefix; the answer waits in its own place, which no other word uses.
+                        # Computed once for each prefix and kept in its node.
                         match, nats, value, length = word_step(
-                            nodes,
-                            place,
-                            shape,
-                            weights,
-                            lexicon,
-                            ngram,
-                            hotwords,
-                            context_words,
-                            context_backoffs,
-                            context_words[place],
-                            context_backoffs[place],
-                            False,
+                            search, state, place, context_words[place], context_backoffs[place], False
                         )
                         nodes[place].end_nats = nats
                         nodes[place].end_factor = math.exp(nats)
                         nodes[place].end_match = match
-                        nodes[place].word_language = value if shape[HAS_LM] == 1 else np.nan
+                        nodes[place].word_language = value if weights.has_lm else np.nan
                         nodes[place].context_length = length
                     mass *= nodes[place].end_factor
                 else:
-                    _, _, nats = letter_step(nodes[place], label, shape, weights, lexicon, hotwords)
+                    _, _, nats = character_step(weights, lexicon, hotwords, nodes[place], label)
                     if nats != 0.0:
                         mass *= math.exp(nats)
                 if mass >= threshold and mass > 0.0:
@@ -232,7 +188,7 @@ def advance(
                         best = mass
                         threshold = max(threshold, best * spread)
 
-        # 3. The best of them live on.
+        # 3. The best of them are kept.
         threshold = best * spread
         ranks = 0
         for beam in range(count):
@@ -250,7 +206,7 @@ def advance(
             for rank in range(ranks):
                 if ranked[rank] > threshold:
                     ties -= 1
-        # Powers of two scale exactly, so the cut of a frame into pushes can leave no trace.
+        # Scaling by powers of two is exact: how the frames are split into pushes cannot change the result.
         shift = 1.0
         if best < TINY or best > HUGE:
             exponent = math.frexp(best)[1]
@@ -260,11 +216,11 @@ def advance(
         for beam in range(count):
             staying = stay_blank[beam] + stay_label[beam]
             place = beams[beam].node
-            lives = staying > threshold
+            survives = staying > threshold
             if staying == threshold and ties > 0:
                 ties -= 1
-                lives = True
-            if lives and staying > 0.0:
+                survives = True
+            if survives and staying > 0.0:
                 beams[kept].node = place
                 beams[kept].blank = stay_blank[beam] * shift
                 beams[kept].label = stay_label[beam] * shift
@@ -292,7 +248,7 @@ def advance(
                 nodes[place].parent = parent
                 nodes[place].label = label
                 nodes[place].depth = nodes[parent].depth + 1
-                nodes[place].end_factor = NOT_ASKED
+                nodes[place].end_factor = NOT_COMPUTED
                 nodes[place].mark = 0
                 for below in range(labels):
                     children[place, below] = -1
@@ -305,11 +261,13 @@ def advance(
                     nodes[place].word_start = place
                     nodes[place].word_language = nodes[parent].word_language
                     nodes[place].language = nodes[parent].language
-                    if shape[HAS_LM] == 1:
+                    if weights.has_lm:
                         nodes[place].language += nodes[parent].word_language
                 else:
-                    state, match, nats = letter_step(nodes[parent], label, shape, weights, lexicon, hotwords)
-                    nodes[place].lexicon = state
+                    lexicon_node, match, nats = character_step(
+                        weights, lexicon, hotwords, nodes[parent], label
+                    )
+                    nodes[place].lexicon = lexicon_node
                     nodes[place].word_start = nodes[parent].word_start
                     nodes[place].language = nodes[parent].language
                 nodes[place].hotword = match
@@ -326,5 +284,5 @@ def advance(
         counters[SETTLED_BLANK] = 0
         counters[FRAME] += 1
         if counters[FRAME] % SETTLE_EVERY_FRAMES == 0 and kept > 1:
-            settle_old(nodes, beams, counters, space)
+            settle_old(state, space)
     return frames.shape[0]

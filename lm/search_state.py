@@ -1,11 +1,11 @@
-"""What one utterance's search keeps: a tree of prefixes, the live beams, the free places. No search here.
+"""The state of one utterance's search: the prefix tree, the live beams, the free list. No search here.
 
-Everything is a flat array, so that the compiled loop works on it without the interpreter. Probabilities are kept
-as plain doubles, the language model's and hotwords' weight multiplied in, and scaled by powers of two as they
-shrink: no logarithm is taken in the loop.
+Everything is a flat array, so that the compiled loop works on it without the interpreter. Probabilities are plain
+doubles, with the weights of the language model and the hotwords multiplied in, and are rescaled by powers of two as
+they shrink: the loop takes no logarithm.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ NODE = np.dtype(
         ),  # nats added to the acoustic score: language model, bonuses, penalties, hotwords
         ("factor", np.float64),  # exp(this node's bias - its parent's)
         ("end_nats", np.float64),  # what a space after this node adds; valid once end_factor is
-        ("end_factor", np.float64),  # its exponential; negative: not asked yet
+        ("end_factor", np.float64),  # its exponential; negative: not computed yet
         ("language", np.float64),  # KenLM's log10 total up to the last finished word
         ("word_language", np.float64),  # KenLM's log10 of the word that ends here, or that this space closes
         ("peak", np.float32),  # the label's best log-probability while it was being emitted
@@ -57,20 +57,21 @@ ROOT_NODE["parent"] = ROOT_NODE["frame"] = -1
 ROOT_NODE["label"], ROOT_NODE["end_factor"] = NO_LABEL, -1.0
 
 
-@dataclass
-class SearchState:
+class SearchState(NamedTuple):
+    """The arrays of one utterance, as the kernels take them."""
+
     nodes: Array
     children: Array  # [nodes, labels]: child by label or -1
     context_words: Array  # [nodes, order - 1], latest first: as context_length
     context_backoffs: Array
     beams: Array
-    free: Array  # a stack of counters[FREE] places given back; places from counters[USED] on were never taken
+    free: Array  # a stack of counters[FREE] nodes given back; nodes from counters[USED] on were never used
     counters: Array
     scale: Array
 
     @classmethod
     def start(cls, width: int, labels: int, contexts: int) -> "SearchState":
-        # Nothing is filled in before it is taken: a short utterance touches little memory.
+        # A node is initialised when it is taken: a short utterance touches little memory.
         places = max(SMALLEST_TREE, 4 * width)
         state = cls(
             nodes=np.empty(places, NODE),
@@ -90,11 +91,13 @@ class SearchState:
         state.beams[0] = (1.0, 0.0, 0)
         return state
 
-    def grow(self) -> None:
-        """Twice the places."""
-        for name in ("nodes", "children", "context_words", "context_backoffs", "free"):
-            array = getattr(self, name)
-            setattr(self, name, np.concatenate((array, np.empty_like(array))))
+    def grown(self) -> "SearchState":
+        """The same state with room for twice as many nodes."""
+        names = ("nodes", "children", "context_words", "context_backoffs", "free")
+        arrays = {name: getattr(self, name) for name in names}
+        return self._replace(
+            **{name: np.concatenate((array, np.empty_like(array))) for name, array in arrays.items()}
+        )
 
     @property
     def available(self) -> int:

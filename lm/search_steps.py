@@ -1,104 +1,123 @@
-"""What one more letter and the end of a word are worth to a prefix: language model, bonuses, penalties, hotwords."""
+"""What one more character and the end of a word add to a prefix: language model, bonuses, penalties, hotwords."""
 
 import math
+from typing import NamedTuple
 
-from lm.compiled import Array, Arrays, Record, compiled, real, whole
-from lm.hotwords import NO_MATCH
-from lm.lexicon import step
-from lm.ngram_kernel import query
-
-# Places in `weights` and in `shape`.
-LM_WEIGHT, WORD_BONUS, UNKNOWN_PENALTY, SPELLING, TOKEN_FLOOR, SPREAD = range(6)
-LETTER_GAIN, SPACE_GAIN, BLANK_FACTOR = range(6, 9)
-WIDTH, LABELS, SPACE, HAS_LM = range(4)
+from lm.compiled import Array, Record, compiled, real, whole
+from lm.hotwords import NO_MATCH, Automaton
+from lm.lexicon import Lexicon, step
+from lm.ngram_kernel import Trie, query
+from lm.search_state import SearchState
 
 LN10 = math.log(10.0)
-LARGEST_STEP = 600.0
+MAX_STEP_NATS = 600.0
 """No single label may add more nats than a double can hold."""
+
+
+class Weights(NamedTuple):
+    """The settings of a search as its kernels take them; a `_factor` multiplies a probability."""
+
+    width: int
+    labels: int
+    space: int
+    has_lm: bool
+    lm_weight: float
+    word_bonus: float
+    unknown_penalty: float
+    character_penalty: float  # for each character that neither a known word nor a hotword goes on with
+    token_floor: float
+    spread_factor: float
+    max_character_factor: (
+        float  # no character and no space multiplies a prefix by more: what falls short even so ...
+    )
+    max_space_factor: float  # ... is not scored
+    blank_factor: float
+
+
+class Search(NamedTuple):
+    """What all utterances with the same settings share."""
+
+    weights: Weights
+    lexicon: Lexicon
+    trie: Trie
+    hotwords: Automaton
 
 
 @compiled
 def clamped(nats: float) -> float:
-    return min(LARGEST_STEP, max(-LARGEST_STEP, nats))
+    return min(MAX_STEP_NATS, max(-MAX_STEP_NATS, nats))
 
 
 @compiled
-def promised(state: int, shape: Array, weights: Array, lexicon: Arrays) -> float:
-    """What a prefix has been charged (nats, at most 0) for the likeliest word that it may yet become.
+def look_ahead(weights: Weights, lexicon: Lexicon, node: int) -> float:
+    """What a prefix has been charged (nats, at most 0) for the likeliest word that starts with it.
 
-    Without it a word's price falls due at its end, all at once, and what is unlikely crowds out what is likely until
-    then: the look-ahead of Ortmanns, Eiden and Ney (1998), with words alone.
+    Without it the whole cost of a word falls due at its end, and unlikely prefixes crowd out likely ones until then:
+    the look-ahead of Ortmanns, Eiden and Ney (1998), with unigrams.
     """
-    if shape[HAS_LM] == 0 or state <= 0:
+    if not weights.has_lm or node <= 0:
         return 0.0
-    return real(weights[LM_WEIGHT] * LN10 * lexicon[3][state])
+    return real(weights.lm_weight * LN10 * lexicon.look_ahead[node])
 
 
 @compiled
-def letter_step(
-    node: Record, label: int, shape: Array, weights: Array, lexicon: Arrays, hotwords: Arrays
+def character_step(
+    weights: Weights, lexicon: Lexicon, hotwords: Automaton, node: Record, label: int
 ) -> tuple[int, int, float]:
-    """(lexicon state, hotword state, nats) after one more letter."""
+    """(lexicon node, hotword state, nats) after one more character."""
     state, nats = 0, 0.0
-    if shape[HAS_LM] == 1:
-        state = step(lexicon[0], lexicon[1], node.lexicon, label)
-        nats = promised(state, shape, weights, lexicon) - promised(node.lexicon, shape, weights, lexicon)
-    match = hotwords[0][node.hotword, label]
-    nats += hotwords[1][match] - hotwords[1][node.hotword]
+    if weights.has_lm:
+        state = step(lexicon, node.lexicon, label)
+        nats = look_ahead(weights, lexicon, state) - look_ahead(weights, lexicon, node.lexicon)
+    match = hotwords.next_state[node.hotword, label]
+    nats += hotwords.partial_bonus[match] - hotwords.partial_bonus[node.hotword]
     if state < 0 and match == NO_MATCH:
-        # What no known word begins with and no hotword either is an unknown word already. Each letter from here on has
-        # its price: were it free, words that follow would hide in it, unparted.
-        nats -= weights[SPELLING]
+        # No known word and no hotword starts like this: the word is unknown. Each of its characters from here on costs
+        # something, or the words that follow would be hidden in it, without spaces.
+        nats -= weights.character_penalty
         if not (node.lexicon < 0 and node.hotword == NO_MATCH):
-            nats -= weights[UNKNOWN_PENALTY]
+            nats -= weights.unknown_penalty
     elif node.lexicon < 0 and node.hotword == NO_MATCH:
-        nats += weights[UNKNOWN_PENALTY]
+        nats += weights.unknown_penalty
     return state, match, clamped(nats)
 
 
 @compiled
 def word_step(
-    nodes: Array,
+    search: Search,
+    state: SearchState,
     place: int,
-    shape: Array,
-    weights: Array,
-    lexicon: Arrays,
-    ngram: Arrays,
-    hotwords: Arrays,
-    context_words: Array,
-    context_backoffs: Array,
     next_words: Array,
     next_backoffs: Array,
-    speech_ends: bool,
+    utterance_ends: bool,
 ) -> tuple[int, float, float, int]:
     """(hotword state, nats, KenLM's log10, context length) when the word at `place` ends there."""
-    node = nodes[place]
-    nats = hotwords[2][node.hotword] - hotwords[1][node.hotword]
+    weights, lexicon, hotwords = search.weights, search.lexicon, search.hotwords
+    node = state.nodes[place]
+    nats = hotwords.full_bonus[node.hotword] - hotwords.partial_bonus[node.hotword]
     match = NO_MATCH
-    if not speech_ends:
-        match = hotwords[0][node.hotword, shape[SPACE]]
-        nats += hotwords[1][match]
+    if not utterance_ends:
+        match = hotwords.next_state[node.hotword, weights.space]
+        nats += hotwords.partial_bonus[match]
     value, length = 0.0, 0
-    if shape[HAS_LM] == 1:
+    if weights.has_lm:
         start = node.word_start
-        word = whole(lexicon[2][node.lexicon]) if node.lexicon > 0 else 0
+        word = whole(lexicon.word[node.lexicon]) if node.lexicon > 0 else 0
         value, length = query(
-            ngram[0],
-            ngram[1],
-            ngram[2],
-            context_words[start],
-            context_backoffs[start],
-            whole(nodes[start].context_length),
+            search.trie,
+            state.context_words[start],
+            state.context_backoffs[start],
+            whole(state.nodes[start].context_length),
             word,
             next_words,
             next_backoffs,
         )
         charged = node.lexicon < 0 and node.hotword == NO_MATCH
-        unknown = word == 0 and hotwords[3][node.hotword] == 0
+        unknown = word == 0 and hotwords.known[node.hotword] == 0
         if unknown and not charged:
-            nats -= weights[UNKNOWN_PENALTY]
+            nats -= weights.unknown_penalty
         elif charged and not unknown:
-            nats += weights[UNKNOWN_PENALTY]
-        nats += weights[LM_WEIGHT] * LN10 * value + weights[WORD_BONUS]
-        nats -= promised(node.lexicon, shape, weights, lexicon)
+            nats += weights.unknown_penalty
+        nats += weights.lm_weight * LN10 * value + weights.word_bonus
+        nats -= look_ahead(weights, lexicon, node.lexicon)
     return match, clamped(nats), value, length

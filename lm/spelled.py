@@ -14,10 +14,10 @@ NUMBER_LENGTHS = (3, 4, 4, 5, 5, 5, 7, 10)
 SPELLED_LENGTHS = range(2, 11)
 
 
-def spelled_lines(words: Iterable[str], count: int, seed: int = 1) -> Iterator[str]:
+def spelled_lines(words: Iterable[str], count: int) -> Iterator[str]:
     """So many lines, always the same for the same words (and one version of Python); none where no word can be spelled:
     two to ten plain letters."""
-    draw = random.Random(seed)
+    draw = random.Random(1)
     known = sorted({word for word in words if len(word) in SPELLED_LENGTHS and set(word) <= set(LETTERS)})
     if not known:
         return

@@ -15,6 +15,7 @@ from lm.ngram_kernel import (
     TOTAL_BITS,
     UNIGRAMS_AT,
     WORD_BITS,
+    Trie,
     backoff_at,
     bits_at,
     pointer_at,
@@ -34,9 +35,7 @@ class Level:
 
 @compiled
 def _list_children(
-    file: NDArray[np.uint64],
-    floats: NDArray[np.float32],
-    layout: NDArray[np.int64],
+    trie: Trie,
     order: int,
     begins: NDArray[np.int64],
     above: NDArray[np.int32],
@@ -46,28 +45,28 @@ def _list_children(
     parents: NDArray[np.int64],
     pointers: NDArray[np.int64],
 ) -> None:
-    row = layout[order - 1]
-    word_bits = layout[0, WORD_BITS]
-    longest = order == layout[0, 0]
+    row = trie.layout[order - 1]
+    word_bits = trie.layout[0, WORD_BITS]
+    longest = order == trie.layout[0, 0]
     for parent in range(len(above)):
         for place in range(begins[parent], begins[parent + 1]):
             for position in range(order - 1):
                 words[place, position] = above[parent, position]
-            words[place, order - 1] = bits_at(file, row[BASE_BIT] + place * row[TOTAL_BITS], word_bits)
-            probs[place] = prob_at(file, floats, row, word_bits, place)
+            words[place, order - 1] = bits_at(trie.file, row[BASE_BIT] + place * row[TOTAL_BITS], word_bits)
+            probs[place] = prob_at(trie, row, word_bits, place)
             parents[place] = parent
             if not longest:
-                backoffs[place] = backoff_at(file, floats, row, word_bits, place)
-                pointers[place] = pointer_at(file, row, place)
+                backoffs[place] = backoff_at(trie, row, word_bits, place)
+                pointers[place] = pointer_at(trie.file, row, place)
     if not longest:
-        pointers[len(words)] = pointer_at(file, row, len(words))
+        pointers[len(words)] = pointer_at(trie.file, row, len(words))
 
 
 def list_ngrams(ngram: NGram) -> list[Level]:
     """One level an order."""
     count = ngram.counts[0]
-    at = int(ngram.layout[0, UNIGRAMS_AT])
-    pairs = ngram.floats[2 * at : 2 * (at + 2 * (count + 1))].reshape(-1, 4)
+    at = int(ngram.trie.layout[0, UNIGRAMS_AT])
+    pairs = ngram.trie.floats[2 * at : 2 * (at + 2 * (count + 1))].reshape(-1, 4)
     levels = [
         Level(
             words=np.arange(count, dtype=np.int32)[:, None],
@@ -76,7 +75,7 @@ def list_ngrams(ngram: NGram) -> list[Level]:
             parents=np.zeros(count, np.int64),
         )
     ]
-    begins = ngram.file[at + 1 : at + 2 * (count + 1) : 2].astype(np.int64)
+    begins = ngram.trie.file[at + 1 : at + 2 * (count + 1) : 2].astype(np.int64)
     for order in range(2, ngram.order + 1):
         size = ngram.counts[order - 1]
         level = Level(
@@ -88,9 +87,7 @@ def list_ngrams(ngram: NGram) -> list[Level]:
         pointers = np.zeros(size + 1, np.int64)
         above = levels[-1].words
         _list_children(
-            ngram.file,
-            ngram.floats,
-            ngram.layout,
+            ngram.trie,
             order,
             begins,
             above,

@@ -102,11 +102,9 @@ def _stored(path: Path) -> NDArray[np.float32]:
     return heard
 
 
-def measure(
-    clips: Sequence[Clip], ngram: NGram, settings: SearchSettings, alphabet: str = ALPHABET
-) -> ErrorCounts:
+def measure(clips: Sequence[Clip], ngram: NGram, settings: SearchSettings) -> ErrorCounts:
     """Word errors of the streaming search over all clips."""
-    decoder = open_decoder("beam", alphabet, ngram)
+    decoder = open_decoder("beam", ALPHABET, ngram)
     total = ErrorCounts()
     for clip in clips:
         utterance = decoder.start(settings)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lm import PRETRAINED
 from lm.activation import gelu
 from lm.punctuation.labels import MARKS
 from lm.weights import Form, read_weights
@@ -81,8 +82,8 @@ class Punctuator:
 
     @classmethod
     def shipped(cls) -> "Punctuator | None":
-        """The one in the box, or None where the box is empty."""
-        path = Path(__file__).parent.parent / "pretrained" / "punctuation.safetensors"
+        """The shipped model, or None if there is none."""
+        path = PRETRAINED / "punctuation.safetensors"
         return cls.load(path) if path.is_file() else None
 
     def scores(self, words: Sequence[str]) -> tuple[Matrix, Matrix]:
@@ -108,16 +109,6 @@ class Punctuator:
         best = marks.argmax(axis=1)
         best[-1] = 2 + int(marks[-1, 3] > marks[-1, 2])
         return best.tolist(), capitals.argmax(axis=1).tolist()
-
-    def restore(self, words: Sequence[str]) -> list[str]:
-        """The words with capitals, each with the mark that follows it."""
-        marks, capitals = self.tag(words)
-        written: list[str] = []
-        begins = True
-        for word, mark, capital in zip(words, marks, capitals, strict=True):
-            written.append(capitalise(word, capital, begins) + MARKS[mark])
-            begins = mark >= 2
-        return written
 
 
 def capitalise(word: str, capital: int, begins: bool) -> str:

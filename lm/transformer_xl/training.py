@@ -127,7 +127,7 @@ def train(
             optimiser.load_state_dict(kept)
         step = int(state["step"])
         progress(f"going on from step {step}")
-    streams = _streams(text, settings.streams, config.segment)
+    streams = _streams(text, settings.streams)
     memory = network.empty_memory(settings.streams)
     begun, losses = time.perf_counter(), []
     while step < settings.steps:
@@ -222,7 +222,7 @@ def measure(
     )
 
 
-def _streams(text: NDArray[np.int32], streams: int, segment: int) -> NDArray[np.int32]:
+def _streams(text: NDArray[np.int32], streams: int) -> NDArray[np.int32]:
     length = len(text) // streams
     if length < 2:
         raise LanguageError(f"{len(text)} words are too few for {streams} streams; give more text")

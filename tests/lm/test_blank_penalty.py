@@ -9,8 +9,7 @@ import pytest
 from lm.beam import BeamDecoder
 from lm.decoders import SearchSettings
 from lm.errors import LanguageError
-
-from .matrices import all_readings
+from tests.lm.matrices import all_readings
 
 SMALL = " ab"
 UNPRUNED = SearchSettings(width=2048, n_best=2048, token_floor=-600.0, beam_spread=600.0)

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.decoders import open_decoder
-
-from .conftest import ALPHABET
-from .matrices import random_frames, spoken
+from tests.lm.conftest import ALPHABET
+from tests.lm.matrices import random_frames, spoken
 
 
 def collapsed(frames: np.ndarray) -> str:

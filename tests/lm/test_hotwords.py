@@ -8,49 +8,50 @@ import pytest
 from lm.beam import BeamDecoder
 from lm.decoders import Hotword, SearchSettings
 from lm.errors import LanguageError
-from lm.hotwords import BOUNDARY, NO_MATCH, Automaton, automaton
+from lm.hotwords import BOUNDARY, NO_MATCH, Automaton, build_automaton
 from lm.ngram import NGram
-
-from .conftest import ALPHABET
-from .matrices import spoken
+from tests.lm.conftest import ALPHABET
+from tests.lm.matrices import spoken
 
 
 def follow(phrases: Automaton, text: str) -> tuple[int, float]:
-    """The automaton's state after a text, and what it has granted on the way."""
-    state, granted = BOUNDARY, 0.0
+    """The automaton's state after a text, and the full bonuses on the way."""
+    state, full = BOUNDARY, 0.0
     for character in text:
         if character == " ":
-            granted += float(phrases.granted[state])
-        state = int(phrases.following[state, ALPHABET.index(character)])
-    return state, granted
+            full += float(phrases.full_bonus[state])
+        state = int(phrases.next_state[state, ALPHABET.index(character)])
+    return state, full
 
 
-def test_a_phrase_is_granted_where_its_last_word_ends_and_lent_before() -> None:
-    phrases = automaton((Hotword("new york", 8.0),), ALPHABET)
-    lent = [float(phrases.lent[follow(phrases, "new york"[:length])[0]]) for length in range(9)]
-    assert lent == sorted(lent)
-    assert lent[0] == 0.0
-    assert lent[8] == 8.0
+def test_a_phrase_gets_its_full_bonus_where_its_last_word_ends_and_part_of_it_before() -> None:
+    phrases = build_automaton((Hotword("new york", 8.0),), ALPHABET)
+    partial = [float(phrases.partial_bonus[follow(phrases, "new york"[:length])[0]]) for length in range(9)]
+    assert partial == sorted(partial)
+    assert partial[0] == 0.0
+    assert partial[8] == 8.0
     assert follow(phrases, "new york ") == (BOUNDARY, 8.0)
     assert follow(phrases, "new yorker ") == (BOUNDARY, 0.0)
     assert follow(phrases, "anew york ") == (BOUNDARY, 0.0)
 
 
 def test_a_failed_match_goes_on_with_the_phrase_that_began_inside_it() -> None:
-    phrases = automaton((Hotword("new york city", 9.0), Hotword("york minster", 4.0)), ALPHABET)
+    phrases = build_automaton((Hotword("new york city", 9.0), Hotword("york minster", 4.0)), ALPHABET)
     assert follow(phrases, "new york minster ")[1] == 4.0
     assert follow(phrases, "new york city ")[1] == 9.0
     assert follow(phrases, "new new york city ")[1] == 9.0
 
 
 def test_a_phrase_inside_another_counts_too() -> None:
-    phrases = automaton((Hotword("new york city", 9.0), Hotword("york", 2.0), Hotword("city", 1.0)), ALPHABET)
+    phrases = build_automaton(
+        (Hotword("new york city", 9.0), Hotword("york", 2.0), Hotword("city", 1.0)), ALPHABET
+    )
     assert follow(phrases, "new york city ")[1] == 12.0
     assert follow(phrases, "york ")[1] == 2.0
 
 
 def test_words_of_a_phrase_are_known_words_but_their_beginnings_are_not() -> None:
-    phrases = automaton((Hotword("xyz qqq", 5.0),), ALPHABET)
+    phrases = build_automaton((Hotword("xyz qqq", 5.0),), ALPHABET)
     known = [
         text for text in ("xyz", "xy", "qqq", "xyz q", "xyz qqq") if phrases.known[follow(phrases, text)[0]]
     ]
@@ -59,8 +60,8 @@ def test_words_of_a_phrase_are_known_words_but_their_beginnings_are_not() -> Non
 
 
 def test_a_negative_weight_lends_nothing_and_takes_at_the_end() -> None:
-    phrases = automaton((Hotword("damn", -6.0),), ALPHABET)
-    assert phrases.lent.max() == 0.0
+    phrases = build_automaton((Hotword("damn", -6.0),), ALPHABET)
+    assert phrases.partial_bonus.max() == 0.0
     assert follow(phrases, "damn ")[1] == -6.0
     assert follow(phrases, "damned ")[1] == 0.0
 
@@ -80,8 +81,8 @@ def test_other_impossible_hotwords_are_refused(wrong: Hotword) -> None:
 
 
 def test_capitals_and_spaces_are_forgiven() -> None:
-    assert automaton((Hotword("  New   York ", 3.0),), ALPHABET).largest_loan == 3.0
-    assert follow(automaton((Hotword("  New   York ", 3.0),), ALPHABET), "new york ")[1] == 3.0
+    assert build_automaton((Hotword("  New   York ", 3.0),), ALPHABET).max_partial_bonus == 3.0
+    assert follow(build_automaton((Hotword("  New   York ", 3.0),), ALPHABET), "new york ")[1] == 3.0
 
 
 def heard(frames: np.ndarray, ngram: NGram, *hotwords: Hotword) -> str:

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from lm.lexicon import NOWHERE, ROOT, Lexicon, build, step
+from lm.lexicon import NO_NODE, ROOT, Lexicon, build, step
 from lm.ngram import NGram
-
-from .conftest import ALPHABET
+from tests.lm.conftest import ALPHABET
 
 
 def plain(vocabulary: np.ndarray, alphabet: str) -> Lexicon:
@@ -16,7 +15,7 @@ def plain(vocabulary: np.ndarray, alphabet: str) -> Lexicon:
 def walk(lexicon: Lexicon, word: str, alphabet: str = ALPHABET) -> int:
     node = ROOT
     for character in word:
-        node = step(lexicon.labels, lexicon.first_child, node, alphabet.index(character))
+        node = step(lexicon, node, alphabet.index(character))
     return node
 
 
@@ -35,9 +34,9 @@ def test_every_word_ends_at_its_number_and_every_beginning_exists(tiny: NGram) -
 
 def test_what_no_word_begins_with_leads_nowhere(tiny: NGram) -> None:
     lexicon = plain(tiny.vocabulary(), ALPHABET)
-    assert walk(lexicon, "zz") == NOWHERE
-    assert walk(lexicon, "bandz") == NOWHERE
-    assert walk(lexicon, "bandza") == NOWHERE
+    assert walk(lexicon, "zz") == NO_NODE
+    assert walk(lexicon, "bandz") == NO_NODE
+    assert walk(lexicon, "bandza") == NO_NODE
 
 
 def test_random_vocabularies() -> None:
@@ -61,13 +60,13 @@ def test_an_empty_vocabulary_is_a_root() -> None:
     assert lexicon.word.tolist() == [0]
 
 
-def test_every_beginning_promises_its_likeliest_word(tiny: NGram) -> None:
-    lexicon = build(tiny.vocabulary(), ALPHABET, tiny.alone())
+def test_every_prefix_has_the_score_of_its_likeliest_word(tiny: NGram) -> None:
+    lexicon = build(tiny.vocabulary(), ALPHABET, tiny.unigrams())
     oracle = tiny.kenlm()
     words = [word.decode() for word in tiny.vocabulary().tolist() if b"<" not in word]
     for word in words:
         for length in range(1, len(word) + 1):
             begun = [other for other in words if other.startswith(word[:length])]
             likeliest = max(oracle.score(other, bos=False, eos=False) for other in begun)
-            assert lexicon.promise[walk(lexicon, word[:length])] == np.float32(likeliest)
-    assert lexicon.promise[ROOT] == 0.0
+            assert lexicon.look_ahead[walk(lexicon, word[:length])] == np.float32(likeliest)
+    assert lexicon.look_ahead[ROOT] == 0.0

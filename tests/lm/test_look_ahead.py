@@ -9,20 +9,15 @@ from lm.beam import BeamDecoder
 from lm.decoders import Hotword, SearchSettings
 from lm.hypothesis import Hypothesis
 from lm.ngram import NGram
-
-from .conftest import ALPHABET
-from .matrices import spoken
-
-PROMISES = 3
-"""Where a decoder keeps them among what its searches share."""
+from tests.lm.conftest import ALPHABET
+from tests.lm.matrices import spoken
 
 
-def blindfolded(ngram: NGram) -> BeamDecoder:
-    """The same search without a look ahead."""
+def without_look_ahead(ngram: NGram) -> BeamDecoder:
     decoder = BeamDecoder(ALPHABET, ngram)
-    none = np.zeros_like(decoder.language[PROMISES])
+    none = np.zeros_like(decoder.lexicon.look_ahead)
     none.flags.writeable = False
-    decoder.language = (*decoder.language[:PROMISES], none, *decoder.language[PROMISES + 1 :])
+    decoder.lexicon = decoder.lexicon._replace(look_ahead=none)
     return decoder
 
 
@@ -34,7 +29,7 @@ def readings(decoder: BeamDecoder, search: SearchSettings, seed: int) -> tuple[H
 
 def test_few_readings_that_look_ahead_score_better(tiny: NGram) -> None:
     search = SearchSettings(width=12, beam_spread=30.0, lm_weight=0.8, word_bonus=1.0)
-    ahead, blind = BeamDecoder(ALPHABET, tiny), blindfolded(tiny)
+    ahead, blind = BeamDecoder(ALPHABET, tiny), without_look_ahead(tiny)
     gained = [
         readings(ahead, search, seed)[0].score - readings(blind, search, seed)[0].score for seed in range(20)
     ]
@@ -50,7 +45,7 @@ def test_what_is_charged_ahead_is_given_back(tiny: NGram, hotwords: tuple[Hotwor
     )
     frames = np.log(np.random.default_rng(5).dirichlet(np.full(len(ALPHABET) + 1, 0.5), 3)).astype(np.float32)
     found = []
-    for decoder in (BeamDecoder(ALPHABET, tiny), blindfolded(tiny)):
+    for decoder in (BeamDecoder(ALPHABET, tiny), without_look_ahead(tiny)):
         utterance = decoder.start(search)
         utterance.push(frames)
         found.append({reading.text: reading.score for reading in utterance.finish()})

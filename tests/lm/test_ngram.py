@@ -9,8 +9,7 @@ import pytest
 
 from lm.errors import LanguageError
 from lm.ngram import NGram
-
-from .conftest import DATA
+from tests.lm.conftest import DATA
 
 VARIANTS = ["plain", "quantised", "compressed", "both", "bigram"]
 
@@ -41,7 +40,7 @@ def test_words_keep_their_numbers(tiny: NGram) -> None:
 
 
 def test_nothing_can_be_written_through_the_mapping(tiny: NGram) -> None:
-    for array in (tiny.file, tiny.floats, tiny.layout):
+    for array in tiny.trie:
         with pytest.raises(ValueError, match="read-only"):
             array.reshape(-1)[0] = 1
 

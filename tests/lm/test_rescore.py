@@ -20,11 +20,12 @@ from lm.language import Language
 from lm.ngram import NGram
 from lm.rescore import (
     NGramRescorer,
+    Rescorer,
     RescoreSettings,
     Rescoring,
     RescoringDecoder,
+    in_slices,
     log_probs,
-    rescore,
 )
 from lm.rescore_figures import ranked, side_by_side, stairs
 from lm.search_settings import SearchSettings
@@ -52,6 +53,17 @@ class Fixed:
 
 
 SEARCH = SearchSettings(lm_weight=0.5, word_bonus=1.0)
+
+
+def rescore(
+    n_best: Sequence[Hypothesis],
+    rescorers: Sequence[Rescorer],
+    settings: RescoreSettings,
+    search: SearchSettings,
+) -> tuple[Hypothesis, ...]:
+    *_, found = in_slices(n_best, rescorers, settings, search)
+    assert found is not None
+    return found
 
 
 def test_without_rescorers_and_with_the_searchs_weights_the_order_stays() -> None:
