@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lm.building import BuildSettings, convert
 from lm.errors import LanguageError
 from lm.ngram import NGram
-from lm.ngram_table import BEGIN, END, Table, write_arpa
+from lm.ngram_table import BEGIN, END, RowIndex, write_arpa
 from lm.toolchain import Progress
 from lm.trie_listing import Level, list_ngrams
 
@@ -39,13 +39,13 @@ class AdaptSettings:
         if not self.half_after > 0.0:
             raise LanguageError(f"half_after must be above 0, not {self.half_after}")
 
-    def taken(self, count: NDArray[np.float64]) -> NDArray[np.float64]:
+    def text_weight(self, count: NDArray[np.float64]) -> NDArray[np.float64]:
         """The part that contexts of these counts take from the text."""
         return self.share * count / (count + self.half_after)
 
 
 @dataclass(frozen=True)
-class Adapted:
+class AdaptReport:
     """What an adaptation did."""
 
     lines: int
@@ -56,7 +56,7 @@ class Adapted:
 
 def adapt(
     base: Path, lines: Iterable[str], out: Path, settings: AdaptSettings, progress: Progress
-) -> Adapted:
+) -> AdaptReport:
     """Write the adapted model to `out`; `lines` are normal."""
     ngram = NGram.load(base)
     words = [word.decode() for word in ngram.vocabulary().tolist()]
@@ -81,7 +81,7 @@ def adapt(
         convert(arpa, out, BuildSettings(order=ngram.order, prune=(0,)), progress)
     finally:
         arpa.unlink(missing_ok=True)
-    return Adapted(line_count, spoken, tuple(words[known:]), tuple(len(level.words) for level in levels))
+    return AdaptReport(line_count, spoken, tuple(words[known:]), tuple(len(level.words) for level in levels))
 
 
 def _count(lines: Iterable[str], order: int, numbers: dict[str, int], words: list[str]) -> tuple[Counts, int]:
@@ -134,27 +134,27 @@ def _mix_level(
     contexts: Counter[tuple[int, ...]] = Counter()
     for ngram, count in found.items():
         contexts[ngram[1:]] += count
-    totals = Table(np.array(list(contexts), np.int32).reshape(-1, order - 1))
+    totals = RowIndex(np.array(list(contexts), np.int32).reshape(-1, order - 1))
     weight = np.array(list(contexts.values()), np.float64)
     # Every word of the base in a context of the text steps back for the text's own words ...
     at = totals.find(level.words[:, 1:])
-    probs[order - 1][at >= 0] *= 1.0 - settings.taken(weight[at[at >= 0]])
+    probs[order - 1][at >= 0] *= 1.0 - settings.text_weight(weight[at[at >= 0]])
     # ... which are added to the n-grams that exist, and appended where they do not.
     seen = np.array(list(found), np.int32).reshape(-1, order)
     total = weight[totals.find(seen[:, 1:])]
-    gained = settings.taken(total) * np.array(list(found.values()), np.float64) / total
-    place = Table(level.words).find(seen)
+    gained = settings.text_weight(total) * np.array(list(found.values()), np.float64) / total
+    place = RowIndex(level.words).find(seen)
     np.add.at(probs[order - 1], place[place >= 0], gained[place >= 0])
     fresh = seen[place < 0]
     if not len(fresh):
         return
-    added, rest = gained[place < 0], 1.0 - settings.taken(total[place < 0])
+    added, rest = gained[place < 0], 1.0 - settings.text_weight(total[place < 0])
     for row, ngram in enumerate(fresh.tolist()):
         if ngram[0] < known:
             added[row] += rest[row] * 10.0 ** _base_log10(
                 scorer, [words[number] for number in reversed(ngram)]
             )
-    parents = Table(levels[order - 2].words).find(fresh[:, :-1])
+    parents = RowIndex(levels[order - 2].words).find(fresh[:, :-1])
     level.words = np.concatenate([level.words, fresh])
     level.parents = np.concatenate([level.parents, parents])
     probs[order - 1] = np.concatenate([probs[order - 1], added])

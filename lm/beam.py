@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.errors import LanguageError
-from lm.frames import checked
+from lm.frames import validate_log_probs
 from lm.hotwords import build_automaton
 from lm.hypothesis import Hypothesis, Word
 from lm.lexicon import Lexicon, build
@@ -116,7 +116,7 @@ class BeamUtterance:
     def push(self, log_probs: NDArray[np.float32]) -> None:
         if self._finished:
             raise LanguageError("This utterance is finished: start another one for more frames.")
-        frames = checked(log_probs, self._labels + 1)
+        frames = validate_log_probs(log_probs, self._labels + 1)
         first = 0
         while first < len(frames):
             first = advance(frames, first, self._search, self._state)

@@ -21,7 +21,7 @@ from lm.errors import LanguageError
 from lm.spelled import spelled_lines
 from lm.toolchain import MAX_ORDER, Progress, tools
 
-LINES_A_REPORT = 1_000_000
+LINES_PER_REPORT = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def build_several(
         reading_s = time.perf_counter() - begun
         reports = []
         for out, settings in wanted.items():
-            report = build_one(programs.lmplz, corpus, out, settings, progress, keep_arpa)
+            report = build_from_corpus(programs.lmplz, corpus, out, settings, progress, keep_arpa)
             measured = measure_held_out(Path(report.path), [corpus])
             reports.append(replace(report, seconds=report.seconds + reading_s, held_out=measured))
     return reports
@@ -122,16 +122,16 @@ def check_texts(texts: Sequence[Path]) -> None:
             raise LanguageError(f"there is no text file {path}")
 
 
-def build_one(
+def build_from_corpus(
     lmplz: Path, corpus: "Corpus", out: Path, settings: BuildSettings, progress: Progress, keep_arpa: bool
 ) -> BuildReport:
     """A corpus that is written down already as one model, not yet measured."""
     started = time.perf_counter()
     if out.suffix != ".binary":
         out = out.with_name(out.name + ".binary")
-    corpus = with_spelled(corpus, settings.spelled_lines)
+    corpus = add_spelled_lines(corpus, settings.spelled_lines)
     vocabulary = {word for word, count in corpus.counts.items() if count >= settings.minimum_count}
-    work = corpus.learned.parent
+    work = corpus.train.parent
     known = work / "words.txt"
     known.write_text(" ".join(sorted(vocabulary)))
     words, pruned = sum(corpus.counts.values()), " ".join(map(str, settings.prune))
@@ -142,7 +142,7 @@ def build_one(
     arpa = out.with_suffix(".arpa") if keep_arpa else work / "model.arpa"
     command = [str(lmplz), "--order", str(settings.order), "--prune", *pruned.split()]
     command += ["--discount_fallback", "--memory", "1G", "--temp_prefix", str(work / "sort")]
-    command += ["--limit_vocab_file", str(known), "--text", str(corpus.learned), "--arpa", str(arpa)]
+    command += ["--limit_vocab_file", str(known), "--text", str(corpus.train), "--arpa", str(arpa)]
     _program(command)
     progress("packing the trie")
     convert(arpa, out, settings, progress)
@@ -224,7 +224,7 @@ def open_kenlm(model: Path) -> Any:
 class Corpus:
     """Text in normal lines: what is learned from, what is measured on, and the words of the first."""
 
-    learned: Path
+    train: Path
     held_out: Path
     counts: Counter[str]
     lines: int
@@ -235,17 +235,17 @@ def write_corpus(texts: Sequence[Path], folder: Path, progress: Progress) -> Cor
     counts: Counter[str] = Counter()
     lines = 0
     corpus, held_out = folder / "corpus.txt", folder / "held-out.txt"
-    with corpus.open("w") as learned, held_out.open("w") as measured:
+    with corpus.open("w") as train, held_out.open("w") as measured:
         for path in texts:
             progress(f"reading {path.name}")
             for line in normal_lines([path]):
                 if is_held_out(line):
                     measured.write(line + "\n")
                 else:
-                    learned.write(line + "\n")
+                    train.write(line + "\n")
                     counts.update(line.split())
                     lines += 1
-                    if lines % LINES_A_REPORT == 0:
+                    if lines % LINES_PER_REPORT == 0:
                         progress(f"reading {path.name}: {lines:,} lines so far")
     if len(counts) < 3:
         raise LanguageError(
@@ -256,11 +256,11 @@ def write_corpus(texts: Sequence[Path], folder: Path, progress: Progress) -> Cor
 
 def measure_held_out(model: Path, corpora: Iterable[Corpus]) -> Perplexity | None:
     """Perplexity on the lines that all of these hold out; None where there are none."""
-    lines = [line for corpus in corpora for line in lines_of(corpus.held_out)]
+    lines = [line for corpus in corpora for line in read_lines(corpus.held_out)]
     return perplexity(model, lines) if lines else None
 
 
-def with_spelled(corpus: Corpus, count: int) -> Corpus:
+def add_spelled_lines(corpus: Corpus, count: int) -> Corpus:
     """The corpus and so many lines in which its words are spelled: those that it has more than once, which are seldom
     misprints. What they say counts as text."""
     if not count:
@@ -271,15 +271,15 @@ def with_spelled(corpus: Corpus, count: int) -> Corpus:
         raise LanguageError(
             "the text repeats no word of two to ten letters a to z: there is nothing to spell"
         )
-    learned = corpus.learned.with_name("corpus-and-spelled.txt")
-    shutil.copyfile(corpus.learned, learned)
-    with learned.open("a") as file:
+    train = corpus.train.with_name("corpus-and-spelled.txt")
+    shutil.copyfile(corpus.train, train)
+    with train.open("a") as file:
         file.writelines(line + "\n" for line in lines)
     counts = corpus.counts + Counter(word for line in lines for word in line.split())
-    return Corpus(learned, corpus.held_out, counts, corpus.lines + len(lines))
+    return Corpus(train, corpus.held_out, counts, corpus.lines + len(lines))
 
 
-def lines_of(path: Path) -> Iterable[str]:
+def read_lines(path: Path) -> Iterable[str]:
     with path.open() as file:
         for line in file:
             yield line.rstrip("\n")

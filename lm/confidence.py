@@ -15,19 +15,19 @@ LEAST_LANGUAGE = -7.0
 MOST_LETTERS = 12
 
 
-def word_confidence(mean_peak: float, least_peak: float, letters: int, language: float) -> float:
+def word_confidence(mean_peak: float, min_peak: float, characters: int, language: float) -> float:
     """Between 0 and 1. The peaks are log-probabilities of the word's letters at their best frames (their mean
     and minimum); `language` is KenLM's log10 of the word, NaN where nobody asked."""
     mean = min(SUREST, mean_peak)
-    least = min(SUREST, least_peak)
+    least = min(SUREST, min_peak)
     mean_doubt = math.log(-math.expm1(mean))
-    least_doubt = math.log(-math.expm1(least))
-    length = min(letters, MOST_LETTERS)
+    min_doubt = math.log(-math.expm1(least))
+    length = min(characters, MOST_LETTERS)
     if math.isnan(language):
         w = WITHOUT_LANGUAGE
-        logit = w[0] + w[1] * mean_doubt + w[2] * least_doubt + w[3] * mean + w[4] * least + w[5] * length
+        logit = w[0] + w[1] * mean_doubt + w[2] * min_doubt + w[3] * mean + w[4] * least + w[5] * length
     else:
         v = WITH_LANGUAGE
-        logit = v[0] + v[1] * mean_doubt + v[2] * least_doubt + v[3] * mean + v[4] * least + v[5] * length
+        logit = v[0] + v[1] * mean_doubt + v[2] * min_doubt + v[3] * mean + v[4] * least + v[5] * length
         logit += v[6] * max(LEAST_LANGUAGE, language)
     return 1.0 / (1.0 + math.exp(-logit))

@@ -193,7 +193,7 @@ _HALF = r"(?P<half>am|pm|a\.m\.?|p\.m\.?)(?![a-z])"
 _TIME = rf"\b(?P<hour>\d\d?)(?::(?P<minute>[0-5]\d))?(?::[0-5]\d)?\s?(?:{_HALF})?(?!\d)"
 _FRACTION = rf"(?:\b(?P<whole>{_NUMBER})(?:\s|\sand\s|-))?\b(?P<above>\d+)/(?P<below>\d+)\b"
 # In order: each rule sees what the ones before it left.
-FIGURE_RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
+RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), rule)
     for pattern, rule in (
         # Nobody's amount, and the rules below would try it from each of its digits on.
@@ -221,9 +221,9 @@ FIGURE_RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
 )
 
 
-def speak(text: str) -> str:
+def verbalize(text: str) -> str:
     """The text with every figure in words; what is not a figure stays, white space may grow."""
     text = " ".join(text.split())
-    for pattern, rule in FIGURE_RULES:
+    for pattern, rule in RULES:
         text = pattern.sub(rule, text)
     return text

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from lm.confidence import word_confidence
 from lm.errors import LanguageError
-from lm.frames import checked
+from lm.frames import validate_log_probs
 from lm.hypothesis import Hypothesis, Word
 from lm.search_settings import SearchSettings
 
@@ -30,7 +30,7 @@ class GreedyUtterance:
         self._previous_label = self._blank
         self._score = 0.0
         self._settled: list[Word] = []
-        self._letters: list[str] = []
+        self._characters: list[str] = []
         self._peaks: list[float] = []
         self._first_frame = 0
         self._last_frame = 0
@@ -39,7 +39,7 @@ class GreedyUtterance:
     def push(self, log_probs: NDArray[np.float32]) -> None:
         if self._finished:
             raise LanguageError("This utterance is finished: start another one for more frames.")
-        frames = checked(log_probs, self._blank + 1)
+        frames = validate_log_probs(log_probs, self._blank + 1)
         if frames.shape[0] == 0:
             return
         labels = frames.argmax(axis=1)
@@ -49,11 +49,13 @@ class GreedyUtterance:
             self._score += peak
         before = np.concatenate(([self._previous_label], labels[:-1]))
         for index in np.flatnonzero(labels != self._blank).tolist():
-            self._hear(int(labels[index]), float(peaks[index]), self._frames_decoded + index, before[index])
+            self._add_label(
+                int(labels[index]), float(peaks[index]), self._frames_decoded + index, before[index]
+            )
         self._previous_label = int(labels[-1])
         self._frames_decoded += len(labels)
 
-    def _hear(self, label: int, peak: float, frame: int, label_before: int) -> None:
+    def _add_label(self, label: int, peak: float, frame: int, label_before: int) -> None:
         character = self._alphabet[label]
         if character == " ":
             self._settle()
@@ -61,24 +63,24 @@ class GreedyUtterance:
             self._peaks[-1] = max(self._peaks[-1], peak)
             self._last_frame = frame
         else:
-            if not self._letters:
+            if not self._characters:
                 self._first_frame = frame
-            self._letters.append(character)
+            self._characters.append(character)
             self._peaks.append(peak)
             self._last_frame = frame
 
     def _word(self) -> Word:
         mean, least = math.fsum(self._peaks) / len(self._peaks), min(self._peaks)
         confidence = word_confidence(mean, least, len(self._peaks), math.nan)
-        return Word("".join(self._letters), self._first_frame, self._last_frame + 1, confidence)
+        return Word("".join(self._characters), self._first_frame, self._last_frame + 1, confidence)
 
     def _settle(self) -> None:
-        if self._letters:
+        if self._characters:
             self._settled.append(self._word())
-            self._letters, self._peaks = [], []
+            self._characters, self._peaks = [], []
 
     def best(self) -> Hypothesis:
-        words = tuple(self._settled) + ((self._word(),) if self._letters else ())
+        words = tuple(self._settled) + ((self._word(),) if self._characters else ())
         return Hypothesis(words, len(self._settled), self._score, self._score, 0.0)
 
     def finish(self) -> tuple[Hypothesis, ...]:

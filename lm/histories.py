@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.compiled import compiled
-from lm.ngram_table import BEGIN, MIX, keys_of
+from lm.ngram_table import BEGIN, HASH_MULTIPLIER, hash_rows
 from lm.trie_listing import Level
 
-TOKENS_AT_ONCE = 4_000_000
+TOKENS_PER_CHUNK = 4_000_000
 
 
 @compiled
@@ -49,18 +49,16 @@ def _count(
                 break
 
 
-def shares_of_histories(
-    lines: Iterable[str], words: list[str], levels: list[Level]
-) -> list[NDArray[np.float64]]:
+def count_histories(lines: Iterable[str], words: list[str], levels: list[Level]) -> list[NDArray[np.float64]]:
     """For each n-gram that a longer one may follow, order by order: its occurrences by the words of the text."""
     histories = levels[:-1]
-    keys = np.concatenate([keys_of(level.words) for level in histories])
+    keys = np.concatenate([hash_rows(level.words) for level in histories])
     slots = np.full(1 << int(2 * len(keys) + 1).bit_length(), -1, np.int32)
     _fill(keys, slots)
     counts = np.zeros(len(keys), np.int64)
     total = 0
     for tokens in _tokens(lines, words):
-        _count(tokens, words.index(BEGIN), len(histories), MIX, keys, slots, counts)
+        _count(tokens, words.index(BEGIN), len(histories), HASH_MULTIPLIER, keys, slots, counts)
         total += len(tokens)
     ends = np.cumsum([len(level.words) for level in histories])[:-1]
     return [part / max(total, 1) for part in np.split(counts, ends)]
@@ -74,7 +72,7 @@ def _tokens(lines: Iterable[str], words: list[str]) -> Iterator[NDArray[np.int64
     for line in lines:
         tokens.append(begin)
         tokens += [number(word, unknown) for word in line.split()]
-        if len(tokens) >= TOKENS_AT_ONCE:
+        if len(tokens) >= TOKENS_PER_CHUNK:
             yield np.array(tokens, np.int64)
             tokens = []
     yield np.array(tokens, np.int64)

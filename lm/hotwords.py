@@ -46,7 +46,7 @@ class Automaton(NamedTuple):
 
 
 def spelled(hotwords: Iterable[Hotword], alphabet: str) -> tuple[Hotword, ...]:
-    """The same hotwords in the alphabet's case with single spaces; what cannot be spelled is refused."""
+    """The same hotwords in the alphabet's case with single spaces; a phrase with other characters is refused."""
     characters = set(alphabet)
     fold = "a" in characters and "A" not in characters
     result = []

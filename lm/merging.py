@@ -17,28 +17,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.errors import LanguageError
-from lm.histories import shares_of_histories
+from lm.histories import count_histories
 from lm.ngram import NGram
-from lm.ngram_table import BEGIN, SMALLEST, Table
+from lm.ngram_table import BEGIN, MIN_PROBABILITY, RowIndex
 from lm.trie_listing import Level, list_ngrams
 
-UNSEEN = 1e-12
+UNSEEN_FREQUENCY = 1e-12
 """What a history counts in a text that does not hold it: then the shares alone decide."""
 BISECTIONS = 40
 Floats = NDArray[np.float64]
 
 
 @dataclass
-class Merged:
+class InterpolatedModel:
     """One model in arrays: linear probabilities, and how often each history is met."""
 
     words: list[str]
     levels: list[Level]
     probs: list[Floats]
-    met: list[Floats]
+    history_frequencies: list[Floats]
 
 
-def merge(parts: Sequence[tuple[Path, Iterable[str], float]]) -> Merged:
+def interpolate(parts: Sequence[tuple[Path, Iterable[str], float]]) -> InterpolatedModel:
     """Of (a KenLM file, the normal lines it was built from, its share): one model that knows what any of them knows."""
     shares = np.array([share for *_, share in parts])
     if not parts or (shares <= 0).any():
@@ -47,43 +47,48 @@ def merge(parts: Sequence[tuple[Path, Iterable[str], float]]) -> Merged:
     models = [NGram.load(path) for path, *_ in parts]
     if len(orders := {model.order for model in models}) > 1:
         raise LanguageError(f"models of one order can be merged, not of the orders {sorted(orders)}")
-    words, listed = _with_common_numbers(models)
-    levels = _united(words, listed)
-    met = [shares_of_histories(lines, words, levels) for _, lines, _ in parts]
+    words, listed = _with_common_word_ids(models)
+    levels = _union(words, listed)
+    history_frequencies = [count_histories(lines, words, levels) for _, lines, _ in parts]
     each = [_unigrams(part[0], words) for part in listed]
     probs = [_sum(each, shares)]
     for order in range(2, len(levels) + 1):
         level = levels[order - 1]
-        each = [_longer(part, order, level, low) for part, low in zip(listed, each, strict=True)]
-        seen = [share * (one[order - 2] + UNSEEN) for share, one in zip(shares, met, strict=True)]
-        history = Table(levels[order - 2].words).find(level.words[:, 1:])
+        each = [_higher_order(part, order, level, low) for part, low in zip(listed, each, strict=True)]
+        seen = [
+            share * (one[order - 2] + UNSEEN_FREQUENCY)
+            for share, one in zip(shares, history_frequencies, strict=True)
+        ]
+        history = RowIndex(levels[order - 2].words).find(level.words[:, 1:])
         probs.append(_sum(each, [(one / sum(seen))[history] for one in seen]))
-    return Merged(words, levels, probs, [_sum(one, shares) for one in zip(*met, strict=True)])
+    return InterpolatedModel(
+        words, levels, probs, [_sum(one, shares) for one in zip(*history_frequencies, strict=True)]
+    )
 
 
 def _sum(values: Iterable[Floats], weights: Iterable[Any]) -> Floats:
     return np.asarray(sum(weight * one for weight, one in zip(weights, values, strict=True)))
 
 
-def _united(words: list[str], listed: list[list[Level]]) -> list[Level]:
+def _union(words: list[str], listed: list[list[Level]]) -> list[Level]:
     """Every n-gram that any part has, once."""
     levels = [
-        Level(np.arange(len(words), dtype=np.int32)[:, None], *_nothing(), np.zeros(len(words), np.int64))
+        Level(np.arange(len(words), dtype=np.int32)[:, None], *_no_values(), np.zeros(len(words), np.int64))
     ]
     for place in range(1, len(listed[0])):
         rows = listed[0][place].words
         for more in listed[1:]:
-            rows = np.concatenate([rows, more[place].words[Table(rows).find(more[place].words) < 0]])
-        levels.append(Level(rows, *_nothing(), Table(levels[-1].words).find(rows[:, :-1])))
+            rows = np.concatenate([rows, more[place].words[RowIndex(rows).find(more[place].words) < 0]])
+        levels.append(Level(rows, *_no_values(), RowIndex(levels[-1].words).find(rows[:, :-1])))
     return levels
 
 
-def _nothing() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _no_values() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """A merged level's log values: not kept, its linear ones stand beside it."""
     return np.empty(0, np.float32), np.empty(0, np.float32)
 
 
-def _with_common_numbers(models: Sequence[NGram]) -> tuple[list[str], list[list[Level]]]:
+def _with_common_word_ids(models: Sequence[NGram]) -> tuple[list[str], list[list[Level]]]:
     numbers: dict[str, int] = {}
     listed = []
     for model in models:
@@ -109,10 +114,10 @@ def _unigrams(level: Level, words: list[str]) -> Floats:
     return probs
 
 
-def _longer(part: list[Level], order: int, level: Level, low: Floats) -> Floats:
+def _higher_order(part: list[Level], order: int, level: Level, low: Floats) -> Floats:
     """A part's probability of each n-gram of this order, backed off where it has none; `low`: of the order below."""
-    own = Table(part[order - 1].words).find(level.words)
-    history = Table(part[order - 2].words).find(level.words[:, 1:])
+    own = RowIndex(part[order - 1].words).find(level.words)
+    history = RowIndex(part[order - 2].words).find(level.words[:, 1:])
     backoff = np.where(
         history >= 0, np.power(10.0, part[order - 2].backoffs[history].astype(np.float64)), 1.0
     )
@@ -120,22 +125,22 @@ def _longer(part: list[Level], order: int, level: Level, low: Floats) -> Floats:
     return np.where(own >= 0, said, backoff * low[level.parents])
 
 
-def pruned(model: Merged, most_bytes: float) -> Merged:
+def prune_to_size(model: InterpolatedModel, max_bytes: float) -> InterpolatedModel:
     """The best of the model that a trie of this size holds."""
     kept = [np.ones(len(level.words), bool) for level in model.levels]
-    if _size(model.words, kept) <= most_bytes:
+    if _size(model.words, kept) <= max_bytes:
         return model
     losses = [_losses(model, order) for order in range(2, len(model.levels) + 1)]
     low, high = math.log(1e-15), 0.0
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         kept = _kept(model, losses, math.exp(middle))
-        if _size(model.words, kept) > most_bytes:
+        if _size(model.words, kept) > max_bytes:
             low = middle
         else:
             high = middle
     kept = _kept(model, losses, math.exp(high))
-    if (size := _size(model.words, kept)) > most_bytes:
+    if (size := _size(model.words, kept)) > max_bytes:
         raise LanguageError(
             f"{len(model.words):,} words alone take {size / 1e6:.1f} MB: allow more, or raise minimum_count"
         )
@@ -143,35 +148,37 @@ def pruned(model: Merged, most_bytes: float) -> Merged:
     places = np.zeros(0, np.int64)
     for level, keep in zip(model.levels, kept, strict=True):
         parents = places[level.parents[keep]] if levels else level.parents
-        levels.append(Level(level.words[keep], *_nothing(), parents))
+        levels.append(Level(level.words[keep], *_no_values(), parents))
         places = np.cumsum(keep) - 1
     probs = [values[keep] for values, keep in zip(model.probs, kept, strict=True)]
-    met = [values[keep] for values, keep in zip(model.met, kept[:-1], strict=True)]
-    return Merged(model.words, levels, probs, met)
+    history_frequencies = [
+        values[keep] for values, keep in zip(model.history_frequencies, kept[:-1], strict=True)
+    ]
+    return InterpolatedModel(model.words, levels, probs, history_frequencies)
 
 
-def _losses(model: Merged, order: int) -> tuple[Floats, NDArray[np.int64]]:
+def _losses(model: InterpolatedModel, order: int) -> tuple[Floats, NDArray[np.int64]]:
     """What leaving each n-gram of this order out costs in nats a word of text, and the place of its history."""
     level = model.levels[order - 1]
     histories = model.levels[order - 2].words
-    at = Table(histories).find(level.words[:, 1:])
+    at = RowIndex(histories).find(level.words[:, 1:])
     said, below = model.probs[order - 1], model.probs[order - 2][level.parents]
-    left = np.maximum(1.0 - np.bincount(at, said, len(histories)), SMALLEST)[at]
-    left_below = np.maximum(1.0 - np.bincount(at, below, len(histories)), SMALLEST)[at]
+    left = np.maximum(1.0 - np.bincount(at, said, len(histories)), MIN_PROBABILITY)[at]
+    left_below = np.maximum(1.0 - np.bincount(at, below, len(histories)), MIN_PROBABILITY)[at]
     change = np.log((left + said) / (left_below + below)) - np.log(left / left_below)
     backed_off = np.log(below) + np.log((left + said) / (left_below + below))
-    loss = model.met[order - 2][at] * (said * (np.log(said) - backed_off) - left * change)
+    loss = model.history_frequencies[order - 2][at] * (said * (np.log(said) - backed_off) - left * change)
     return np.maximum(loss, 0.0), at
 
 
 def _kept(
-    model: Merged, losses: list[tuple[Floats, NDArray[np.int64]]], least: float
+    model: InterpolatedModel, losses: list[tuple[Floats, NDArray[np.int64]]], min_loss: float
 ) -> list[NDArray[np.bool_]]:
     """Which n-grams stay: whose loss counts, and what such a one hangs on in the trie."""
     kept = [np.ones(len(level.words), bool) for level in model.levels]
     for order in range(len(model.levels), 1, -1):
         loss, _ = losses[order - 2]
-        kept[order - 1] = loss >= least
+        kept[order - 1] = loss >= min_loss
         if order < len(model.levels):
             longer = kept[order]
             kept[order - 1][losses[order - 1][1][longer]] = True

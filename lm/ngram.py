@@ -132,15 +132,15 @@ class NGram:
         return np.array(words[: self.counts[0]], dtype=np.bytes_)
 
     @cached_property
-    def _numbers(self) -> dict[bytes, int]:
-        return {word: number for number, word in enumerate(self.vocabulary().tolist())}
+    def _word_ids(self) -> dict[bytes, int]:
+        return {word: word_id for word_id, word in enumerate(self.vocabulary().tolist())}
 
-    def number(self, word: str) -> int:
+    def word_id(self, word: str) -> int:
         """The word's number; 0 for a word the model does not know."""
-        return self._numbers.get(word.encode(), 0)
+        return self._word_ids.get(word.encode(), 0)
 
     def __contains__(self, word: str) -> bool:
-        return self.number(word) != 0
+        return self.word_id(word) != 0
 
     def score(self, text: str, bos: bool = True, eos: bool = True) -> float:
         """log10 probability of a sentence of single-spaced words: the same sum as `kenlm.Model.score`."""
@@ -150,17 +150,17 @@ class NGram:
         length = 0
         if bos:
             _, length = self.begin(words, backoffs)
-        numbers = [self.number(word) for word in text.split()] + (
+        word_ids = [self.word_id(word) for word in text.split()] + (
             [int(self.trie.layout[0, END_WORD])] if eos else []
         )
         total = 0.0
-        for number in numbers:
+        for word_id in word_ids:
             value, length = query(
                 self.trie,
                 words,
                 backoffs,
                 length,
-                number,
+                word_id,
                 next_words,
                 next_backoffs,
             )

@@ -11,43 +11,43 @@ from numpy.typing import NDArray
 from lm.trie_listing import Level
 
 BEGIN, END = "<s>", "</s>"
-SMALLEST = 1e-7
-MIX = np.uint64(0x9E3779B97F4A7C15)
+MIN_PROBABILITY = 1e-7
+HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def backoffs(order: int, levels: list[Level], probs: list[NDArray[np.float64]]) -> NDArray[np.float64]:
     """log10 backoff of each n-gram of this order, from the sums over the words that follow it."""
     longer = levels[order]
-    context = Table(levels[order - 1].words).find(longer.words[:, 1:])
+    context = RowIndex(levels[order - 1].words).find(longer.words[:, 1:])
     kept = context >= 0
     size = len(levels[order - 1].words)
     said = np.bincount(context[kept], probs[order][kept], size)
     below = np.bincount(context[kept], probs[order - 1][longer.parents[kept]], size)
-    left = np.maximum(1.0 - said, SMALLEST) / np.maximum(1.0 - below, SMALLEST)
-    return np.asarray(np.log10(np.clip(left, SMALLEST, 1e3)))
+    left = np.maximum(1.0 - said, MIN_PROBABILITY) / np.maximum(1.0 - below, MIN_PROBABILITY)
+    return np.asarray(np.log10(np.clip(left, MIN_PROBABILITY, 1e3)))
 
 
-class Table:
+class RowIndex:
     """Rows of word numbers, found again by a 64-bit hash."""
 
     def __init__(self, rows: NDArray[np.int32]) -> None:
-        keys = keys_of(rows)
+        keys = hash_rows(rows)
         self._order = np.argsort(keys)
         self._keys = keys[self._order]
 
     def find(self, rows: NDArray[np.int32]) -> NDArray[np.int64]:
         """The place of each row, or -1."""
-        keys = keys_of(rows)
+        keys = hash_rows(rows)
         if not len(self._keys):
             return np.full(len(keys), -1)
         at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return np.where(self._keys[at] == keys, self._order[at], -1)
 
 
-def keys_of(rows: NDArray[np.int32]) -> NDArray[np.uint64]:
+def hash_rows(rows: NDArray[np.int32]) -> NDArray[np.uint64]:
     keys = np.zeros(len(rows), np.uint64)
     for column in range(rows.shape[1]):
-        keys = (keys ^ (rows[:, column].astype(np.uint64) + np.uint64(1))) * MIX
+        keys = (keys ^ (rows[:, column].astype(np.uint64) + np.uint64(1))) * HASH_MULTIPLIER
         keys ^= keys >> np.uint64(29)
     return keys
 

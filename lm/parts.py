@@ -11,16 +11,16 @@ from pathlib import Path
 from lm.building import (
     BuildReport,
     Corpus,
+    add_spelled_lines,
     build,
-    build_one,
+    build_from_corpus,
     check_texts,
     convert,
-    lines_of,
     measure_held_out,
-    with_spelled,
+    read_lines,
     write_corpus,
 )
-from lm.merging import merge, pruned
+from lm.merging import interpolate, prune_to_size
 from lm.ngram_table import write_arpa
 from lm.recipe import Recipe
 from lm.toolchain import Progress, tools
@@ -46,29 +46,31 @@ def build_recipe(recipe: Recipe, out: Path, progress: Progress, keep_arpa: bool 
             folder = Path(scratch) / str(number)
             folder.mkdir()
             corpora.append(
-                with_spelled(write_corpus(part.texts, folder, progress), part.settings.spelled_lines)
+                add_spelled_lines(write_corpus(part.texts, folder, progress), part.settings.spelled_lines)
             )
             alone = replace(part.settings, quantise_bits=FINE_BITS, spelled_lines=0)
-            reports.append(build_one(programs.lmplz, corpora[-1], folder / "part", alone, progress, False))
+            reports.append(
+                build_from_corpus(programs.lmplz, corpora[-1], folder / "part", alone, progress, False)
+            )
         progress(f"merging {len(parts)} parts" if len(parts) > 1 else "weighing what to keep")
-        whole = merge(
+        model = interpolate(
             [
-                (Path(report.path), lines_of(corpus.learned), part.share)
+                (Path(report.path), read_lines(corpus.train), part.share)
                 for report, corpus, part in zip(reports, corpora, parts, strict=True)
             ]
         )
         if most_mb is not None:
-            whole = pruned(whole, most_mb * 1e6)
+            model = prune_to_size(model, most_mb * 1e6)
         arpa = out.with_suffix(".arpa") if keep_arpa else Path(scratch) / "model.arpa"
         progress("writing")
-        write_arpa(arpa, whole.levels, whole.probs, whole.words)
+        write_arpa(arpa, model.levels, model.probs, model.words)
         convert(arpa, out, settings, progress)
         return BuildReport(
             path=str(out),
             words=sum(report.words for report in reports),
             lines=sum(report.lines for report in reports),
-            vocabulary=len(whole.words),
-            ngrams=tuple(len(level.words) for level in whole.levels),
+            vocabulary=len(model.words),
+            ngrams=tuple(len(level.words) for level in model.levels),
             size_bytes=out.stat().st_size,
             seconds=time.perf_counter() - started,
             held_out=measure_held_out(out, corpora),

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from lm.corpus import open_text
 from lm.figures import MONTHS
-from lm.spoken_figures import Written, write_figures
+from lm.spoken_figures import Written, inverse_normalize
 from lm.text import normalise
 
 if TYPE_CHECKING:
     from lm.punctuation.model import Punctuator
 
-__all__ = ["FigureAccuracy", "Written", "figure_accuracy", "smart_format", "write"]
+__all__ = ["NumberAccuracy", "Written", "figure_accuracy", "smart_format", "write"]
 
 # What two writers of the same number may do differently.
 _STYLES = (
@@ -33,7 +33,9 @@ _STYLES = (
 
 def write(words: Sequence[str], figures: bool, punctuator: "Punctuator | None" = None) -> list[Written]:
     """The words as written pieces, in order, each spoken word in exactly one of them."""
-    pieces = write_figures(words) if figures else [Written(word, at, at + 1) for at, word in enumerate(words)]
+    pieces = (
+        inverse_normalize(words) if figures else [Written(word, at, at + 1) for at, word in enumerate(words)]
+    )
     if punctuator is None:
         return pieces
     from lm.punctuation.labels import MARKS
@@ -54,12 +56,12 @@ def write(words: Sequence[str], figures: bool, punctuator: "Punctuator | None" =
 
 def smart_format(text: str) -> str:
     """A spoken text with figures: "it cost five dollars" -> "it cost $5"."""
-    return " ".join(piece.text for piece in write_figures(text.split()))
+    return " ".join(piece.text for piece in inverse_normalize(text.split()))
 
 
 @dataclass(frozen=True)
-class FigureAccuracy:
-    """Figures in a written text that come back after the text was spoken, and figures written that were none."""
+class NumberAccuracy:
+    """How many numbers of a written text are restored after the text was normalized, and how many are wrong."""
 
     figures: int
     written: int
@@ -76,8 +78,8 @@ class FigureAccuracy:
         return self.right / max(self.written, 1)
 
 
-def figure_accuracy(paths: Iterable[Path]) -> FigureAccuracy:
-    """Speak every line with a figure, write it again, and compare the figures in order of their text."""
+def figure_accuracy(paths: Iterable[Path]) -> NumberAccuracy:
+    """Normalize every line that has a digit, format it again, and compare the numbers in both."""
     figures = written = right = 0
     for path in paths:
         for line in open_text(path):
@@ -89,7 +91,7 @@ def figure_accuracy(paths: Iterable[Path]) -> FigureAccuracy:
             written += len(back)
             for figure in set(there):
                 right += min(there.count(figure), back.count(figure))
-    return FigureAccuracy(figures, written, right)
+    return NumberAccuracy(figures, written, right)
 
 
 def _figures(text: str) -> list[str]:

@@ -22,23 +22,24 @@ from lm.errors import LanguageError
 from lm.hypothesis import Hypothesis
 from lm.search_settings import SearchSettings
 
-SENTENCES_BEFORE = 4
-LONGEST_LIST = 200
+CONTEXT_SENTENCES = 4
+MAX_N_BEST = 200
 
 
 class Rescorer(Protocol):
-    """Knows how probable a text is, after what was said before."""
+    """A language model that scores whole sentences."""
 
     def slices(
-        self, texts: Sequence[str], before: Sequence[str] = (), spared: Collection[str] = ()
+        self, texts: Sequence[str], context: Sequence[str] = (), exempt_words: Collection[str] = ()
     ) -> Iterator[list[float] | None]:
-        """Natural-log probability of each text as the sentence after the sentences `before`: None after each slice of
-        work, some fifteen milliseconds, and the figures at last. Words in `spared` cost nothing for being unknown."""
+        """Natural-log probability of each text as the sentence after the sentences `context`. Yields None after each
+        slice of work, some fifteen milliseconds, and the scores at the end. Unknown words cost nothing if they are in
+        `exempt_words`."""
 
 
-def log_probs(rescorer: Rescorer, texts: Sequence[str], before: Sequence[str] = ()) -> list[float]:
-    """What a rescorer says of the texts, all at once."""
-    *_, found = rescorer.slices(texts, before)
+def log_probs(rescorer: Rescorer, texts: Sequence[str], context: Sequence[str] = ()) -> list[float]:
+    """A rescorer's scores of the texts, all at once."""
+    *_, found = rescorer.slices(texts, context)
     assert found is not None
     return found
 
@@ -53,12 +54,12 @@ class NGramRescorer:
         self._unknown_penalty = unknown_penalty
 
     def slices(
-        self, texts: Sequence[str], before: Sequence[str] = (), spared: Collection[str] = ()
+        self, texts: Sequence[str], context: Sequence[str] = (), exempt_words: Collection[str] = ()
     ) -> Iterator[list[float] | None]:
         """Scores of the sentences by themselves; an unknown word costs the penalty besides."""
         found = []
         for text in texts:
-            unknown = sum(word not in self._model and word not in spared for word in text.split())
+            unknown = sum(word not in self._model and word not in exempt_words for word in text.split())
             found.append(float(self._model.score(text)) * math.log(10.0) - unknown * self._unknown_penalty)
             yield None
         yield found
@@ -83,8 +84,8 @@ class RescoreSettings:
         numbers = (self.lm_weight, self.word_bonus, *self.weights, *(self.searched or ()))
         if not all(math.isfinite(number) for number in numbers):
             raise LanguageError(f"rescoring weights must be finite numbers, not {numbers}")
-        if not 1 <= self.longest_list <= LONGEST_LIST:
-            raise LanguageError(f"a list of {self.longest_list} readings: expected 1 to {LONGEST_LIST}")
+        if not 1 <= self.longest_list <= MAX_N_BEST:
+            raise LanguageError(f"a list of {self.longest_list} readings: expected 1 to {MAX_N_BEST}")
         if not self.spread > 0:
             raise LanguageError(
                 f"a spread of {self.spread} nats leaves nothing to rank: expected more than 0"
@@ -94,7 +95,7 @@ class RescoreSettings:
                 "rescoring weights are in proportion to a search that trusts a language model"
             )
 
-    def beside(self, search: SearchSettings) -> tuple[float, float, tuple[float, ...]]:
+    def scaled_for(self, search: SearchSettings) -> tuple[float, float, tuple[float, ...]]:
         """What is added to a search's own weight and bonus, and the rescorers' weights, for a list of `search`."""
         if self.searched is None:
             return self.lm_weight - search.lm_weight, self.word_bonus - search.word_bonus, self.weights
@@ -103,14 +104,14 @@ class RescoreSettings:
         return trust * more[0], trust * more[1], tuple(trust * weight for weight in self.weights)
 
 
-def worth_ranking(n_best: Sequence[Hypothesis], spread: float, wanted: int = 1) -> tuple[Hypothesis, ...]:
-    """The readings that somebody wants to see, and those close enough behind the first to be put before it."""
+def within_spread(n_best: Sequence[Hypothesis], spread: float, wanted: int = 1) -> tuple[Hypothesis, ...]:
+    """The hypotheses that the caller asks for, and those close enough to the best one to be put before it."""
     return tuple(
         one for place, one in enumerate(n_best) if place < wanted or one.score >= n_best[0].score - spread
     )
 
 
-def in_slices(
+def rescore_in_slices(
     n_best: Sequence[Hypothesis],
     rescorers: Sequence[Rescorer],
     settings: RescoreSettings,
@@ -120,7 +121,7 @@ def in_slices(
     milliseconds at a time, for a process with other work: None after each slice, the list at last."""
     if len(rescorers) != len(settings.weights):
         raise LanguageError(f"{len(rescorers)} rescorers but {len(settings.weights)} weights: one each")
-    more_lm, more_bonus, weights = settings.beside(search)
+    more_lm, more_bonus, weights = settings.scaled_for(search)
     totals = [
         hypothesis.score
         + more_lm * hypothesis.language_score * math.log(10.0)
@@ -128,11 +129,11 @@ def in_slices(
         for hypothesis in n_best
     ]
     texts = [hypothesis.text for hypothesis in n_best]
-    spared = {word for hotword in search.hotwords for word in hotword.phrase.lower().split()}
+    exempt_words = {word for hotword in search.hotwords for word in hotword.phrase.lower().split()}
     for rescorer, weight in zip(rescorers, weights, strict=True):
         if not weight:
             continue
-        for scores in rescorer.slices(texts, spared=spared):
+        for scores in rescorer.slices(texts, exempt_words=exempt_words):
             if scores is not None:
                 totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
             yield None
@@ -211,9 +212,9 @@ class Rescoring:
 def open_rescorer(model: Path) -> Rescorer:
     """A Transformer-XL (.safetensors) or a KenLM file."""
     if model.suffix == ".safetensors":
-        from lm.transformer_xl.reader import Reader
+        from lm.transformer_xl.reader import NumpyRescorer
 
-        return Reader.load(model)
+        return NumpyRescorer.load(model)
     return NGramRescorer(model)
 
 
@@ -248,9 +249,9 @@ class RescoredUtterance:
         """As finish(), a few milliseconds at a time: None after each slice of work, the readings at last."""
         found, rescoring = self._searched.finish(), self._rescoring
         wanted = self._settings.n_best
-        found = worth_ranking(found, rescoring.settings.spread, wanted)
+        found = within_spread(found, rescoring.settings.spread, wanted)
         if len(found) > 1:
-            for ranked in in_slices(found, rescoring.rescorers, rescoring.settings, self._settings):
+            for ranked in rescore_in_slices(found, rescoring.rescorers, rescoring.settings, self._settings):
                 if ranked is not None:
                     found = ranked
                 yield None

@@ -17,7 +17,7 @@ from lm.decoders import open_decoder
 from lm.errors import LanguageError
 from lm.hypothesis import Hypothesis
 from lm.ngram import NGram
-from lm.rescore import SENTENCES_BEFORE, Rescorer, RescoreSettings, log_probs, worth_ranking
+from lm.rescore import CONTEXT_SENTENCES, Rescorer, RescoreSettings, log_probs, within_spread
 from lm.score import ErrorCounts, word_errors
 from lm.search_settings import SearchSettings
 from lm.tuning import ALPHABET, Clip
@@ -31,7 +31,7 @@ WORD_BONUSES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 
 
 @dataclass(frozen=True)
-class Step:
+class SubsetResult:
     """Readings ranked by some of the knowledge: errors under the other parts' weights, and under the best of all."""
 
     rescorers: tuple[str, ...]
@@ -47,12 +47,12 @@ class RescoreFigures:
     words: int
     greedy_errors: int
     search_errors: int
-    steps: tuple[Step, ...]
+    steps: tuple[SubsetResult, ...]
     oracle_errors: int
 
 
 @dataclass(frozen=True)
-class Lists:
+class NBestScores:
     """The readings of every clip, side by side: [clips, readings], and the rescorers' scores [rescorers, ...]."""
 
     acoustic: Scores
@@ -77,12 +77,12 @@ def figures(
     longest_list: int,
     progress: Callable[[str], None],
     carry: bool = True,
-    parts: int = 2,
+    folds: int = 2,
 ) -> RescoreFigures:
     """Search, rescore and count. `carry`: a rescorer may know what was said before in the same recording."""
     speakers = sorted({clip.speaker for clip in clips})
-    if parts < 2:
-        raise LanguageError(f"the speakers cannot be dealt into {parts} parts: expected 2 or more")
+    if folds < 2:
+        raise LanguageError(f"the speakers cannot be divided into {folds} folds: expected 2 or more")
     greedy, beam = open_decoder("greedy", ALPHABET), open_decoder("beam", ALPHABET, ngram)
     greedy_errors = search_errors = ErrorCounts()
     found: list[tuple[Hypothesis, ...]] = []
@@ -93,21 +93,21 @@ def figures(
         greedy_errors += word_errors(clip.text, plain.finish()[0].text)
         utterance = beam.start(settings)
         utterance.push(clip.log_probs)
-        found.append(worth_ranking(utterance.finish()[:longest_list], RescoreSettings.spread))
+        found.append(within_spread(utterance.finish()[:longest_list], RescoreSettings.spread))
         search_errors += word_errors(clip.text, found[-1][0].text)
         earlier = [
             found[before][0].text
-            for before in range(max(0, place - SENTENCES_BEFORE), place)
-            if carry and recording_of(clips[before].audio) == recording_of(clip.audio)
+            for before in range(max(0, place - CONTEXT_SENTENCES), place)
+            if carry and recording_name(clips[before].audio) == recording_name(clip.audio)
         ]
         texts = [hypothesis.text for hypothesis in found[-1]]
         scores.append([log_probs(rescorer, texts, earlier) for rescorer in rescorers.values()])
         if place % 100 == 99:
             progress(f"{place + 1} of {len(clips)} clips")
-    lists = side_by_side(clips, found, scores, settings)
-    part = np.array([speakers.index(clip.speaker) % parts for clip in clips])
+    lists = stack_scores(clips, found, scores, settings)
+    fold = np.array([speakers.index(clip.speaker) % folds for clip in clips])
     names = tuple(rescorers)
-    steps = [ranked(lists, part, names, used) for used in stairs(len(names))]
+    steps = [choose_weights(lists, fold, names, used) for used in rescorer_subsets(len(names))]
     return RescoreFigures(
         words=search_errors.words,
         greedy_errors=greedy_errors.errors,
@@ -117,47 +117,49 @@ def figures(
     )
 
 
-def stairs(count: int) -> list[tuple[int, ...]]:
+def rescorer_subsets(count: int) -> list[tuple[int, ...]]:
     """No rescorer, each alone, all together."""
     each: list[tuple[int, ...]] = [(place,) for place in range(count)]
     return [(), *each, *([tuple(range(count))] if count > 1 else [])]
 
 
-def side_by_side(
+def stack_scores(
     clips: Sequence[Clip],
     found: Sequence[Sequence[Hypothesis]],
     scores: Sequence[Sequence[Sequence[float]]],
     settings: SearchSettings,
-) -> Lists:
+) -> NBestScores:
     """Every list as rows of one table; where a list is shorter, the places are impossible."""
     shape = (len(clips), max(map(len, found)))
     acoustic, ngram, words = np.full(shape, -math.inf), np.zeros(shape), np.zeros(shape)
     rescored = np.zeros((len(scores[0]), *shape))
     errors = np.full(shape, np.iinfo(np.int64).max)
-    for row, (clip, readings) in enumerate(zip(clips, found, strict=True)):
-        for place, reading in enumerate(readings):
-            ngram[row, place] = reading.language_score * math.log(10.0)
-            words[row, place] = len(reading.words)
+    for row, (clip, hypotheses) in enumerate(zip(clips, found, strict=True)):
+        for place, hypothesis in enumerate(hypotheses):
+            ngram[row, place] = hypothesis.language_score * math.log(10.0)
+            words[row, place] = len(hypothesis.words)
             weighted = settings.lm_weight * ngram[row, place] + settings.word_bonus * words[row, place]
-            acoustic[row, place] = reading.score - weighted
-            errors[row, place] = word_errors(clip.text, reading.text).errors
+            acoustic[row, place] = hypothesis.score - weighted
+            errors[row, place] = word_errors(clip.text, hypothesis.text).errors
         for number, values in enumerate(scores[row]):
-            rescored[number, row, : len(readings)] = values
-    return Lists(acoustic, ngram, rescored, words, errors)
+            rescored[number, row, : len(hypotheses)] = values
+    return NBestScores(acoustic, ngram, rescored, words, errors)
 
 
-def ranked(lists: Lists, part: NDArray[np.int64], names: Sequence[str], used: Sequence[int]) -> Step:
+def choose_weights(
+    lists: NBestScores, fold: NDArray[np.int64], names: Sequence[str], used: Sequence[int]
+) -> SubsetResult:
     """Every weight with every other; of equals the gentlest."""
     grid = sorted(itertools.product(SEARCH_WEIGHTS, *[RESCORER_WEIGHTS] * len(used), WORD_BONUSES), key=sum)
-    counted = np.array([np.bincount(part, lists.chosen_errors(weights, used)) for weights in grid]).astype(
+    counted = np.array([np.bincount(fold, lists.chosen_errors(weights, used)) for weights in grid]).astype(
         int
     )
     all_errors = counted.sum(axis=1)
     fair = sum(int(here[(all_errors - here).argmin()]) for here in counted.T)
     best = int(all_errors.argmin())
-    return Step(tuple(names[place] for place in used), fair, int(all_errors[best]), grid[best])
+    return SubsetResult(tuple(names[place] for place in used), fair, int(all_errors[best]), grid[best])
 
 
-def recording_of(audio: str) -> str:
+def recording_name(audio: str) -> str:
     """Clips of one recording share their name up to the last dash."""
     return Path(audio).stem.rpartition("-")[0]

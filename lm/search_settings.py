@@ -8,8 +8,8 @@ from typing import Any
 from lm.errors import LanguageError
 from lm.hotwords import Hotword
 
-MAXIMUM_WIDTH = 2048
-SUITED = (
+MAX_WIDTH = 2048
+CARD_SETTINGS = (
     "width",
     "token_floor",
     "beam_spread",
@@ -46,8 +46,8 @@ class SearchSettings:
     hotwords: tuple[Hotword, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= self.width <= MAXIMUM_WIDTH:
-            raise LanguageError(f"The search width is {self.width}: expected 1 to {MAXIMUM_WIDTH}.")
+        if not 1 <= self.width <= MAX_WIDTH:
+            raise LanguageError(f"The search width is {self.width}: expected 1 to {MAX_WIDTH}.")
         if not 1 <= self.n_best <= self.width:
             raise LanguageError(
                 f"n_best is {self.n_best}: expected 1 to the width of the search, {self.width}."
@@ -80,9 +80,10 @@ def suited(card: Mapping[str, Any]) -> SearchSettings:
     given: dict[str, Any] = {}
     for name, value in named.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if name not in SUITED or not number:
+        if name not in CARD_SETTINGS or not number:
             raise LanguageError(
-                f"The model's card says {value!r} for the search's {name!r}: expected numbers for {', '.join(SUITED)}."
+                f"The model's card has {value!r} for the search's {name!r}: "
+                f"expected numbers for {', '.join(CARD_SETTINGS)}."
             )
         given[name] = int(value) if name == "width" else float(value)
     return SearchSettings(**given)
@@ -93,8 +94,8 @@ def read_suited(texts: Iterable[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for text in texts:
         name, _, value = text.partition("=")
-        if name not in SUITED:
-            raise LanguageError(f"{text!r} sets nothing of the search: expected {', '.join(SUITED)}.")
+        if name not in CARD_SETTINGS:
+            raise LanguageError(f"{text!r} sets nothing of the search: expected {', '.join(CARD_SETTINGS)}.")
         try:
             found[name] = float(value)
         except ValueError:

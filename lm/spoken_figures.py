@@ -54,7 +54,7 @@ _NAMES = {
 _PERIODS = {("q", number) for number in ONES[1:5]} | {("h", number) for number in ONES[1:3]}
 
 
-def write_figures(words: Sequence[str]) -> list[Written]:
+def inverse_normalize(words: Sequence[str]) -> list[Written]:
     """The words with spoken numbers, years, dates, times, money and telephone numbers as figures."""
     pieces: list[Written] = []
     place = 0

@@ -13,7 +13,7 @@ from lm import figures, numbers
 Rule = Callable[[re.Match[str]], str]
 
 # Said in full whenever the point follows (so that "no" or "gen" as words stay words).
-POINTED = {
+DOTTED_ABBREVIATIONS = {
     "mr": "mister", "mrs": "missus", "ms": "ms", "dr": "doctor", "prof": "professor", "rev": "reverend",
     "gen": "general", "col": "colonel", "capt": "captain", "lt": "lieutenant", "sgt": "sergeant",
     "maj": "major", "gov": "governor", "sen": "senator", "rep": "representative", "hon": "honorable",
@@ -23,7 +23,7 @@ POINTED = {
     "vol": "volume", "cf": "compare",
 }  # fmt: skip
 # Said in full with or without the point.
-ALWAYS = {
+ABBREVIATIONS = {
     "mr": "mister", "mrs": "missus", "dr": "doctor", "vs": "versus", "etc": "et cetera", "ok": "okay",
     "prof": "professor", "sgt": "sergeant", "messrs": "messieurs",
 }  # fmt: skip
@@ -36,7 +36,7 @@ _COUNTED = (
     "chapter|book|part|volume|war|act|scene|section|phase|title|article|type|class|stage|level|bowl|vatican|apollo|"
     "gemini"
 )
-_RULERS = (
+_MONARCHS = (
     "henry|louis|charles|edward|george|james|william|richard|philip|francis|frederick|napoleon|elizabeth|pius|paul|"
     "leo|gregory|benedict|clement|alexander|nicholas|peter|catherine|ferdinand|leopold|innocent|urban|wilhelm"
 )
@@ -61,20 +61,20 @@ def _roman(match: re.Match[str]) -> str:
     return f"{match['noun']} {numbers.cardinal(ROMAN[match['roman']])} "
 
 
-def _ruler(match: re.Match[str]) -> str:
+def _monarch(match: re.Match[str]) -> str:
     return f"{match['noun']} the {numbers.ordinal(ROMAN[match['roman']])} "
 
 
 _ROMAN = rf"(?P<roman>{'|'.join(sorted(ROMAN, key=len, reverse=True))})\b(?!['.-]?\w)"
 _ROMAN_RULES: tuple[tuple[re.Pattern[str], Rule], ...] = (
     (re.compile(rf"\b(?P<noun>(?i:{_COUNTED}))\s{_ROMAN}"), _roman),
-    (re.compile(rf"\b(?P<noun>(?i:{_RULERS}))\s(?!I\b){_ROMAN}"), _ruler),
+    (re.compile(rf"\b(?P<noun>(?i:{_MONARCHS}))\s(?!I\b){_ROMAN}"), _monarch),
 )
 _STREET = re.compile(r"\b([A-Z][a-z]+ )(St|Dr|Rd)\b\.?(?! ?[A-Z][a-z])")
 _STREETS = {"St": "street", "Dr": "drive", "Rd": "road"}
 _ANNOTATION = re.compile(r"\[[^\[\]]{2,60}\]|<[^<>\s][^<>]{0,40}>")
-_POINTED = re.compile(rf"\b({'|'.join(POINTED)})\.(?!\w)", re.IGNORECASE)
-_ALWAYS = re.compile(rf"(?<![\w'])({'|'.join(ALWAYS)})(?![\w'])")
+_DOTTED_ABBREVIATIONS = re.compile(rf"\b({'|'.join(DOTTED_ABBREVIATIONS)})\.(?!\w)", re.IGNORECASE)
+_ABBREVIATIONS = re.compile(rf"(?<![\w'])({'|'.join(ABBREVIATIONS)})(?![\w'])")
 _INITIALS = re.compile(r"(?<![\w'])(?:[a-z]\.\s?)+[a-z]\b\.?", re.IGNORECASE)
 _OKAY = re.compile(r"\bo\.\s?k\b\.?")
 _FIGURE = re.compile(r"\d")
@@ -94,21 +94,21 @@ def normalise(text: str) -> str:
     for pattern, rule in _ROMAN_RULES:
         text = pattern.sub(rule, text)
     if _FIGURE.search(text):
-        text = figures.speak(text)
+        text = figures.verbalize(text)
     text = text.lower()
     if "." in text:
         text = _OKAY.sub("okay", text)
         text = _INITIALS.sub(lambda match: f" {' '.join(re.findall('[a-z]', match[0]))} ", text)
-        text = _POINTED.sub(lambda match: f" {POINTED[match[1].lower()]} ", text)
+        text = _DOTTED_ABBREVIATIONS.sub(lambda match: f" {DOTTED_ABBREVIATIONS[match[1].lower()]} ", text)
     text = _SIGN.sub(lambda match: _SIGNS[match[0]], text)
     text = _NOT_SPOKEN.sub(" ", text)
-    text = _ALWAYS.sub(lambda match: ALWAYS[match[1]], text)
+    text = _ABBREVIATIONS.sub(lambda match: ABBREVIATIONS[match[1]], text)
     if _LOOSE_APOSTROPHE.search(text):
-        return " ".join(word for word in map(_bare, text.split()) if word)
+        return " ".join(word for word in map(_strip_quotes, text.split()) if word)
     return " ".join(text.split())
 
 
-def _bare(word: str) -> str:
+def _strip_quotes(word: str) -> str:
     """A word without quotation marks: leading apostrophes go but in elisions, trailing ones but in
     "boys'"."""
     while "''" in word:

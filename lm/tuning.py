@@ -33,7 +33,7 @@ class Clip:
 
 
 @dataclass(frozen=True)
-class Point:
+class Trial:
     """One setting and its word error rate."""
 
     model: str
@@ -50,11 +50,11 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """The chosen setting, and every one tried."""
 
-    best: Point
-    tried: tuple[Point, ...]
+    best: Trial
+    tried: tuple[Trial, ...]
 
 
 def read_clips(manifest: Path, folder: Path, every: int = 1) -> list[Clip]:
@@ -83,23 +83,28 @@ def read_clips(manifest: Path, folder: Path, every: int = 1) -> list[Clip]:
                     f"log-probabilities in {stored}; their names must differ"
                 )
             taken[stored] = entry["audio"]
-            heard = _stored(stored)
+            log_probs = _load_log_probs(stored)
             clips.append(
-                Clip(normalise(text), str(entry["audio"]), heard, str(entry.get("speaker") or entry["audio"]))
+                Clip(
+                    normalise(text),
+                    str(entry["audio"]),
+                    log_probs,
+                    str(entry.get("speaker") or entry["audio"]),
+                )
             )
     if not clips:
         raise LanguageError(f"no clip of {manifest} has log-probabilities in {folder} (AUDIO-STEM.npy each)")
     return clips[::every]
 
 
-def _stored(path: Path) -> NDArray[np.float32]:
+def _load_log_probs(path: Path) -> NDArray[np.float32]:
     try:
-        heard: NDArray[np.float32] = np.load(path).astype(np.float32)
+        log_probs: NDArray[np.float32] = np.load(path).astype(np.float32)
     except (ValueError, EOFError) as error:
         raise LanguageError(
             f"{path} holds no log-probabilities ({error}): `silica evaluate --keep-log-probs` writes them anew"
         ) from None
-    return heard
+    return log_probs
 
 
 def measure(clips: Sequence[Clip], ngram: NGram, settings: SearchSettings) -> ErrorCounts:
@@ -130,61 +135,63 @@ def tune(
     bonuses: Sequence[float],
     progress: Callable[[str], None],
     settings: SearchSettings | None = None,
-) -> Tuned:
+) -> TuningResult:
     """Every weight with every bonus on the first model; the others (other prunings) at the best of these."""
     if not (models and weights and bonuses):
         raise LanguageError("tuning needs at least one model, one weight and one word bonus")
     settings = settings or SearchSettings()
-    tried: list[Point] = []
+    tried: list[Trial] = []
 
-    def point(path: Path, ngram: NGram, weight: float, bonus: float) -> Point:
+    def try_weights(path: Path, ngram: NGram, weight: float, bonus: float) -> Trial:
         found = measure(clips, ngram, replace(settings, lm_weight=weight, word_bonus=bonus))
         size = path.stat().st_size
-        tried.append(Point(path.name, size, weight, bonus, found.errors, found.words))
+        tried.append(Trial(path.name, size, weight, bonus, found.errors, found.words))
         progress(f"{path.name}: weight {weight:g}, bonus {bonus:g}: WER {100 * found.rate:.2f} %")
         return tried[-1]
 
     ngram = NGram.load(models[0])
     best = min(
-        (point(models[0], ngram, weight, bonus) for weight in weights for bonus in bonuses), key=_order
+        (try_weights(models[0], ngram, weight, bonus) for weight in weights for bonus in bonuses),
+        key=_sort_key,
     )
     for path in models[1:]:
-        other = point(path, NGram.load(path), best.lm_weight, best.word_bonus)
-        best = min(best, other, key=_order)
-    return Tuned(best, tuple(tried))
+        other = try_weights(path, NGram.load(path), best.lm_weight, best.word_bonus)
+        best = min(best, other, key=_sort_key)
+    return TuningResult(best, tuple(tried))
 
 
-def _order(point: Point) -> tuple[int, int, float, float]:
+def _sort_key(trial: Trial) -> tuple[int, int, float, float]:
     """Fewest errors; of equals the smaller model, then the gentler weights."""
-    return point.errors, point.size_bytes, point.lm_weight, point.word_bonus
+    return trial.errors, trial.size_bytes, trial.lm_weight, trial.word_bonus
 
 
-def write(tuned: Tuned, folder: Path) -> tuple[Path, Path]:
+def write(tuned: TuningResult, folder: Path) -> tuple[Path, Path]:
     """The chosen values with every point as JSON, and the curves as a picture."""
     folder.mkdir(parents=True, exist_ok=True)
     values, picture = folder / "tuned.json", folder / "tuned.png"
     best = asdict(tuned.best) | {"wer": tuned.best.rate}
-    tried = [asdict(point) | {"wer": point.rate} for point in tuned.tried]
-    write_file(values, json.dumps({"best": best, "tried": tried}, indent=1) + "\n")
+    tried = [asdict(trial) | {"wer": trial.rate} for trial in tuned.tried]
+    write_file(values, json.dumps({"best": best, "tried": tried}, indent=1) + "
+")
     _draw(tuned, picture)
     return values, picture
 
 
-def _draw(tuned: Tuned, path: Path) -> None:
+def _draw(tuned: TuningResult, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     first = tuned.tried[0].model
-    models: dict[str, Point] = {}
-    for point in sorted(tuned.tried, key=_order, reverse=True):
-        models[point.model] = point
+    models: dict[str, Trial] = {}
+    for trial in sorted(tuned.tried, key=_sort_key, reverse=True):
+        models[trial.model] = trial
     panels = min(2, len(models))  # one model alone has no curve over sizes
     figure = Figure(figsize=(5 * panels, 4), layout="constrained")
     FigureCanvasAgg(figure)
     by_weight, *by_size = figure.subplots(1, panels, squeeze=False)[0]
-    for bonus in sorted({point.word_bonus for point in tuned.tried}):
-        points = [point for point in tuned.tried if point.model == first and point.word_bonus == bonus]
-        points.sort(key=lambda point: point.lm_weight)
+    for bonus in sorted({trial.word_bonus for trial in tuned.tried}):
+        points = [trial for trial in tuned.tried if trial.model == first and trial.word_bonus == bonus]
+        points.sort(key=lambda trial: trial.lm_weight)
         by_weight.plot(
             [p.lm_weight for p in points], [100 * p.rate for p in points], "o-", label=f"bonus {bonus:g}"
         )
@@ -192,9 +199,9 @@ def _draw(tuned: Tuned, path: Path) -> None:
     by_weight.legend()
     for panel in by_size:
         panel.margins(x=0.2)  # room for the names
-        for name, point in models.items():
-            panel.plot(point.size_bytes / 1e6, 100 * point.rate, "o")
-            panel.annotate(f" {name}", (point.size_bytes / 1e6, 100 * point.rate))
+        for name, trial in models.items():
+            panel.plot(trial.size_bytes / 1e6, 100 * trial.rate, "o")
+            panel.annotate(f" {name}", (trial.size_bytes / 1e6, 100 * trial.rate))
         panel.set(
             xlabel="size of the model, MB",
             ylabel="word error rate, %",

@@ -19,7 +19,7 @@ SCALE = ".scale"
 
 
 @dataclass(frozen=True)
-class Form:
+class FileFormat:
     """What a file holds: the name in its card, what people call it, and the command that makes one."""
 
     name: str
@@ -27,7 +27,9 @@ class Form:
     made_by: str
 
 
-def write_weights(path: Path, form: Form, weights: "Mapping[str, Tensor]", card: Mapping[str, str]) -> None:
+def write_weights(
+    path: Path, form: FileFormat, weights: "Mapping[str, Tensor]", card: Mapping[str, str]
+) -> None:
     """Write the file; whoever may read its neighbours may read it."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -40,7 +42,7 @@ def write_weights(path: Path, form: Form, weights: "Mapping[str, Tensor]", card:
         raise LanguageError(f"{path} could not be written: {error}") from error
 
 
-def in_eight_bits(weights: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+def quantize_to_8_bits(weights: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
     """Matrices as whole numbers, 127 steps either way of what each row's largest weight is; vectors in 16 bits."""
     import torch
 
@@ -55,7 +57,7 @@ def in_eight_bits(weights: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
     return packed
 
 
-def read_weights(path: Path, form: Form) -> tuple[dict[str, NDArray[np.float32]], dict[str, str]]:
+def read_weights(path: Path, form: FileFormat) -> tuple[dict[str, NDArray[np.float32]], dict[str, str]]:
     """The weights in 32 bits, and the card."""
     from safetensors import SafetensorError, safe_open
 

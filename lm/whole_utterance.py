@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.errors import LanguageError
-from lm.frames import checked
+from lm.frames import validate_log_probs
 from lm.hotwords import spelled
 from lm.hypothesis import Hypothesis, Word
 from lm.ngram import NGram
@@ -66,28 +66,28 @@ class PyctcdecodeUtterance:
     def push(self, log_probs: NDArray[np.float32]) -> None:
         if self._finished:
             raise LanguageError("This utterance is finished: start another one for more frames.")
-        self._frames.append(checked(log_probs, len(self._decoder._labels)).copy())
+        self._frames.append(validate_log_probs(log_probs, len(self._decoder._labels)).copy())
 
     def best(self) -> Hypothesis:
-        return self._readings()[0]
+        return self._hypotheses()[0]
 
     def finish(self) -> tuple[Hypothesis, ...]:
         if self._finished:
             raise LanguageError("This utterance is finished already.")
         self._finished = True
-        readings = self._readings()[: self._settings.n_best]
+        hypotheses = self._hypotheses()[: self._settings.n_best]
         return tuple(
             Hypothesis(
-                reading.words,
-                len(reading.words),
-                reading.score,
-                reading.acoustic_score,
-                reading.language_score,
+                hypothesis.words,
+                len(hypothesis.words),
+                hypothesis.score,
+                hypothesis.acoustic_score,
+                hypothesis.language_score,
             )
-            for reading in readings
+            for hypothesis in hypotheses
         )
 
-    def _readings(self) -> list[Hypothesis]:
+    def _hypotheses(self) -> list[Hypothesis]:
         frames = (
             np.concatenate(self._frames)
             if self._frames

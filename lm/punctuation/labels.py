@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lm.corpus import open_text, sentences
-from lm.text import POINTED, normalise
+from lm.text import DOTTED_ABBREVIATIONS, normalise
 
 MARKS = ("", ",", ".", "?")
 CAPITALS = ("lower", "first", "all")
 # The capital of a sentence's first word says nothing about the word.
-NOT_SAID = -1
+IGNORE_INDEX = -1
 _PIECES = re.compile(r"[\s\u2014]+|(?<=[A-Za-z])[-\u2013]+(?=[A-Za-z])|--+")
 _INITIALS = re.compile(r"(?:[A-Za-z]\.)+")
 _CLOSING = "\"'”’)]*_"
@@ -19,7 +19,7 @@ _MARK_OF = {",": 1, ";": 1, ":": 1, ".": 2, "!": 2, "?": 3}
 
 
 @dataclass(frozen=True)
-class Labelled:
+class TaggedWords:
     """Spoken words with a mark number and a capital number each."""
 
     words: tuple[str, ...]
@@ -27,7 +27,7 @@ class Labelled:
     capitals: tuple[int, ...]
 
 
-def label(sentence: str) -> Labelled:
+def tag_sentence(sentence: str) -> TaggedWords:
     """One written sentence."""
     words: list[str] = []
     marks: list[int] = []
@@ -36,7 +36,7 @@ def label(sentence: str) -> Labelled:
         spoken = normalise(piece).split()
         bare = piece.rstrip(_CLOSING)
         mark = _MARK_OF.get(bare[-1:], 0)
-        if mark == 2 and (_INITIALS.fullmatch(bare) or bare[:-1].lower() in POINTED):
+        if mark == 2 and (_INITIALS.fullmatch(bare) or bare[:-1].lower() in DOTTED_ABBREVIATIONS):
             mark = 0
         if not spoken:
             if mark and marks:
@@ -50,19 +50,19 @@ def label(sentence: str) -> Labelled:
             capital = 0
         words += spoken
         marks += [0] * (len(spoken) - 1) + [mark]
-        capitals += [NOT_SAID if len(words) == len(spoken) else capital] + [capital] * (len(spoken) - 1)
+        capitals += [IGNORE_INDEX if len(words) == len(spoken) else capital] + [capital] * (len(spoken) - 1)
     if marks and sentence.rstrip(_CLOSING)[-1:] == ".":
         marks[-1] = 2
-    return Labelled(tuple(words), tuple(marks), tuple(capitals))
+    return TaggedWords(tuple(words), tuple(marks), tuple(capitals))
 
 
-def labelled_sentences(paths: Iterable[Path]) -> Iterator[Labelled]:
+def tagged_sentences(paths: Iterable[Path]) -> Iterator[TaggedWords]:
     """Every sentence of the files that is written with capitals and closed by a mark."""
     for path in paths:
         for line in open_text(path):
             for sentence in sentences(line.strip()):
                 if not sentence[:1].isalpha() or not sentence[0].isupper() or sentence.isupper():
                     continue
-                found = label(sentence)
+                found = tag_sentence(sentence)
                 if len(found.words) >= 2 and found.marks[-1] in (1, 2, 3):
                     yield found

@@ -13,24 +13,24 @@ from numpy.typing import NDArray
 from lm import PRETRAINED
 from lm.activation import gelu
 from lm.punctuation.labels import MARKS
-from lm.weights import Form, read_weights
+from lm.weights import FileFormat, read_weights
 
-FORM = Form("silica punctuation 1", "punctuation model", "silica lm train-punctuation")
-TAPS = 5
+FORM = FileFormat("silica punctuation 1", "punctuation model", "silica lm train-punctuation")
+KERNEL_SIZE = 5
 SUFFIX_LETTERS = 3
 Matrix = NDArray[np.float32]
 
 
-def reach_words(layers: int) -> int:
+def context_words(layers: int) -> int:
     """How many words the network looks at either way: the taps of each layer are twice as far apart as those before.
 
     Before and after an utterance it sees this much nothing, as in training.
     """
-    return TAPS // 2 * ((1 << layers) - 1)
+    return KERNEL_SIZE // 2 * ((1 << layers) - 1)
 
 
 @dataclass(frozen=True)
-class WordNumbers:
+class WordIndex:
     """Words to rows of the tables: frequent words have their own row, the rest share rows by their hash."""
 
     words: tuple[str, ...]
@@ -60,12 +60,12 @@ class WordNumbers:
 class Punctuator:
     """Marks and capitals for the words of an utterance."""
 
-    def __init__(self, numbers: WordNumbers, weights: dict[str, Matrix], card: dict[str, str]) -> None:
+    def __init__(self, numbers: WordIndex, weights: dict[str, Matrix], card: dict[str, str]) -> None:
         self.numbers = numbers
         self.card = card
         self.weights = weights
         layers = sum(name.startswith("layers.") and name.endswith(".weight") for name in weights)
-        self.reach_words = reach_words(layers)
+        self.context_words = context_words(layers)
         # [taps, in, out], each tap by itself in memory: products with torch's [out, in, taps] take ten times as long.
         self._taps = [
             np.ascontiguousarray(weights[f"layers.{layer}.weight"].transpose(2, 1, 0))
@@ -77,7 +77,7 @@ class Punctuator:
         """Read a file that `silica lm train-punctuation` wrote."""
         weights, card = read_weights(path, FORM)
         shape = json.loads(card["shape"])
-        numbers = WordNumbers(tuple(card["words"].split(" ")), shape["shared_rows"], shape["suffix_rows"])
+        numbers = WordIndex(tuple(card["words"].split(" ")), shape["shared_rows"], shape["suffix_rows"])
         return cls(numbers, weights, card)
 
     @classmethod
@@ -90,14 +90,14 @@ class Punctuator:
         """For each word a score of every mark and of every kind of capitals."""
         rows, endings = self.numbers.numbers(words)
         weights = self.weights
-        pad = (self.reach_words, self.reach_words)
+        pad = (self.context_words, self.context_words)
         hidden = np.concatenate(
             [weights["words"][np.pad(rows, pad)], weights["suffixes"][np.pad(endings, pad)]], axis=1
         )
         hidden = hidden @ weights["enter.weight"].T + weights["enter.bias"]
         for layer, taps in enumerate(self._taps):
             hidden = hidden + gelu(_convolve(hidden, taps, weights[f"layers.{layer}.bias"], 2**layer))
-        hidden = hidden[self.reach_words : self.reach_words + len(words)]
+        hidden = hidden[self.context_words : self.context_words + len(words)]
         out = hidden @ weights["leave.weight"].T + weights["leave.bias"]
         return out[:, : len(MARKS)], out[:, len(MARKS) :]
 
@@ -122,7 +122,7 @@ def capitalise(word: str, capital: int, begins: bool) -> str:
 
 def _convolve(hidden: Matrix, taps: Matrix, bias: Matrix, dilation: int) -> Matrix:
     """Same-length convolution over words."""
-    reach = TAPS // 2 * dilation
+    reach = KERNEL_SIZE // 2 * dilation
     padded = np.pad(hidden, ((reach, reach), (0, 0)))
     result = np.broadcast_to(bias, (len(hidden), len(bias))).copy()
     for tap, weight in enumerate(taps):

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lm.errors import LanguageError
-from lm.punctuation.labels import CAPITALS, MARKS, NOT_SAID, Labelled, labelled_sentences
-from lm.punctuation.model import FORM, TAPS, Punctuator, WordNumbers, reach_words
+from lm.punctuation.labels import CAPITALS, IGNORE_INDEX, MARKS, TaggedWords, tagged_sentences
+from lm.punctuation.model import FORM, KERNEL_SIZE, Punctuator, WordIndex, context_words
 from lm.weights import write_weights
 
 HELD_OUT_ONE_IN = 50
-LONGEST_RUN_WORDS = 60
+MAX_RUN_WORDS = 60
 SHIFTS = np.arange(-1.0, 3.01, 0.2)
 
 
@@ -35,7 +35,7 @@ class PunctuationSettings:
     suffix_width: int = 16
     width: int = 96
     layers: int = 4
-    words_a_step: int = 4096
+    words_per_step: int = 4096
     learning_rate: float = 2e-3
     passes: int = 1
     seed: int = 1
@@ -50,7 +50,13 @@ class Tagger(nn.Module):
         self.suffixes = nn.Embedding(settings.suffix_rows, settings.suffix_width, padding_idx=0)
         self.enter = nn.Linear(settings.word_width + settings.suffix_width, settings.width)
         self.layers = nn.ModuleList(
-            nn.Conv1d(settings.width, settings.width, TAPS, padding=TAPS // 2 * 2**layer, dilation=2**layer)
+            nn.Conv1d(
+                settings.width,
+                settings.width,
+                KERNEL_SIZE,
+                padding=KERNEL_SIZE // 2 * 2**layer,
+                dilation=2**layer,
+            )
             for layer in range(settings.layers)
         )
         self.leave = nn.Linear(settings.width, len(MARKS) + len(CAPITALS))
@@ -63,21 +69,21 @@ class Tagger(nn.Module):
         return torch.as_tensor(self.leave(hidden))
 
 
-def runs(found: Iterable[Labelled], seed: int) -> Iterator[Labelled]:
+def join_sentences(found: Iterable[TaggedWords], seed: int) -> Iterator[TaggedWords]:
     """Sentences in a row joined up to a random length, as utterances come: some one sentence, some many."""
     chance = random.Random(seed)
     words: list[str] = []
     marks: list[int] = []
     capitals: list[int] = []
-    limit = chance.randint(1, LONGEST_RUN_WORDS)
+    limit = chance.randint(1, MAX_RUN_WORDS)
     for sentence in found:
         words += sentence.words
         marks += sentence.marks
         capitals += sentence.capitals
         if len(words) >= limit:
-            yield Labelled(tuple(words), tuple(marks), tuple(capitals))
+            yield TaggedWords(tuple(words), tuple(marks), tuple(capitals))
             words, marks, capitals = [], [], []
-            limit = chance.randint(1, LONGEST_RUN_WORDS)
+            limit = chance.randint(1, MAX_RUN_WORDS)
 
 
 def train(
@@ -85,7 +91,7 @@ def train(
 ) -> dict[str, float]:
     """Train on the texts, write `out`, and say how well it does on what was held out."""
     progress("reading")
-    found = list(runs(labelled_sentences(texts), settings.seed))
+    found = list(join_sentences(tagged_sentences(texts), settings.seed))
     held_out = [run for number, run in enumerate(found) if number % HELD_OUT_ONE_IN == 0]
     learned = [run for number, run in enumerate(found) if number % HELD_OUT_ONE_IN]
     if not learned:
@@ -94,7 +100,7 @@ def train(
         )
     counts = Counter(word for run in learned for word in run.words)
     frequent = sorted(counts, key=lambda word: (-counts[word], word))[: settings.known_words]
-    numbers = WordNumbers(tuple(frequent), settings.shared_rows, settings.suffix_rows)
+    numbers = WordIndex(tuple(frequent), settings.shared_rows, settings.suffix_rows)
     progress(f"{sum(counts.values()):,} words in {len(learned):,} runs of sentences")
     torch.manual_seed(settings.seed)
     network = Tagger(settings, numbers.rows)
@@ -108,8 +114,10 @@ def train(
     for step in range(steps):
         rows, endings, marks, capitals = (torch.from_numpy(part) for part in batches[step % len(batches)])
         out_scores = network(rows, endings)
-        loss = functional.cross_entropy(out_scores[:, : len(MARKS)], marks, ignore_index=NOT_SAID)
-        loss = loss + functional.cross_entropy(out_scores[:, len(MARKS) :], capitals, ignore_index=NOT_SAID)
+        loss = functional.cross_entropy(out_scores[:, : len(MARKS)], marks, ignore_index=IGNORE_INDEX)
+        loss = loss + functional.cross_entropy(
+            out_scores[:, len(MARKS) :], capitals, ignore_index=IGNORE_INDEX
+        )
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
@@ -120,11 +128,11 @@ def train(
             )
     _save(out, network, numbers, settings, texts)
     chosen_on, measured_on = held_out[::2], held_out[1::2]
-    balance(out, chosen_on or held_out)
+    calibrate_mark_biases(out, chosen_on or held_out)
     return measure(Punctuator.load(out), measured_on or held_out)
 
 
-def balance(file: Path, held_out: Sequence[Labelled]) -> None:
+def calibrate_mark_biases(file: Path, held_out: Sequence[TaggedWords]) -> None:
     """Shift what each mark needs to be put in, so that rare marks come: they are seldom the likeliest."""
     punctuator = Punctuator.load(file)
     scores = np.concatenate([punctuator.scores(run.words)[0] for run in held_out])
@@ -151,7 +159,7 @@ def balance(file: Path, held_out: Sequence[Labelled]) -> None:
     write_weights(file, FORM, weights, punctuator.card)
 
 
-def measure(punctuator: Punctuator, held_out: Sequence[Labelled]) -> dict[str, float]:
+def measure(punctuator: Punctuator, held_out: Sequence[TaggedWords]) -> dict[str, float]:
     """Precision, recall and F1 of each mark and of capitals (words that begin a sentence are not counted)."""
     hits: Counter[str] = Counter()
     said: Counter[str] = Counter()
@@ -164,7 +172,7 @@ def measure(punctuator: Punctuator, held_out: Sequence[Labelled]) -> dict[str, f
             marks, run.marks, capitals, run.capitals, strict=True
         ):
             pairs = [(MARKS[mark], MARKS[true_mark])]
-            if true_capital != NOT_SAID:
+            if true_capital != IGNORE_INDEX:
                 pairs.append(("capital" if capital else "", "capital" if true_capital else ""))
             for given, true in pairs:
                 said[given] += 1
@@ -181,13 +189,13 @@ def measure(punctuator: Punctuator, held_out: Sequence[Labelled]) -> dict[str, f
 
 
 def _batches(
-    learned: Sequence[Labelled], numbers: WordNumbers, settings: PunctuationSettings
+    learned: Sequence[TaggedWords], numbers: WordIndex, settings: PunctuationSettings
 ) -> list[tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], ...]]:
     """Runs in random order, one after the other with nothing between, cut into steps of about equal length."""
     order = list(range(len(learned)))
     random.Random(settings.seed).shuffle(order)
-    apart = reach_words(settings.layers)
-    gap, silent = np.zeros(apart, dtype=np.int64), np.full(apart, NOT_SAID)
+    apart = context_words(settings.layers)
+    gap, silent = np.zeros(apart, dtype=np.int64), np.full(apart, IGNORE_INDEX)
     batches = []
     parts: list[list[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]] = [[gap], [gap], [silent], [silent]]
     size = 0
@@ -200,14 +208,14 @@ def _batches(
             part.append(values)
             part.append(gap if part is parts[0] or part is parts[1] else silent)
         size += len(rows)
-        if size >= settings.words_a_step:
+        if size >= settings.words_per_step:
             batches.append(tuple(np.concatenate(part) for part in parts))
             parts, size = [[gap], [gap], [silent], [silent]], 0
     return batches or [tuple(np.concatenate(part) for part in parts)]
 
 
 def _save(
-    out: Path, network: Tagger, numbers: WordNumbers, settings: PunctuationSettings, texts: Sequence[Path]
+    out: Path, network: Tagger, numbers: WordIndex, settings: PunctuationSettings, texts: Sequence[Path]
 ) -> None:
     tables = {"words.weight": "words", "suffixes.weight": "suffixes"}
     weights = {tables.get(name, name): value.half() for name, value in network.state_dict().items()}

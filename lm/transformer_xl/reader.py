@@ -20,22 +20,22 @@ from lm.transformer_xl.shape import TransformerConfig
 from lm.transformer_xl.storage import read
 from lm.transformer_xl.vocabulary import Vocabulary
 
-LONGEST_TRUNK_WORDS = 256
+MAX_CONTEXT_WORDS = 256
 SLICE_WORDS = 64
 """Words that are read between two looks at other work: some fifteen milliseconds of a core."""
-ALIKE_WORDS = 4
+MERGE_AFTER_WORDS = 4
 """Readings whose last so many words are the same go on as one."""
 Matrix = NDArray[np.float32]
 
 
-class Tree:
+class WordTree:
     """Words that readings are made of; each node is a word after its own way back to the root."""
 
-    def __init__(self, trunk: Sequence[int], furthest: int, alike: int) -> None:
-        self._furthest, self._alike = furthest, alike
-        self._numbers = list(trunk)
-        self._parents = [-1, *range(len(trunk) - 1)]
-        self._root = len(trunk) - 1
+    def __init__(self, prefix: Sequence[int], memory: int, merge_after: int) -> None:
+        self._memory, self._merge_after = memory, merge_after
+        self._numbers = list(prefix)
+        self._parents = [-1, *range(len(prefix) - 1)]
+        self._root = len(prefix) - 1
         self._known: dict[tuple[tuple[int, ...], int], int] = {}
 
     def add(self, line: Sequence[int], end: int) -> list[tuple[int, int]]:
@@ -44,7 +44,7 @@ class Tree:
         said: Counter[tuple[int, ...]] = Counter()
         for place, word in enumerate(line):
             steps.append((node, word))
-            lately = tuple(line[max(0, place + 1 - self._alike) : place + 1])
+            lately = tuple(line[max(0, place + 1 - self._merge_after) : place + 1])
             said[lately] += 1  # who says four words a second time is not back where he said them first
             at = (lately, said[lately])
             if at not in self._known:
@@ -54,17 +54,17 @@ class Tree:
             node = self._known[at]
         return [*steps, (node, end)]
 
-    def laid_out(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def as_arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The words, and each one's way back, itself first: [nodes, furthest + 1] nodes, -1 where there is none."""
-        ways = np.full((len(self._numbers), self._furthest + 1), -1, dtype=np.int64)
+        ancestors = np.full((len(self._numbers), self._memory + 1), -1, dtype=np.int64)
         for node, parent in enumerate(self._parents):
             if parent >= 0:
-                ways[node, 1:] = ways[parent, :-1]
-            ways[node, 0] = node
-        return np.array(self._numbers, dtype=np.int64), ways
+                ancestors[node, 1:] = ancestors[parent, :-1]
+            ancestors[node, 0] = node
+        return np.array(self._numbers, dtype=np.int64), ancestors
 
 
-class Reader:
+class NumpyRescorer:
     """The network as it is used for ranking."""
 
     def __init__(
@@ -72,9 +72,9 @@ class Reader:
         weights: dict[str, Matrix],
         config: TransformerConfig,
         vocabulary: Vocabulary,
-        alike: int = ALIKE_WORDS,
+        merge_after: int = MERGE_AFTER_WORDS,
     ) -> None:
-        self.config, self.vocabulary, self._alike = config, vocabulary, alike
+        self.config, self.vocabulary, self._merge_after = config, vocabulary, merge_after
         self._weights = weights
         depth = config.width // config.heads
         # What each distance says to each layer, the same for every text: [heads, depth, distances].
@@ -89,32 +89,34 @@ class Reader:
         self._head_bias = np.concatenate([weights["words.biases.0"], weights["words.cluster_biases"]])
 
     @classmethod
-    def load(cls, path: Path) -> "Reader":
+    def load(cls, path: Path) -> "NumpyRescorer":
         """Read a file that `silica train-lm` wrote."""
         return cls(*read(path))
 
     def slices(
-        self, texts: Sequence[str], before: Sequence[str] = (), spared: Collection[str] = ()
+        self, texts: Sequence[str], context: Sequence[str] = (), exempt_words: Collection[str] = ()
     ) -> Iterator[list[float] | None]:
-        """Natural-log probability of each text, the end of the sentence included, after the sentences `before`. A word
-        that is not known costs its share of <unk>, and nothing at all if it is `spared`. None after each few
-        milliseconds of work, the figures at last."""
+        """Natural-log probability of each text, the end of the sentence included, after the sentences `context`. An
+        unknown word costs its share of <unk>, and nothing if it is in `exempt_words`. Yields None after each few
+        milliseconds of work, and the scores at the end."""
         words = self.vocabulary
-        trunk = [number for text in before for number in (words.end, *words.encode(text))]
-        tree = Tree([*trunk[-LONGEST_TRUNK_WORDS:], words.end], self.config.memory, self._alike)
+        prefix = [number for text in context for number in (words.end, *words.encode(text))]
+        tree = WordTree([*prefix[-MAX_CONTEXT_WORDS:], words.end], self.config.memory, self._merge_after)
         lines = [tree.add(words.encode(text), words.end) for text in texts]
         places = {
             step: place for place, step in enumerate(dict.fromkeys(step for line in lines for step in line))
         }
         asked = np.array(list(places), dtype=np.int64).reshape(-1, 2)
         found = np.empty(len(places), dtype=np.float64)
-        numbers, ways = tree.laid_out()
+        numbers, ancestors = tree.as_arrays()
         heads, depth = self.config.heads, self.config.width // self.config.heads
-        kept = [np.empty((2, heads, len(numbers), depth), np.float32) for _ in range(self.config.layers)]
+        key_values = [
+            np.empty((2, heads, len(numbers), depth), np.float32) for _ in range(self.config.layers)
+        ]
         yield None
         for first in range(0, len(numbers), SLICE_WORDS):
             end = min(first + SLICE_WORDS, len(numbers))
-            hidden = self._read(numbers[first:end], ways[first:end], first, kept)
+            hidden = self._read(numbers[first:end], ancestors[first:end], first, key_values)
             (here,) = ((asked[:, 0] >= first) & (asked[:, 0] < end)).nonzero()
             if len(here):
                 found[here] = self._log_probs(hidden[asked[here, 0] - first], asked[here, 1])
@@ -123,7 +125,7 @@ class Reader:
         found[asked[:, 1] == words.unknown] -= share
         scores = []
         for text, line in zip(texts, lines, strict=True):
-            free = [word in spared and word not in words.numbers for word in text.split()]
+            free = [word in exempt_words and word not in words.numbers for word in text.split()]
             scores.append(
                 sum(
                     float(found[places[step]])
@@ -134,17 +136,17 @@ class Reader:
         yield scores
 
     def _read(
-        self, numbers: NDArray[np.int64], ways: NDArray[np.int64], first: int, kept: list[Matrix]
+        self, numbers: NDArray[np.int64], ancestors: NDArray[np.int64], first: int, key_values: list[Matrix]
     ) -> Matrix:
-        """Nodes to hidden vectors; `kept` holds the keys and values of the nodes before and takes theirs in."""
+        """Nodes to hidden vectors; `key_values` holds the keys and values of the nodes before and takes theirs in."""
         weights, config = self._weights, self.config
         count, end = len(numbers), first + len(numbers)
         # Of all nodes only those count that one of these comes from: which, and how far back each lies for each.
-        seen = np.unique(ways[ways >= 0])
-        rows, backs = (ways >= 0).nonzero()
+        seen = np.unique(ancestors[ancestors >= 0])
+        rows, backs = (ancestors >= 0).nonzero()
         distances = np.zeros((count, len(seen)), dtype=np.int64)
         unseen = np.ones((count, len(seen)), dtype=bool)
-        columns = np.searchsorted(seen, ways[rows, backs])
+        columns = np.searchsorted(seen, ancestors[rows, backs])
         distances[rows, columns], unseen[rows, columns] = backs, False
         distances = np.broadcast_to(distances, (config.heads, *distances.shape))
         hidden = self._embed(numbers)
@@ -155,8 +157,8 @@ class Reader:
             both = (normal @ weights[name + "attention.key_value.weight"].T).reshape(
                 count, 2, config.heads, -1
             )
-            kept[layer][:, :, first:end] = both.transpose(1, 2, 0, 3)
-            key, value = kept[layer][:, :, seen]
+            key_values[layer][:, :, first:end] = both.transpose(1, 2, 0, 3)
+            key, value = key_values[layer][:, :, seen]
             scores = (query + weights[name + "attention.content_bias"]) @ key.transpose(0, 2, 1)
             far = (query + weights[name + "attention.position_bias"]) @ self._positions[layer]
             scores += np.take_along_axis(far, distances, axis=2)

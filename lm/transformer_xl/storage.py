@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from lm.errors import LanguageError
 from lm.transformer_xl.shape import TransformerConfig
 from lm.transformer_xl.vocabulary import Vocabulary
-from lm.weights import Form, in_eight_bits, read_weights, write_weights
+from lm.weights import FileFormat, quantize_to_8_bits, read_weights, write_weights
 
 if TYPE_CHECKING:
     from lm.transformer_xl.model import TransformerXL
 
-FORM = Form("silica transformer-xl 1", "Transformer-XL", "silica train-lm TEXT --out FOLDER")
+FORM = FileFormat("silica transformer-xl 1", "Transformer-XL", "silica train-lm TEXT --out FOLDER")
 
 
 def save(path: Path, network: "TransformerXL", vocabulary: Vocabulary, eight_bits: bool = False) -> None:
@@ -27,7 +27,7 @@ def save(path: Path, network: "TransformerXL", vocabulary: Vocabulary, eight_bit
         "unknown_kinds": str(vocabulary.unknown_kinds),
     }
     weights = network.state_dict()
-    write_weights(path, FORM, in_eight_bits(weights) if eight_bits else weights, card)
+    write_weights(path, FORM, quantize_to_8_bits(weights) if eight_bits else weights, card)
 
 
 def read(path: Path) -> tuple[dict[str, NDArray[np.float32]], TransformerConfig, Vocabulary]:

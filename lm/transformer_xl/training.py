@@ -29,7 +29,7 @@ from lm.transformer_xl.shape import TransformerConfig
 from lm.transformer_xl.storage import load, save
 from lm.transformer_xl.vocabulary import Vocabulary
 
-WEIGHTS, PACKED, STATE, LEARNED, MEASURED = (
+WEIGHTS, PACKED, STATE, TRAINING_TOKENS, MEASURED = (
     "transformer-xl.safetensors",
     "transformer-xl-8-bits.safetensors",
     "training-state.pt",
@@ -48,11 +48,11 @@ class TrainingSettings:
     streams: int = 32
     learning_rate: float = 3e-3
     warm_up_steps: int = 100
-    falling_share: float = 0.5
+    decay_share: float = 0.5
     weight_decay: float = 0.01
-    gradient_limit: float = 1.0
+    max_grad_norm: float = 1.0
     # How often the memory is emptied, so that a sentence that stands alone is no surprise.
-    forget_share: float = 0.2
+    memory_reset_share: float = 0.2
     # Matrices are multiplied in 16 bits: four times faster on CPUs that can, as good here.
     bfloat16: bool = False
     report_every: int = 100
@@ -68,7 +68,7 @@ class TrainingSettings:
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
         warm = min(1.0, (step + 1) / self.warm_up_steps)
-        fall = min(1.0, (self.steps - step) / max(1.0, self.falling_share * self.steps))
+        fall = min(1.0, (self.steps - step) / max(1.0, self.decay_share * self.steps))
         return self.learning_rate * warm * max(fall, 0.0)
 
 
@@ -93,7 +93,8 @@ def prepare(texts: Sequence[Path], folder: Path, size: int, progress: Callable[[
     vocabulary = Vocabulary.from_counts(Counter(word for line in learned for word in line.split()), size)
     stored = io.BytesIO()
     np.save(stored, vocabulary.encode_lines(learned))
-    (folder / LEARNED).write_bytes(stored.getbuffer())  # numpy's own writing does not say that a disk is full
+    # numpy's own writing does not say that a disk is full
+    (folder / TRAINING_TOKENS).write_bytes(stored.getbuffer())
     (folder / MEASURED).write_text("".join(f"{line}\n" for line in measured))
     # Last and whole: where it is, the rest is.
     write_file(
@@ -112,7 +113,7 @@ def train(
     resume: bool = False,
 ) -> TransformerXL:
     """Learn until `settings.steps`; every `save_every` steps the folder holds all that resuming needs."""
-    text = np.load(folder / LEARNED, mmap_mode="r")
+    text = np.load(folder / TRAINING_TOKENS, mmap_mode="r")
     torch.manual_seed(settings.seed)
     network = TransformerXL(config)
     step = 0
@@ -132,7 +133,7 @@ def train(
     begun, losses = time.perf_counter(), []
     while step < settings.steps:
         words, targets, fresh = _segment(streams, step, config.segment)
-        if fresh or random.Random(f"{settings.seed} {step}").random() < settings.forget_share:
+        if fresh or random.Random(f"{settings.seed} {step}").random() < settings.memory_reset_share:
             memory = network.empty_memory(settings.streams)
         for optimiser in optimisers:
             optimiser.param_groups[0]["lr"] = settings.rate_at(step)
@@ -145,7 +146,7 @@ def train(
                 f"the loss is {loss.item()} at step {step}: lower the learning rate, then resume"
             )
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(network.parameters(), settings.gradient_limit)
+        torch.nn.utils.clip_grad_norm_(network.parameters(), settings.max_grad_norm)
         for optimiser in optimisers:
             optimiser.step()
         step += 1
@@ -158,7 +159,9 @@ def train(
         if step % settings.save_every == 0 or step == settings.steps:
             try:
                 save(folder / WEIGHTS, network, vocabulary)
-                _keep(folder / STATE, {"step": step, "optimisers": [one.state_dict() for one in optimisers]})
+                _save_state(
+                    folder / STATE, {"step": step, "optimisers": [one.state_dict() for one in optimisers]}
+                )
             except (LanguageError, OSError) as error:
                 if step == settings.steps:
                     raise
@@ -167,7 +170,7 @@ def train(
     return network
 
 
-def _keep(path: Path, state: dict[str, Any]) -> None:
+def _save_state(path: Path, state: dict[str, Any]) -> None:
     """Whole or not at all; PyTorch's own writing has other words for a full disk."""
     written = io.BytesIO()
     torch.save(state, written)

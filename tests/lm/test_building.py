@@ -16,10 +16,10 @@ from lm.adapting import AdaptSettings, adapt
 from lm.building import BuildSettings, build, describe, perplexity, shipped_model
 from lm.corpus import HELD_OUT_ONE_IN, is_held_out, normal_lines, sentences
 from lm.errors import LanguageError
-from lm.histories import shares_of_histories
-from lm.merging import Merged, merge, pruned
+from lm.histories import count_histories
+from lm.merging import InterpolatedModel, interpolate, prune_to_size
 from lm.ngram import NGram
-from lm.ngram_table import Table, backoffs
+from lm.ngram_table import RowIndex, backoffs
 from lm.recipe import read_recipe, settings_from
 from lm.spelled import DIGITS, LETTERS, PLACES, ZERO, spelled_lines
 from lm.toolchain import KENLM_VERSION, PROGRAMS
@@ -243,10 +243,10 @@ def test_adaptation_knows_the_text_and_stays_a_distribution(tmp_path: Path) -> N
         assert total == pytest.approx(1.0, abs=0.2)  # <unk> and quantisation take or add the rest
 
 
-def sums(model: Merged) -> list[float]:
+def sums(model: InterpolatedModel) -> list[float]:
     """What all words together have after each history of one word, listed or backed off to."""
     words, pairs = model.levels[:2]
-    history = Table(words.words).find(pairs.words[:, 1:])
+    history = RowIndex(words.words).find(pairs.words[:, 1:])
     back = np.power(10.0, backoffs(1, model.levels, model.probs))
     totals = []
     for place in np.unique(history):
@@ -260,8 +260,8 @@ def sums(model: Merged) -> list[float]:
 
 def test_histories_are_counted_as_they_stand() -> None:
     lines = ["the quick fox jumps", "the fox plays dead", "nobody plays dead"]
-    model = merge([(DATA / "tiny-both.binary", [], 1.0)])
-    found = shares_of_histories(lines, model.words, model.levels)
+    model = interpolate([(DATA / "tiny-both.binary", [], 1.0)])
+    found = count_histories(lines, model.words, model.levels)
     counts: Counter[tuple[str, ...]] = Counter()
     for line in lines:
         said = ["<s>", *(word if word in model.words else "<unk>" for word in line.split())]
@@ -278,52 +278,55 @@ def test_histories_are_counted_as_they_stand() -> None:
 
 def test_a_model_merged_with_itself_is_itself_and_one_distribution() -> None:
     path, text = DATA / "tiny-both.binary", ["the quick fox jumps"]
-    alone = merge([(path, text, 1.0)])
-    both = merge([(path, text, 0.2), (path, [], 0.8)])
+    alone = interpolate([(path, text, 1.0)])
+    both = interpolate([(path, text, 0.2), (path, [], 0.8)])
     assert both.words == alone.words
     assert sums(both) == pytest.approx([1.0] * len(sums(both)), abs=0.02)
     for mine, theirs in zip(alone.probs, both.probs, strict=True):
         assert mine == pytest.approx(theirs)
     with pytest.raises(LanguageError, match="one order"):
-        merge([(path, text, 0.5), (DATA / "tiny-bigram.binary", text, 0.5)])
+        interpolate([(path, text, 0.5), (DATA / "tiny-bigram.binary", text, 0.5)])
     with pytest.raises(LanguageError, match="share above 0"):
-        merge([(path, text, 0.0)])
+        interpolate([(path, text, 0.0)])
 
 
 def test_who_has_seen_a_history_says_what_follows_it() -> None:
     dogs = DATA / "tiny-both.binary", DATA.joinpath("tiny.txt").read_text().splitlines(), 0.5
     ships = DATA / "tiny-ships.binary", ["every ship carries nine ropes", "nine ropes and a dog"], 0.5
-    both, alone, other = merge([dogs, ships]), merge([ships]), merge([dogs])
+    both, alone, other = interpolate([dogs, ships]), interpolate([ships]), interpolate([dogs])
     assert sums(both) == pytest.approx([1.0] * len(sums(both)), abs=0.02)
 
-    def told(model: Merged, *said: str) -> float:
+    def told(model: InterpolatedModel, *said: str) -> float:
         row = [model.words.index(word) for word in reversed(said)]
         return float(model.probs[1][model.levels[1].words.tolist().index(row)])
 
-    def met(model: Merged, word: str) -> float:
-        return float(model.met[0][model.words.index(word)])
+    def frequency(model: InterpolatedModel, word: str) -> float:
+        return float(model.history_frequencies[0][model.words.index(word)])
 
     assert told(both, "ship", "carries") == pytest.approx(told(alone, "ship", "carries"), rel=1e-6)
-    weight = met(alone, "a") / (met(alone, "a") + met(other, "a"))
+    weight = frequency(alone, "a") / (frequency(alone, "a") + frequency(other, "a"))
     assert 0.2 < weight < 0.8  # both have seen it: each says its part, and the first does not know a rope
     assert told(both, "a", "rope") == pytest.approx(weight * told(alone, "a", "rope"), abs=0.02)
 
 
 def test_pruning_keeps_what_counts_and_whatever_it_hangs_on() -> None:
-    whole = merge(
+    whole = interpolate(
         [(DATA / "tiny-both.binary", DATA.joinpath("tiny.txt").read_text().lower().splitlines(), 1.0)]
     )
-    assert pruned(whole, 1e9) is whole
-    sizes = [sum(len(level.words) for level in pruned(whole, kilo * 1e3).levels) for kilo in (4.6, 4.45, 4.3)]
+    assert prune_to_size(whole, 1e9) is whole
+    sizes = [
+        sum(len(level.words) for level in prune_to_size(whole, kilo * 1e3).levels)
+        for kilo in (4.6, 4.45, 4.3)
+    ]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] < sum(len(level.words) for level in whole.levels)
-    small = pruned(whole, 4.4e3)
+    small = prune_to_size(whole, 4.4e3)
     assert sums(small) == pytest.approx([1.0] * len(sums(small)), abs=0.02)
     for below, level in itertools.pairwise(small.levels):
         assert (below.words[level.parents] == level.words[:, :-1]).all()
-        assert (Table(below.words).find(level.words[:, 1:]) >= 0).all()
+        assert (RowIndex(below.words).find(level.words[:, 1:]) >= 0).all()
     with pytest.raises(LanguageError, match="words alone take"):
-        pruned(whole, 1e3)
+        prune_to_size(whole, 1e3)
 
 
 @needs_lmplz

@@ -34,7 +34,7 @@ def test_words_keep_their_numbers(tiny: NGram) -> None:
     vocabulary = tiny.vocabulary().tolist()
     assert len(vocabulary) == tiny.counts[0]
     assert vocabulary[0] == b"<unk>"
-    assert all(tiny.number(word.decode()) == number for number, word in enumerate(vocabulary))
+    assert all(tiny.word_id(word.decode()) == number for number, word in enumerate(vocabulary))
     assert "band" in tiny
     assert "zebra" not in tiny
 

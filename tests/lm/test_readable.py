@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lm.errors import LanguageError
 from lm.numbers import cardinal, ordinal
-from lm.punctuation.labels import label
+from lm.punctuation.labels import tag_sentence
 from lm.punctuation.model import Punctuator
 from lm.punctuation.training import PunctuationSettings, measure, train
 from lm.readable import figure_accuracy, smart_format, write
@@ -85,7 +85,7 @@ def test_accuracy_counts_what_came_back(tmp_path: Path) -> None:
 
 
 def test_labels_of_a_sentence() -> None:
-    found = label("Mr. Smith, of the U.S. Navy, saw NASA - in 1984?")
+    found = tag_sentence("Mr. Smith, of the U.S. Navy, saw NASA - in 1984?")
     assert found.words[:7] == ("mister", "smith", "of", "the", "u", "s", "navy")
     assert found.marks == (0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 3)
     assert found.capitals == (-1, 1, 0, 0, 2, 2, 1, 0, 2, 0, 0, 0, 0)
@@ -102,7 +102,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Punctuator, dict[
         for name in names
     ]
     text.write_text("\n".join(lines * 60))
-    settings = PunctuationSettings(known_words=30, shared_rows=8, suffix_rows=16, words_a_step=512, passes=4)
+    settings = PunctuationSettings(
+        known_words=30, shared_rows=8, suffix_rows=16, words_per_step=512, passes=4
+    )
     torch.set_num_threads(1)  # as the command does: on a busy machine threads wait for each other
     figures = train([text], folder / "marks.safetensors", settings, lambda _: None)
     return Punctuator.load(folder / "marks.safetensors"), figures
@@ -131,9 +133,9 @@ def test_the_network_in_numpy_is_the_network_in_torch(trained: tuple[Punctuator,
     network.load_state_dict({renamed.get(name, name): value for name, value in weights.items()})
     words = ["they", "like", "rome", "too", "do", "you"]
     rows, endings = punctuator.numbers.numbers(words)
-    pad = torch.zeros(punctuator.reach_words, dtype=torch.long)
+    pad = torch.zeros(punctuator.context_words, dtype=torch.long)
     padded = [torch.cat([pad, torch.from_numpy(part), pad]) for part in (rows, endings)]
-    expected = network(*padded)[punctuator.reach_words : -punctuator.reach_words].detach().numpy()
+    expected = network(*padded)[punctuator.context_words : -punctuator.context_words].detach().numpy()
     marks, capitals = punctuator.scores(words)
     assert marks == pytest.approx(expected[:, :4], abs=1e-4)
     assert capitals == pytest.approx(expected[:, 4:], abs=1e-4)

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from lm.errors import LanguageError
 from lm.rescore import log_probs, open_rescorer
 from lm.transformer_xl.model import TransformerXL
-from lm.transformer_xl.reader import SLICE_WORDS, Reader, Tree
+from lm.transformer_xl.reader import SLICE_WORDS, NumpyRescorer, WordTree
 from lm.transformer_xl.shape import TransformerConfig
 from lm.transformer_xl.storage import load, read, save
 from lm.transformer_xl.vocabulary import Vocabulary
@@ -60,7 +60,7 @@ def test_a_tree_of_readings_says_what_each_by_itself_is_told(
     network: TransformerXL, before: list[str], tmp_path: Path
 ) -> None:
     save(tmp_path / "x.safetensors", network, WORDS)
-    reader = Reader(*read(tmp_path / "x.safetensors"), alike=99)
+    reader = NumpyRescorer(*read(tmp_path / "x.safetensors"), merge_after=99)
     *pauses, found = reader.slices(TEXTS, before)
     assert set(pauses) == {None}
     assert found == pytest.approx([by_itself(network, text, before) for text in TEXTS], abs=1e-3)
@@ -84,27 +84,27 @@ def test_a_word_sees_as_far_back_as_the_memory_reaches(tmp_path: Path) -> None:
             here, after = torch.tensor([line[start : start + 8]]), torch.tensor([line[start + 1 : start + 9]])
             found, memory = network.log_probs(here, after, memory)
             expected += float(found.sum())
-    reader = Reader.load(tmp_path / "x.safetensors")
+    reader = NumpyRescorer.load(tmp_path / "x.safetensors")
     assert log_probs(reader, [text])[0] == pytest.approx(expected, abs=1e-3)
 
 
 def test_what_readings_share_is_read_once() -> None:
-    tree = Tree([0], furthest=64, alike=4)
+    tree = WordTree([0], memory=64, merge_after=4)
     first, second = tree.add([2, 3, 4], 0), tree.add([2, 3, 5], 0)
     assert first[:2] == second[:2] == [(0, 2), (1, 3)]
     assert (first[2:], second[2:]) == ([(2, 4), (3, 0)], [(2, 5), (4, 0)])
-    words, ways = tree.laid_out()
+    words, ways = tree.as_arrays()
     assert words.tolist() == [0, 2, 3, 4, 5]
     assert ways[3, :5].tolist() == [3, 2, 1, 0, -1]
     assert ways[4, :5].tolist() == [4, 2, 1, 0, -1]
 
 
 def test_readings_meet_again_after_four_words_that_are_the_same() -> None:
-    tree = Tree([0], furthest=64, alike=4)
+    tree = WordTree([0], memory=64, merge_after=4)
     first, second = tree.add([2, 3, 4, 5, 6, 7, 8], 0), tree.add([2, 9, 4, 5, 6, 7, 8], 0)
     assert [node for node, _ in first] == [0, 1, 2, 3, 4, 5, 6, 7]
     assert [node for node, _ in second] == [0, 1, 8, 9, 10, 11, 6, 7]
-    words, ways = tree.laid_out()
+    words, ways = tree.as_arrays()
     assert words.tolist() == [0, 2, 3, 4, 5, 6, 7, 8, 9, 4, 5, 6]
     assert 2 in ways[7] and 8 not in ways[7]  # what follows sees the first reading's word
 
@@ -121,24 +121,24 @@ def test_who_repeats_himself_is_not_told_what_he_will_say(
     network: TransformerXL, tmp_path: Path, texts: list[str]
 ) -> None:
     save(tmp_path / "x.safetensors", network, WORDS)
-    found = log_probs(Reader.load(tmp_path / "x.safetensors"), texts)
+    found = log_probs(NumpyRescorer.load(tmp_path / "x.safetensors"), texts)
     assert found == pytest.approx([by_itself(network, text, []) for text in texts], abs=1e-3)
 
 
 def test_a_spared_word_costs_nothing(network: TransformerXL, tmp_path: Path) -> None:
     save(tmp_path / "x.safetensors", network, WORDS)
-    reader = Reader.load(tmp_path / "x.safetensors")
+    reader = NumpyRescorer.load(tmp_path / "x.safetensors")
     *_, dear = reader.slices(["w1 zebra w2"])
-    *_, spared = reader.slices(["w1 zebra w2"], spared={"zebra", "w2"})
-    assert dear is not None and spared is not None
-    assert spared[0] > dear[0] + math.log(20)
+    *_, exempt_words = reader.slices(["w1 zebra w2"], exempt_words={"zebra", "w2"})
+    assert dear is not None and exempt_words is not None
+    assert exempt_words[0] > dear[0] + math.log(20)
 
 
 def test_room_grows_with_the_words_and_not_with_their_square(tmp_path: Path) -> None:
     """Sixteen readings of 400 words, no two alike: 6,400 nodes, of which each knows its own way back and no more."""
     config = TransformerConfig(vocabulary=60, width=16, layers=1, heads=2, inner=32, memory=8, cutoffs=())
     save(tmp_path / "x.safetensors", TransformerXL(config), WORDS)
-    reader = Reader.load(tmp_path / "x.safetensors")
+    reader = NumpyRescorer.load(tmp_path / "x.safetensors")
     draw = np.random.default_rng(0)
     texts = [" ".join(f"w{number}" for number in draw.integers(0, 50, 400)) for _ in range(16)]
     tracemalloc.start()
@@ -151,7 +151,7 @@ def test_room_grows_with_the_words_and_not_with_their_square(tmp_path: Path) -> 
 def test_a_long_list_is_read_in_slices(network: TransformerXL, tmp_path: Path) -> None:
     save(tmp_path / "x.safetensors", network, WORDS)
     texts = [f"w{number} w2 w3" for number in range(40)]
-    *pauses, _ = Reader.load(tmp_path / "x.safetensors").slices(texts)
+    *pauses, _ = NumpyRescorer.load(tmp_path / "x.safetensors").slices(texts)
     assert len(pauses) == 1 + math.ceil((1 + 3 * 40) / SLICE_WORDS)
 
 
@@ -180,15 +180,15 @@ def test_eight_bits_say_nearly_the_same_in_a_quarter_of_the_room(tmp_path: Path)
         assert rounded[name].dtype == np.float32
         largest = np.abs(tensor).max(axis=-1, keepdims=True, initial=1e-4)
         assert (np.abs(rounded[name] - tensor) <= largest / 200).all(), name
-    found = log_probs(Reader.load(packed), TEXTS)
-    assert found == pytest.approx(log_probs(Reader.load(whole), TEXTS), rel=0.02)
+    found = log_probs(NumpyRescorer.load(packed), TEXTS)
+    assert found == pytest.approx(log_probs(NumpyRescorer.load(whole), TEXTS), rel=0.02)
     load(packed)  # PyTorch reads it as well: to be measured, to be gone on from
 
 
 def test_a_file_that_is_no_transformer_xl_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(b"no")
     with pytest.raises(LanguageError, match="no safetensors"):
-        Reader.load(tmp_path / "x.safetensors")
+        NumpyRescorer.load(tmp_path / "x.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -213,4 +213,4 @@ def test_a_file_that_is_not_whole_is_refused_before_anything_is_ranked(
     kept.pop(lost or "", None)
     save_file(kept, tmp_path / "x.safetensors", metadata)
     with pytest.raises(LanguageError, match=reason):
-        Reader.load(tmp_path / "x.safetensors")
+        NumpyRescorer.load(tmp_path / "x.safetensors")

@@ -24,10 +24,10 @@ from lm.rescore import (
     RescoreSettings,
     Rescoring,
     RescoringDecoder,
-    in_slices,
     log_probs,
+    rescore_in_slices,
 )
-from lm.rescore_figures import ranked, side_by_side, stairs
+from lm.rescore_figures import choose_weights, rescorer_subsets, stack_scores
 from lm.search_settings import SearchSettings
 from lm.tuning import ALPHABET, Clip, read_clips, tune, write
 from service.commands import main
@@ -46,7 +46,7 @@ class Fixed:
         self.scores = scores
 
     def slices(
-        self, texts: Sequence[str], before: Sequence[str] = (), spared: Collection[str] = ()
+        self, texts: Sequence[str], before: Sequence[str] = (), exempt_words: Collection[str] = ()
     ) -> Iterator[list[float] | None]:
         yield None
         yield [self.scores[text] for text in texts]
@@ -61,7 +61,7 @@ def rescore(
     settings: RescoreSettings,
     search: SearchSettings,
 ) -> tuple[Hypothesis, ...]:
-    *_, found = in_slices(n_best, rescorers, settings, search)
+    *_, found = rescore_in_slices(n_best, rescorers, settings, search)
     assert found is not None
     return found
 
@@ -97,9 +97,9 @@ def test_one_weight_a_rescorer() -> None:
 
 def test_a_search_that_trusts_the_language_half_as_much_trusts_its_ranking_half_as_much() -> None:
     settings = RescoreSettings(1.2, 0.5, (0.8,), searched=(1.0, 0.0))
-    more_lm, more_bonus, weights = settings.beside(SearchSettings(lm_weight=0.5, word_bonus=1.0))
+    more_lm, more_bonus, weights = settings.scaled_for(SearchSettings(lm_weight=0.5, word_bonus=1.0))
     assert (more_lm, more_bonus, *weights) == pytest.approx((0.1, 0.25, 0.4))
-    more_lm, more_bonus, weights = settings.beside(SearchSettings(lm_weight=1.0, word_bonus=0.0))
+    more_lm, more_bonus, weights = settings.scaled_for(SearchSettings(lm_weight=1.0, word_bonus=0.0))
     assert (more_lm, more_bonus, *weights) == pytest.approx((0.2, 0.5, 0.8))
 
 
@@ -142,7 +142,7 @@ def test_a_rescoring_decoder_ranks_again_when_an_utterance_ends(tmp_path: Path) 
 def test_readings_far_behind_are_given_up_unless_they_are_asked_for() -> None:
     class Told(Fixed):
         def slices(
-            self, texts: Sequence[str], before: Sequence[str] = (), spared: Collection[str] = ()
+            self, texts: Sequence[str], before: Sequence[str] = (), exempt_words: Collection[str] = ()
         ) -> Iterator[list[float] | None]:
             asked.append(len(texts))
             yield [0.0] * len(texts)
@@ -204,8 +204,8 @@ def test_steps_are_counted_with_weights_from_the_other_parts(part: list[int]) ->
     ]
     found = [(heard("b", -1.0), heard("a", -1.2))] * 4
     scores = [[[-9.0, -1.0]]] * 4
-    lists = side_by_side(clips, found, scores, SearchSettings(lm_weight=0.0, word_bonus=0.0))
-    plain, helped = (ranked(lists, np.array(part), ["helper"], used) for used in stairs(1))
+    lists = stack_scores(clips, found, scores, SearchSettings(lm_weight=0.0, word_bonus=0.0))
+    plain, helped = (choose_weights(lists, np.array(part), ["helper"], used) for used in rescorer_subsets(1))
     assert (plain.fair_errors, plain.best_errors) == (4, 4)
     assert (helped.fair_errors, helped.best_errors) == (0, 0)
     assert helped.rescorers == ("helper",)
@@ -214,8 +214,8 @@ def test_steps_are_counted_with_weights_from_the_other_parts(part: list[int]) ->
 def test_what_would_help_one_speaker_and_harm_the_others_is_not_counted() -> None:
     clips = [Clip("a", f"{speaker}.flac", np.zeros((1, 28), np.float32), speaker) for speaker in "xyz"]
     found = [(heard("b", -1.0), heard("a", -1.2)), *[(heard("a", -1.0), heard("b", -1.2))] * 2]
-    lists = side_by_side(clips, found, [[[-9.0, -1.0]]] * 3, SearchSettings(lm_weight=0.0, word_bonus=0.0))
-    step = ranked(lists, np.arange(3), ["helper"], (0,))
+    lists = stack_scores(clips, found, [[[-9.0, -1.0]]] * 3, SearchSettings(lm_weight=0.0, word_bonus=0.0))
+    step = choose_weights(lists, np.arange(3), ["helper"], (0,))
     assert (step.fair_errors, step.best_errors) == (1, 1)
     assert step.best_weights[1] == 0.0
 
