@@ -171,8 +171,7 @@ def write(tuned: TuningResult, folder: Path) -> tuple[Path, Path]:
     values, picture = folder / "tuned.json", folder / "tuned.png"
     best = asdict(tuned.best) | {"wer": tuned.best.rate}
     tried = [asdict(trial) | {"wer": trial.rate} for trial in tuned.tried]
-    write_file(values, json.dumps({"best": best, "tried": tried}, indent=1) + "
-")
+    write_file(values, json.dumps({"best": best, "tried": tried}, indent=1) + "\n")
     _draw(tuned, picture)
     return values, picture
 

@@ -2,17 +2,21 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from acoustic.framing import Samples
     from acoustic.runtime import Backend
     from acoustic.windows import LogProbs
     from lm.decoders import Decoder
+    from lm.hypothesis import Hypothesis
     from lm.language import Language
     from lm.search_settings import SearchSettings
-    from service.offline import CutRules, TimedWord
+    from service.core.events import Final
+    from service.core.stream_settings import StreamSettings
+    from service.offline import Network
 
 DECODERS = ("beam", "greedy", "pyctcdecode")
 
@@ -82,12 +86,28 @@ class Listener:
         search = _search_settings(arguments, suited(catalogue.find_description(model_of(arguments))[1]))
         return cls(backend, decoder, search, name)
 
-    def words(self, pieces: "Iterable[LogProbs]", rules: "CutRules | None" = None) -> "Iterator[TimedWord]":
-        """The words of one recording's log-probabilities."""
-        from service.offline import CutRules, words_of
+    def utterances(
+        self,
+        sound: "Iterable[Samples]",
+        network: "Network",
+        preset: "StreamSettings",
+        on_partial: "Callable[[Hypothesis], None] | None" = None,
+    ) -> "Iterator[Final]":
+        """The utterances of one recording, which end as those of a stream with these settings do."""
+        from service.offline import utterances_of
 
-        rules = rules or CutRules()
-        return words_of(pieces, self.decoder, self.settings, self.backend.config.alphabet, rules)
+        backend, rule = self.backend, preset.endpoint_rule
+        return utterances_of(
+            sound, network, self.decoder, self.settings, backend.config, backend.plan, rule, on_partial
+        )
+
+    def text(self, log_probs: "LogProbs") -> str:
+        """The words of log-probabilities that are one utterance from end to end."""
+        if not len(log_probs):
+            return ""
+        utterance = self.decoder.start(self.settings)
+        utterance.push(log_probs)
+        return " ".join(word.text for word in utterance.finish()[0].words)
 
 
 def open_from(arguments: argparse.Namespace) -> "Backend":

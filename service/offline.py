@@ -1,122 +1,74 @@
-"""A whole recording to words in this very process: a backend, a decoder, and cuts in long recordings.
+"""A whole recording to words in this very process: a backend, a decoder, and the segmenter that the service has too.
 
-For `silica transcribe` and `silica evaluate`. Live sound and many streams at once are `service.streams`.
+For `silica transcribe`. Live sound and many streams at once are `service.streams`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
-import numpy as np
-
-from acoustic.constants import OUTPUT_S
-from acoustic.windows import LogProbs
+from acoustic.config import ModelConfig
+from acoustic.constants import OUTPUT_SAMPLES, SAMPLE_RATE
+from acoustic.framing import Samples
+from acoustic.windows import LogProbs, WindowPlan
 from lm.decoders import Decoder, Utterance
 from lm.hypothesis import Hypothesis
 from lm.search_settings import SearchSettings
+from service.core.endpoint import EndpointRule, Quiet, Signal
+from service.core.energy import QuietFrames
+from service.core.events import Final
+from service.core.segmenter import Segmenter
+from service.core.transcript import Transcript
 
-QUIET_MASS = 0.95
-"""A frame with this much on blank and space says no letter."""
-
-
-@dataclass(frozen=True)
-class TimedWord:
-    """A word with its place in the recording."""
-
-    text: str
-    start_s: float
-    end_s: float
-    confidence: float
+Network = Callable[[Iterable[Samples]], Iterable[LogProbs]]
+"""Sound block by block to log-probabilities, in pieces."""
 
 
-@dataclass(frozen=True)
-class CutRules:
-    """When an utterance of a long recording may end: the longer it is, the shorter a pause will do. Of a short one the
-    readings that are ranked differ in more of its words than of a long one."""
+class _Measured:
+    """Sound that is measured as the network reads it; a network that reads it twice measures it anew."""
 
-    long_s: float = 5.0
-    pause_s: float = 0.6
-    longest_s: float = 60.0
+    def __init__(self, sound: Iterable[Samples]) -> None:
+        self._sound = sound
+        self.samples = 0
+        self.quiet = QuietFrames(Quiet())
 
-
-NEVER = CutRules(long_s=float("inf"), longest_s=float("inf"))
-
-
-def words_of(
-    pieces: Iterable[LogProbs],
-    decoder: Decoder,
-    settings: SearchSettings,
-    alphabet: str,
-    rules: CutRules = CutRules(),
-) -> Iterator[TimedWord]:
-    """The words of a recording, given out as its utterances end."""
-    for utterance in utterances_of(pieces, decoder, settings, alphabet, rules):
-        yield from utterance
+    def __iter__(self) -> Iterator[Samples]:
+        self.samples, self.quiet = 0, QuietFrames(Quiet())
+        for block in self._sound:
+            self.samples += block.size
+            self.quiet.push(block)
+            yield block
 
 
 def utterances_of(
-    pieces: Iterable[LogProbs],
+    sound: Iterable[Samples],
+    network: Network,
     decoder: Decoder,
     settings: SearchSettings,
-    alphabet: str,
-    rules: CutRules = CutRules(),
-    reading: Callable[[Hypothesis], None] | None = None,
-) -> Iterator[tuple[TimedWord, ...]]:
-    """The words of each utterance as it ends; `reading` is told the best reading of the open one meanwhile."""
-    cutter = _Cutter(alphabet, rules)
+    config: ModelConfig,
+    plan: WindowPlan,
+    rule: EndpointRule,
+    on_partial: Callable[[Hypothesis], None] | None = None,
+) -> Iterator[Final]:
+    """Each utterance as it ends, as a stream of this plan gives it; `on_partial` gets the best hypothesis meanwhile."""
+    measured, segmenter, transcript = _Measured(sound), Segmenter(rule, config, plan), Transcript()
     utterance: Utterance | None = None
-    begun = heard = 0
-    for log_probs in pieces:
-        for part, ends in cutter.parts(log_probs):
-            if utterance is None:
-                utterance, begun = decoder.start(settings), heard
-            utterance.push(part)
-            heard += len(part)
-            if ends:
-                yield _timed(utterance.finish()[0], begun)
+    start = done = 0
+
+    def final(ended: Utterance, frames: int, speech_final: bool) -> Final:
+        begin, end = start * OUTPUT_SAMPLES, min(frames * OUTPUT_SAMPLES, measured.samples)
+        alternatives = transcript.final(ended.finish(), begin, end)
+        return Final(0, begin / SAMPLE_RATE, end / SAMPLE_RATE, alternatives, speech_final)
+
+    for log_probs in network(measured):
+        for step in segmenter.walk(log_probs, measured.quiet):
+            if utterance is None:  # the first step of each utterance is STARTED
+                utterance, start = decoder.start(settings), done + step.frame - 1 - step.lead
+                continue
+            utterance.push(step.log_probs)
+            if step.signal in (Signal.ENDED, Signal.CUT):
+                yield final(utterance, done + step.frame, step.signal is Signal.ENDED)
                 utterance = None
-            elif reading is not None:
-                reading(utterance.best())
+            elif on_partial is not None:
+                on_partial(utterance.best())
+        done += len(log_probs)
     if utterance is not None:
-        yield _timed(utterance.finish()[0], begun)
-
-
-def _timed(hypothesis: Hypothesis, begun: int) -> tuple[TimedWord, ...]:
-    return tuple(
-        TimedWord(
-            word.text,
-            round((begun + word.first_frame) * OUTPUT_S, 3),
-            round((begun + word.end_frame) * OUTPUT_S, 3),
-            word.confidence,
-        )
-        for word in hypothesis.words
-    )
-
-
-class _Cutter:
-    """Splits outputs where an utterance may end; how they came in pieces changes no cut."""
-
-    def __init__(self, alphabet: str, rules: CutRules) -> None:
-        self._silent = [len(alphabet), *(index for index, letter in enumerate(alphabet) if letter == " ")]
-        self._rules = rules
-        self._length = self._quiet = 0
-
-    def parts(self, log_probs: LogProbs) -> Iterator[tuple[LogProbs, bool]]:
-        """Stretches of one utterance each, and whether the utterance ends with it."""
-        quiet = np.exp(log_probs[:, self._silent]).sum(axis=1) > QUIET_MASS
-        first = 0
-        for row, silent in enumerate(quiet.tolist()):
-            self._length += 1
-            self._quiet = self._quiet + 1 if silent else 0
-            if self._may_end():
-                yield log_probs[first : row + 1], True
-                first, self._length, self._quiet = row + 1, 0, 0
-        if first < len(log_probs):
-            yield log_probs[first:], False
-
-    def _may_end(self) -> bool:
-        seconds, pause_s = self._length * OUTPUT_S, self._quiet * OUTPUT_S
-        if seconds <= self._rules.long_s:
-            return False
-        # From a long pause to any silent frame at all, and at last in the middle of a word.
-        share = min(1.0, (seconds - self._rules.long_s) / (self._rules.longest_s - self._rules.long_s))
-        return pause_s >= self._rules.pause_s * (1.0 - share) and (self._quiet > 0 or share == 1.0)
+        yield final(utterance, done, speech_final=False)

@@ -155,7 +155,6 @@ def _score(listener: "Listener", line: dict[str, Any], arguments: argparse.Names
     from lm.score import character_errors, word_errors
     from lm.text import normalise
     from service.audio.files import read_mono
-    from service.offline import NEVER
 
     samples = read_mono(line["folder"] / line["audio"])
     began, began_cpu = time.perf_counter(), time.process_time()
@@ -163,7 +162,7 @@ def _score(listener: "Listener", line: dict[str, Any], arguments: argparse.Names
     if arguments.keep_log_probs:
         _keep(arguments.keep_log_probs / f"{Path(line['audio']).stem}.npy", log_probs)
     middle = time.perf_counter()
-    heard = " ".join(word.text for word in listener.words([log_probs], NEVER))
+    heard = listener.text(log_probs)
     ended, ended_cpu = time.perf_counter(), time.process_time()
     reference = normalise(line["text"])
     return {

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from acoustic.runtime import Backend
     from service.audio.resample import Samples
+    from service.core.events import Final
     from service.listening import Listener
     from service.transcripts import HeardWord
 
@@ -195,15 +196,22 @@ def _heard(
     listener: "Listener", sound: "Iterable[Samples]", streamed: bool, advance: Any
 ) -> Iterator["HeardWord"]:
     from acoustic.constants import OUTPUT_S
-    from service.transcripts import HeardWord
+    from service.core.stream_settings import OFFLINE
 
-    def counted() -> Iterator[Any]:
-        for piece in _pieces(listener.backend, sound, streamed):
+    def counted(blocks: "Iterable[Samples]") -> Iterator[Any]:
+        for piece in _pieces(listener.backend, blocks, streamed):
             yield piece
             advance(len(piece) * OUTPUT_S)
 
-    for word in listener.words(counted()):
-        yield HeardWord(word.text, word.start_s, word.end_s, round(word.confidence, 4))
+    for final in listener.utterances(sound, counted, OFFLINE):
+        yield from _words(final)
+
+
+def _words(final: "Final") -> Iterator["HeardWord"]:
+    from service.transcripts import HeardWord
+
+    for word in final.alternatives[0].words:
+        yield HeardWord(word.text, round(word.start_s, 3), round(word.end_s, 3), round(word.confidence, 4))
 
 
 def _watched(
@@ -221,9 +229,7 @@ def _watched(
     from service.clients.dictation import Dictation, Line
     from service.clients.live_screen import Screen
     from service.clients.mic import level_db
-    from service.core.events import Word
-    from service.offline import CutRules, utterances_of
-    from service.transcripts import HeardWord
+    from service.core.stream_settings import LIVE
 
     prints = arguments.format == "text" and not arguments.json and arguments.out is None
     if prints and several:
@@ -233,15 +239,15 @@ def _watched(
     began, told = time.monotonic(), 0
     unspoken = np.zeros(0, np.float32)
 
-    def read() -> Iterator[Any]:
+    def read(blocks: "Iterable[Samples]") -> Iterator[Any]:
         nonlocal unspoken
-        for block in sound:
+        for block in blocks:
             unspoken = np.concatenate([unspoken, block])
             yield block
 
-    def paced() -> Iterator[Any]:
+    def paced(blocks: "Iterable[Samples]") -> Iterator[Any]:
         nonlocal told, unspoken
-        for piece in _pieces(listener.backend, read(), True):
+        for piece in _pieces(listener.backend, read(blocks), True):
             spoken, unspoken = np.split(unspoken, [len(piece) * OUTPUT_SAMPLES])
             told += len(piece) * OUTPUT_SAMPLES
             time.sleep(max(0.0, began + told / SAMPLE_RATE - time.monotonic()))
@@ -253,18 +259,15 @@ def _watched(
     def reading(hypothesis: Any) -> None:
         dictation.partial = hypothesis.text
 
-    # A pause ends a line, as it would in a live stream.
-    rules = CutRules(long_s=0.5, pause_s=0.6, longest_s=30.0)
     found: list[HeardWord] = []
-    settings, alphabet = listener.settings, listener.backend.config.alphabet
     with screen:
         screen.state("listening")
-        for words in utterances_of(paced(), listener.decoder, settings, alphabet, rules, reading):
+        for final in listener.utterances(sound, paced, LIVE, reading):
             dictation.partial = ""
+            words = final.alternatives[0].words
             if words:
-                line = Line([Word(word.text, word.start_s, word.end_s, word.confidence) for word in words])
-                screen.finished([line])
-            found += [HeardWord(w.text, w.start_s, w.end_s, round(w.confidence, 4)) for w in words]
+                screen.finished([Line(list(words))])
+            found += _words(final)
     return found
 
 

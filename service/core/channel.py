@@ -1,7 +1,7 @@
 """One channel of a stream: sound into windows, outputs back into order, frames into utterances.
 
-A Finalize closes a segment: its windows are padded and flushed, and a fresh segment goes on. Frames of quiet
-never reach the decoder, but for a short lead before the first letter. No decoder, no queue, no clock here.
+A Finalize closes a segment: its windows are padded and flushed, and a fresh segment goes on. Which frames make an
+utterance is the segmenter's. No decoder, no queue, no clock here.
 """
 
 import math
@@ -16,15 +16,14 @@ from acoustic.config import ModelConfig
 from acoustic.constants import OUTPUT_S, OUTPUT_SAMPLES, SAMPLE_RATE
 from acoustic.windows import Heard, StreamWindows, Window, WindowPlan
 from lm.hypothesis import Hypothesis
-from service.core.endpoint import Endpointer, EndpointRule, Quiet, Signal
+from service.core.endpoint import Quiet, Signal, Speech
+from service.core.energy import QuietFrames
 from service.core.events import Alternative, Event, Final, Partial, SpeechStarted, UtteranceEnded
 from service.core.messages import Conclude, Hear, Push, Replay, WindowKey
-from service.core.segment import Frames, Heading, Segment
+from service.core.segment import Heading, Segment
+from service.core.segmenter import Frames, Segmenter, Step
 from service.core.stream_settings import StreamSettings
 from service.core.transcript import Transcript
-
-LEAD_FRAMES = 20
-"""Frames before the first letter that the decoder hears too."""
 
 Later = Callable[[], Event | None]
 """An event that is made when everything before it has been told."""
@@ -49,32 +48,31 @@ class Channel:
         self.number = number
         self.settings = settings
         self.transcript = Transcript()
-        self.endpointer = Endpointer(EndpointRule.of(settings.endpointing_ms, settings.max_utterance_s))
+        gap_ms = settings.utterance_end_ms
+        self.segmenter = Segmenter(
+            settings.endpoint_rule,
+            config,
+            plan,
+            candidates=settings.interim,
+            gap_frames=None if gap_ms is None else max(1, round(gap_ms / 1000 / OUTPUT_S)),
+        )
         self.done = False
         self.told_samples = 0
         self._quiet = Quiet()
-        ahead_s = plan.look_ahead_frames / config.frames_per_second
-        self._hurry = self.endpointer.rule.hurry_frames(math.ceil(ahead_s / OUTPUT_S))
-        # Energy is known as far ahead as the network looks, less its edge.
-        self._ahead = min(self.endpointer.rule.ahead_frames, max(0, math.floor(ahead_s / OUTPUT_S) - 1))
+        self._hurry = settings.endpoint_rule.hurry_frames(self.segmenter.look_ahead_frames)
         self._config, self._plan = config, plan
         self._hop_frames = plan.hop_frames
         self._segments: deque[Segment] = deque([self._new_segment(0, 0)])
         self._asked: set[WindowKey] = set()
         self._held: deque[Hear] = deque()
         self._memory = self._segments[0].windows.memory
-        self._lead: Frames = np.zeros((0, config.classes), np.float32)
         self._utterances: dict[int, OpenUtterance] = {}
         self._open: OpenUtterance | None = None
         self._begun = 0
         self._ended_at_samples = 0
         self._cut_in_speech = False
-        self._word_pending = False
         self._gap_told_s: float | None = None
-        gap_ms = settings.utterance_end_ms
-        self._gap_frames = None if gap_ms is None else max(1, round(gap_ms / 1000 / OUTPUT_S))
         self._wants = settings.interim or gap_ms is not None
-        self._space = config.alphabet.find(" ")
 
     # ---- sound in
 
@@ -92,7 +90,9 @@ class Channel:
     def push(self, samples: Frames) -> list[Hear]:
         """Take sound; answers the windows that may run now."""
         segment, ready, begin = self._segments[-1], [], 0
-        for end in self._measure(segment, samples):
+        for end, quiet in segment.quiet.push(samples):
+            if quiet not in self._hurry:
+                continue
             # Somebody may have finished: what can be heard of the end does not wait for the hop to fill.
             ready += self._ready(segment, segment.windows.push(samples[begin:end]), urgent=False)
             ready += self._ready(segment, segment.windows.cut_short(), urgent=False)
@@ -211,30 +211,11 @@ class Channel:
 
     # ---- inside
 
-    def _measure(self, segment: Segment, samples: Frames) -> list[int]:
-        """The energy of every new frame; answers after which samples a pause is long enough to hurry."""
-        held = segment.unmeasured.size
-        sound = np.concatenate([segment.unmeasured, samples]) if held else samples
-        whole = sound.size // OUTPUT_SAMPLES * OUTPUT_SAMPLES
-        segment.unmeasured = sound[whole:].copy()
-        # Sound that is not finite is the engine's to refuse; here it must only not warn.
-        with np.errstate(all="ignore"):
-            frames = sound[:whole].reshape(-1, OUTPUT_SAMPLES)
-            power = np.einsum("ij,ij->i", frames, frames) / OUTPUT_SAMPLES
-            energies_db = np.nan_to_num(10 * np.log10(power + 1e-10)).tolist()
-        hurries = []
-        for number, energy_db in enumerate(energies_db, start=1):
-            quiet = self._quiet.step(energy_db)
-            segment.quiet.append(quiet)
-            if quiet in self._hurry:
-                hurries.append(number * OUTPUT_SAMPLES - held)
-        return hurries
-
     def _new_segment(self, number: int, base_samples: int) -> Segment:
         windows = StreamWindows(self._config, self._plan)
         if self._hop_frames != self._plan.hop_frames:
             windows.change_hop(self._hop_frames)
-        return Segment(number, windows, base_samples)
+        return Segment(number, windows, base_samples, QuietFrames(self._quiet))
 
     def _ready(self, segment: Segment, windows: list[Window], urgent: bool) -> list[Hear]:
         now: list[Hear] = []
@@ -253,52 +234,35 @@ class Channel:
 
     def _frames(self, segment: Segment, log_probs: Frames, serial: int) -> Iterator[Push | Conclude | Later]:
         """Walk over new frames: open, feed and end utterances."""
-        lead = len(self._lead) if self._open is None else 0
-        rows = np.concatenate([self._lead, log_probs]) if lead else log_probs
-        quiet = np.exp(log_probs[:, self._config.blank])
-        if self._space >= 0:
-            quiet = quiet + np.exp(log_probs[:, self._space])
-        first, lowest = 0, 0
-        before = segment.frames_done - lead
-        for row, mass in enumerate((1.0 - quiet).tolist(), start=lead):
-            segment.frames_done += 1
-            signal = self.endpointer.step(mass, *segment.quiet_frames(self._ahead))
-            since = self.endpointer.frames_since_letter
-            if since == 0:
-                self._word_pending = True
-            if signal is Signal.STARTED:
-                first = max(lowest, row - LEAD_FRAMES)
-                self._begin(segment, before + first)
+        before = segment.frames_done
+        for step in self.segmenter.walk(log_probs, segment.quiet):
+            segment.frames_done = before + step.frame
+            if step.signal is Signal.STARTED:
+                frame = segment.frames_done - 1
+                self._begin(segment, frame - step.lead)
                 if not self._cut_in_speech:
-                    at_s = segment.position(before + row) / SAMPLE_RATE
-                    yield partial(SpeechStarted, self.number, at_s)
+                    yield partial(SpeechStarted, self.number, segment.position(frame) / SAMPLE_RATE)
                 self._cut_in_speech = False
-            elif signal is Signal.CANDIDATE and self.settings.interim:
-                serial += 1
-                yield self._push(segment, serial, rows[first : row + 1], True)
-                first = row + 1
-            elif signal in (Signal.ENDED, Signal.CUT):
-                self._cut_in_speech = signal is Signal.CUT and since == 0
-                yield self._push(segment, serial + 1, rows[first : row + 1], False, want=False)
+            elif step.signal in (Signal.ENDED, Signal.CUT):
+                cut_in_speech = self.segmenter.endpointer.frames_since_letter == 0
+                self._cut_in_speech = step.signal is Signal.CUT and cut_in_speech
+                yield self._push(segment, serial + 1, step.log_probs, False, want=False)
                 serial += 2
-                yield self._conclude(segment, serial, speech_final=signal is Signal.ENDED)
-                first = lowest = row + 1
-            if self._gap_frames is not None and since == self._gap_frames and self._word_pending:
-                self._word_pending = False
+                yield self._conclude(segment, serial, speech_final=step.signal is Signal.ENDED)
+            else:
                 if self._open is not None:
                     serial += 1
-                    yield self._push(segment, serial, rows[first : row + 1], False)
-                    first = row + 1
-                yield self._gap
-        if self._open is not None:
-            if first < len(rows):
-                likely = self.endpointer.state.value == "candidate"
-                yield self._push(segment, serial + 1, rows[first:], likely)
-            self._lead = self._lead[:0]
-        else:
-            self._lead = rows[max(lowest, len(rows) - LEAD_FRAMES) :].copy()
+                    yield self._push(segment, serial, step.log_probs, self._likely(step))
+                if step.signal is Signal.GAP:
+                    yield self._gap
+        segment.frames_done = before + len(log_probs)
+        if self._open is None:
             yield self._reached(segment)
         self._ask_soon(segment)
+
+    def _likely(self, step: Step) -> bool:
+        """Whether the utterance is probably over; while a gap is told, that was said before."""
+        return step.signal is not Signal.GAP and self.segmenter.endpointer.state is Speech.CANDIDATE
 
     def _ask_soon(self, segment: Segment) -> None:
         """In a pause the next window reaches no further than to where the utterance may end.
@@ -308,8 +272,8 @@ class Channel:
         """
         if not self._plan.carried:
             return
-        wait = self.endpointer.frames_to_next_question
-        if wait is not None and segment.quiet_in(wait):
+        wait = self.segmenter.endpointer.frames_to_next_question
+        if wait is not None and segment.quiet.quiet_in(wait):
             steps = math.ceil(wait * self._config.frames_per_output / self._config.stride_frames)
             segment.windows.shorten_next(steps * self._config.stride_frames)
 
@@ -336,8 +300,8 @@ class Channel:
         """The last frame of a segment is in: end its utterance, and say what was asked for."""
         finalize = segment.heading is Heading.FINALIZE
         end_samples = segment.base_samples + segment.samples
-        self.endpointer.flush()
-        self._lead, self._cut_in_speech = self._lead[:0], False
+        self.segmenter.flush()
+        self._cut_in_speech = False
         if self._open is not None:
             yield self._conclude(segment, serial + 1, speech_final=False, from_finalize=finalize)
         elif finalize:

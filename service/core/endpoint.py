@@ -71,6 +71,8 @@ class Signal(Enum):
     WITHDRAWN = "withdrawn"
     ENDED = "ended"
     CUT = "cut"
+    GAP = "gap"
+    """No letter for as long as somebody wants to be told of it (the segmenter's; the endpointer gives none)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +81,21 @@ class EndpointRule:
 
     silence_frames: int | None
     longest_frames: int
+    shortest_frames: int = 0
+    """Silence ends no utterance that is shorter, itself included."""
 
     @classmethod
-    def of(cls, endpointing_ms: int | None, max_utterance_s: float) -> "EndpointRule":
+    def of(
+        cls, endpointing_ms: int | None, max_utterance_s: float, min_utterance_s: float = 0.0
+    ) -> "EndpointRule":
         """From the settings of a stream."""
         silence = (
             None
             if endpointing_ms is None
             else max(LEAST_SILENCE_FRAMES, round(endpointing_ms / 1000 / OUTPUT_S))
         )
-        return cls(silence, max(PAUSE_FRAMES, round(max_utterance_s / OUTPUT_S)))
+        longest = max(PAUSE_FRAMES, round(max_utterance_s / OUTPUT_S))
+        return cls(silence, longest, round(min_utterance_s / OUTPUT_S))
 
     @property
     def half_frames(self) -> int | None:
@@ -123,6 +130,11 @@ class Endpointer:
         self.state = Speech.QUIET
         self.frames_since_letter = 0
         self._length_frames = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether an utterance has begun and not ended."""
+        return self.state is not Speech.QUIET
 
     @property
     def frames_to_next_question(self) -> int | None:
@@ -164,7 +176,7 @@ class Endpointer:
 
     def _silence(self, quiet_frames: int, quiet_ahead: int) -> Signal | None:
         run, half, limits = self.frames_since_letter, self.rule.half_frames, self.rule.letter_frames
-        if limits is not None:
+        if limits is not None and self._length_frames >= self.rule.shortest_frames:
             early, silence, alone = limits
             over = run >= early and quiet_ahead >= silence
             over = over or (run >= silence and quiet_frames >= silence // 2)

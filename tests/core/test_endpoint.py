@@ -101,6 +101,12 @@ def test_without_endpointing_only_the_length_ends_it() -> None:
     assert signals == [(0, Signal.STARTED), (374, Signal.CUT)]
 
 
+def test_silence_ends_no_utterance_that_is_shorter_than_the_least_length() -> None:
+    rule = EndpointRule.of(endpointing_ms=300, max_utterance_s=30, min_utterance_s=1)
+    signals = run(rule, SPEECH + [(BLANK, QUIET_DB)] * 100, looking_ahead=True)
+    assert signals == [(0, Signal.STARTED), (16, Signal.CANDIDATE), (49, Signal.ENDED)]
+
+
 def test_endless_speech_is_cut_at_the_limit_and_goes_on() -> None:
     rule = EndpointRule.of(endpointing_ms=300, max_utterance_s=2)
     signals = run(rule, [(LETTER, LOUD_DB)] * 250)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from service import stream as stream_module
-from service.core.channel import LEAD_FRAMES
 from service.core.events import Closed, Failed
 from service.core.messages import Effect, Input, Push
+from service.core.segmenter import LEAD_FRAMES
 from service.errors import ServiceError
 from service.stream import FILE_CREDIT, LIVE_CREDIT, MOST_MARKS
 from service.streams import Recogniser, StreamSettings

@@ -32,7 +32,7 @@ from lm.score import ErrorCounts, word_errors
 from tests.perf.rivals import Flashlight
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
-FRAME_S = 0.02
+OUTPUT_S = 0.02
 WIDTHS = (16, 64, 128)
 TEMPERATURES = {"peaky": 1.0, "soft": 2.0, "very soft": 3.0}
 HOTWORDS = (0, 10, 100, 200)
@@ -56,7 +56,7 @@ class Tally:
             self.least_s[place] = min(self.least_s[place], time.thread_time() - begin)
 
     def row(self, clips: list[tuple[Frames, str]]) -> dict[str, float]:
-        audio_s = sum(len(frames) for frames, _ in clips) * FRAME_S
+        audio_s = sum(len(frames) for frames, _ in clips) * OUTPUT_S
         errors = ErrorCounts()
         for (_, text), heard in zip(clips, self.heard, strict=True):
             errors += word_errors(text, heard)
@@ -142,7 +142,7 @@ def compare(clips: list[tuple[Frames, str]], ngram: NGram, seconds: float) -> li
             if temperature > 1.0 and audio_s >= seconds:
                 break
             chosen.append((softened(frames, temperature) if temperature > 1.0 else frames, text))
-            audio_s += len(frames) * FRAME_S
+            audio_s += len(frames) * OUTPUT_S
         for width in WIDTHS:
             settings = SearchSettings(width=width)
             for decode in decoders.values():
@@ -204,7 +204,7 @@ def hotwords(clips: list[tuple[Frames, str]], ngram: NGram) -> list[dict[str, An
             utterance.push(frames)
             utterance.finish()
         spent = time.thread_time() - begin
-        audio_s = sum(len(frames) for frames, _ in clips) * FRAME_S
+        audio_s = sum(len(frames) for frames, _ in clips) * OUTPUT_S
         table.append({"hotwords": count, "times_real_time": round(audio_s / spent)})
     return table
 

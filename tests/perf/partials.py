@@ -24,7 +24,7 @@ from lm.tuning import ALPHABET, Clip, read_clips
 from service.core.transcript import Transcript
 from service.scheduling.device import written_by
 
-FRAME_S = 0.02
+OUTPUT_S = 0.02
 HOP_FRAMES = 32
 AGREEMENTS = (0.0, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 
@@ -45,16 +45,16 @@ def measure(
             frames = clip.log_probs[first : first + HOP_FRAMES]
             utterance.push(frames)
             transcript.partial(utterance.best(), 0, len(clip.log_probs) * 320)
-            shown.append(((first + len(frames)) * FRAME_S, [word.text for word in transcript.shown]))
+            shown.append(((first + len(frames)) * OUTPUT_S, [word.text for word in transcript.shown]))
         final = utterance.finish()
         readings = transcript.final(final, 0, len(clip.log_probs) * 320)
         taken_back += transcript.revision_ratio * max(1, len(readings[0].words))
         words += len(final[0].words)
         errors += word_errors(clip.text, final[0].text)
-        shown.append((len(clip.log_probs) * FRAME_S, [word.text for word in final[0].words]))
+        shown.append((len(clip.log_probs) * OUTPUT_S, [word.text for word in final[0].words]))
         for place, word in enumerate(final[0].words):
             right = [len(texts) > place and texts[place] == word.text for _, texts in shown]
-            end_s = word.end_frame * FRAME_S
+            end_s = word.end_frame * OUTPUT_S
             seen.append(shown[right.index(True)][0] - end_s)
             for_good = len(right) - (right[::-1].index(False) if False in right else len(right))
             settled.append(shown[for_good][0] - end_s)
@@ -91,7 +91,7 @@ def main() -> None:
     today = datetime.now(UTC).date().isoformat()
     results: dict[str, Any] = {"date": today}
     lines = [
-        f"Measured {today} by tests/perf/partials.py; hops of {HOP_FRAMES * FRAME_S:.2f} s. Times run from the end of "
+        f"Measured {today} by tests/perf/partials.py; hops of {HOP_FRAMES * OUTPUT_S:.2f} s. Times run from the end of "
         "a word in the sound that was pushed; look-ahead, queue and computing come on top.",
     ]
     for name, folder in arguments.heard:

@@ -1,78 +1,93 @@
-"""Long recordings are cut where nobody speaks, and how their log-probabilities came in pieces changes no word."""
+"""A recording in this process ends its utterances where a stream of the service with the same settings does."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
+from acoustic.windows import StreamWindows
 from lm.decoders import open_decoder
 from lm.search_settings import SearchSettings
-from service.offline import NEVER, CutRules, TimedWord, utterances_of, words_of
+from service.core.events import Final
+from service.core.stream_settings import LIVE, OFFLINE, StreamSettings
+from service.offline import utterances_of
+from tests.core.plain_loop import PLAN, TINY, spelling_network, spoken, transcribe
 
-ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
-
-
-def spoken(text: str, frames_a_letter: int = 4) -> np.ndarray:
-    """Sure log-probabilities of a text: each letter, then blank; `_` is a second of silence."""
-    rows = []
-    for letter in text:
-        if letter == "_":
-            rows += [28] * 50
-        else:
-            rows += [ALPHABET.index(letter)] * 2 + [28] * (frames_a_letter - 2)
-    log_probs = np.full((len(rows), 29), np.log(1e-4), np.float32)
-    log_probs[np.arange(len(rows)), rows] = np.log(1 - 28e-4)
-    return log_probs
+LETTER_FRAMES = 3
+TEXTS = {
+    "short and long pauses": "yes " + "_" * 20 + "good morning to you all " * 5 + "_" * 15 + "good night" + "_" * 40,
+    "no pause": "good morning to you all " * 60,
+    "silence": "_" * 100,
+}  # fmt: skip
 
 
-def heard(pieces: list[np.ndarray], rules: CutRules = CutRules()) -> list[TimedWord]:  # noqa: B008 (frozen)
-    return list(words_of(pieces, open_decoder("greedy", ALPHABET), SearchSettings(), ALPHABET, rules))
+def network(text: str, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """The windows of a stream, each through a network that spells the text."""
+    stream, spell = StreamWindows(TINY, PLAN), spelling_network(spoken(text, LETTER_FRAMES))
+    for block in blocks:
+        yield from (spell(window).log_probs for window in stream.push(block))
+    yield from (spell(window).log_probs for window in stream.finish())
+
+
+def sound_of(text: str) -> np.ndarray:
+    """Loud where the text has letters, faint elsewhere."""
+    loud = np.repeat([0.001, *(0.001 if letter == "_" else 0.1 for letter in text)], 320 * LETTER_FRAMES)
+    noise = np.random.default_rng(0).normal(0, 1, loud.size + 7 * 320)
+    return (noise * np.append(np.full(7 * 320, 0.001), loud)).astype(np.float32)
+
+
+def utterances(text: str, preset: StreamSettings, block: int = 160_000) -> list[Final]:
+    sound = sound_of(text)
+    blocks = [sound[at : at + block] for at in range(0, len(sound), block)]
+    decoder, search = open_decoder("greedy", TINY.alphabet), SearchSettings()
+    rule = preset.endpoint_rule
+    return list(utterances_of(blocks, partial(network, text), decoder, search, TINY, PLAN, rule))
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("preset", [LIVE, OFFLINE], ids=["live", "offline"])
+def test_boundaries_are_those_of_a_stream_with_the_same_preset(text: str, preset: StreamSettings) -> None:
+    settings = replace(preset, decoder="greedy")
+    events = transcribe(spelling_network(spoken(text, LETTER_FRAMES)), sound_of(text)[None], settings)
+    assert utterances(text, preset) == [event for event in events if isinstance(event, Final)]
+
+
+def test_offline_a_pause_ends_no_utterance_of_a_word_or_two() -> None:
+    said = TEXTS["short and long pauses"]
+    assert [final.text for final in utterances(said, LIVE)] == [
+        "yes",
+        " ".join(["good morning to you all"] * 5),
+        "good night",
+    ]
+    assert [final.text for final in utterances(said, OFFLINE)] == [
+        "yes" + " good morning to you all" * 5,
+        "good night",
+    ]
+
+
+def test_speech_without_a_pause_is_cut_at_the_limit_of_its_preset() -> None:
+    said = TEXTS["no pause"]
+    for preset, limit_s in ((LIVE, 30.0), (OFFLINE, 60.0)):
+        first, *_ = found = utterances(said, preset)
+        assert first.end_s - first.start_s == pytest.approx(limit_s, abs=0.5)
+        assert "".join(final.text for final in found).replace(" ", "") == said.replace(" ", "")
 
 
 def test_words_carry_their_place_in_the_recording() -> None:
-    words = heard([spoken("_hello_ world_")])
-    assert [word.text for word in words] == ["hello", "world"]
-    assert words[0].start_s == pytest.approx(1.0, abs=0.05)
-    assert words[1].start_s == pytest.approx(1.0 + 0.4 + 1.0 + 0.08, abs=0.05)
+    (final,) = utterances("hello" + "_" * 10 + " world", OFFLINE)
+    first, second = final.alternatives[0].words
+    assert (first.text, second.text) == ("hello", "world")
+    assert first.start_s == pytest.approx(10 * 0.02, abs=0.05)
+    assert second.start_s == pytest.approx((10 + 16 * LETTER_FRAMES) * 0.02, abs=0.05)
 
 
-def test_pauses_cut_long_recordings_without_losing_or_moving_a_word() -> None:
-    log_probs = spoken("good morning to you all_ " * 12)
-    whole = heard([log_probs], NEVER)
-    cut = heard([log_probs], CutRules(long_s=3.0, pause_s=0.4, longest_s=9.0))
-    assert len(whole) == 60
-    assert [word.text for word in cut] == [word.text for word in whole]
-    assert [word.start_s for word in cut] == [word.start_s for word in whole]
+@pytest.mark.parametrize("block", [1_000, 16_000, 10_000_000])
+def test_the_blocks_make_no_difference(block: int) -> None:
+    said = TEXTS["short and long pauses"]
+    assert utterances(said, OFFLINE, block) == utterances(said, OFFLINE)
 
 
-def test_a_pause_ends_an_utterance_of_some_seconds_and_none_of_a_word_or_two() -> None:
-    decoder = open_decoder("greedy", ALPHABET)
-    log_probs = spoken("yes_ " + "good morning to you all " * 4 + "_ good night")
-    ended = utterances_of([log_probs], decoder, SearchSettings(), ALPHABET)
-    said = [" ".join(word.text for word in words) for words in ended]
-    assert said == ["yes" + " good morning to you all" * 4, "good night"]
-
-
-def test_the_pieces_make_no_difference() -> None:
-    log_probs = spoken("good morning to you all_ " * 6)
-    rules = CutRules(long_s=3.0, pause_s=0.4, longest_s=9.0)
-    pieces = np.array_split(log_probs, 37)
-    assert heard(pieces, rules) == heard([log_probs], rules)
-
-
-def test_speech_without_a_pause_is_cut_at_last() -> None:
-    class Counting:
-        started = 0
-        longest = 0
-
-        def __init__(self) -> None:
-            self.inner = open_decoder("greedy", ALPHABET)
-
-        def start(self, settings: SearchSettings) -> object:
-            Counting.started += 1
-            return self.inner.start(settings)
-
-    decoder = Counting()
-    log_probs = spoken("a" * 1_000, frames_a_letter=2)  # 40 s in which no frame is silent
-    rules = CutRules(long_s=3.0, pause_s=0.4, longest_s=9.0)
-    list(words_of([log_probs], decoder, SearchSettings(), ALPHABET, rules))  # type: ignore[arg-type]
-    assert Counting.started == 5
-    assert heard([], rules) == []
+def test_no_sound_has_no_utterance() -> None:
+    assert utterances("", OFFLINE) == []
