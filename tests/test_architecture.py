@@ -25,13 +25,6 @@ FILES = "acoustic.files"
 PURE = ("service/core", "service/dialects", "service/scheduling/planner.py")
 IMPURE = {"asyncio", "socket", "threading", "multiprocessing", "subprocess", "time", "aiohttp", "websockets"}
 LONGEST_FILE = 600
-# The last imports that close a circle. Remove them here with the change that removes them in service/.
-REMAINING_CIRCLES = {
-    ("service.stream", "service.streams"),
-    ("service.http.answers", "service.http.state"),
-    ("service.http.conversation", "service.http.state"),
-    ("service.http.conversation", "service.http.sessions"),
-}
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
 
 
@@ -85,11 +78,7 @@ def test_no_circles_between_modules() -> None:
     """Imports under TYPE_CHECKING and inside functions count."""
     modules = {module_name(path): path for path in sources()}
     arrows = {
-        name: {
-            used
-            for used in imported(path)
-            if used in modules and used != name and (name, used) not in REMAINING_CIRCLES
-        }
+        name: {used for used in imported(path) if used in modules and used != name}
         for name, path in modules.items()
     }
     done: set[str] = set()
