@@ -47,7 +47,7 @@ format: $(VENV)/.dev-$(DEVICE) ## put every file into the house's format
 
 bench: $(VENV)/.dev-$(DEVICE) ## streams a core, and the backends beside eager PyTorch; tests/perf has more, on data of yours
 	@$(BIN)/silica bench --device $(DEVICE) $(ARGS)
-	@$(BIN)/python -m tests.perf.acoustic
+	@$(BIN)/python -m benchmarks.acoustic
 
 docs: $(VENV)/.docs-$(DEVICE) ## write the generated pages of docs/, then build the documentation into build/docs
 	@$(BIN)/python scripts/docs

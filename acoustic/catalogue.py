@@ -1,7 +1,7 @@
 """Names to weights: the model in the box, the models a user imported or pulled, and files by path.
 
 Imported models live in `acoustic.files.models_folder`, one folder each. Where
-weights can be fetched from is in `acoustic.publishers`. PyTorch comes only with weights: listing is quick.
+weights can be fetched from is in `acoustic.downloads`. PyTorch comes only with weights: listing is quick.
 """
 
 import re
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acoustic.config import published
+from acoustic.architectures import published
+from acoustic.checkpoint_header import FILE_NAME, SUFFIX, describe, file_in
+from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
 from acoustic.files import models_folder
-from acoustic.header import FILE_NAME, SUFFIX, describe, file_in
-from acoustic.shape import ModelConfig
 
 if TYPE_CHECKING:
     from acoustic.checkpoint import Checkpoint, Dtype
 
-BOX = Path(__file__).parent / "pretrained"
-SHIPPED = "silica-small-en"
+PRETRAINED_FOLDER = Path(__file__).parent / "pretrained"
+DEFAULT_MODEL = "silica-streaming-en"
 UNTRAINED = "tiny"  # the one published shape that `find` gives weights to without training: tests stand on it
 
 
@@ -45,15 +45,15 @@ def check_name(name: str) -> str:
 
 def shipped_path() -> Path:
     """Where the model in the box lies when it is there."""
-    return BOX / (SHIPPED + SUFFIX)
+    return PRETRAINED_FOLDER / (DEFAULT_MODEL + SUFFIX)
 
 
 def default_name() -> str:
     """The model that is used when nobody names one."""
     if shipped_path().is_file():
-        return SHIPPED
+        return DEFAULT_MODEL
     raise AcousticError(
-        f"This copy of Silica has no model in the box ({SHIPPED}). Name one with --model: bring weights in "
+        f"This copy of Silica has no model in the box ({DEFAULT_MODEL}). Name one with --model: bring weights in "
         "with `silica models import PATH` or `silica models pull quartznet15x5-en`; "
         "`silica models list` shows what is here."
     )
@@ -61,7 +61,7 @@ def default_name() -> str:
 
 def locate(name: str) -> Path | None:
     """The checkpoint file of a named model, or None."""
-    if name == SHIPPED and shipped_path().is_file():
+    if name == DEFAULT_MODEL and shipped_path().is_file():
         return shipped_path()
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         path = models_folder() / name / FILE_NAME
@@ -71,7 +71,7 @@ def locate(name: str) -> Path | None:
 
 
 def find(name_or_path: str | Path) -> "Checkpoint":
-    """The checkpoint of that name, or in that file or folder (Silica's own or one an importer recognises)."""
+    """The checkpoint of that name, or in that file or folder (Silica's own or one an importer recognizes)."""
     from acoustic import checkpoint, importers
 
     name = str(name_or_path)
@@ -83,7 +83,7 @@ def find(name_or_path: str | Path) -> "Checkpoint":
     path = Path(name).expanduser()
     if name and path.exists() and name not in published:
         return importers.read(path)
-    if name == SHIPPED:
+    if name == DEFAULT_MODEL:
         default_name()  # says how to get one
     if name in published:
         raise AcousticError(
@@ -120,7 +120,7 @@ def untrained(config: ModelConfig, seed: int = 1) -> "Checkpoint":
         torch.manual_seed(seed)
         network = build(config)
     state = {key: value.clone() for key, value in network.state_dict().items()}
-    # Freshly initialised scores are so close to one another that every frame would read the same.
+    # Freshly initialized scores are so close to one another that every frame would read the same.
     state["output.weight"] *= 8.0
     return Checkpoint(config, state, {"title": f"{config.name}, untrained", "trained": False})
 
@@ -130,7 +130,7 @@ def install(name: str, model: "Checkpoint", dtype: "Dtype" = "fp16", *, replacin
     from acoustic import checkpoint
 
     folder = models_folder() / check_name(name)
-    if name == SHIPPED:
+    if name == DEFAULT_MODEL:
         raise AcousticError(f"{name} is the model in the box, and stays that: give yours another name.")
     if not replacing and (folder / FILE_NAME).exists():
         raise AcousticError(
@@ -143,8 +143,8 @@ def install(name: str, model: "Checkpoint", dtype: "Dtype" = "fp16", *, replacin
 def entries() -> Iterator[Entry]:
     """Everything that has a name: shipped and imported models first, then the published shapes."""
     if shipped_path().is_file():
-        yield Entry(SHIPPED, describe(shipped_path())[0], shipped_path(), "shipped")
-    seen = {SHIPPED}
+        yield Entry(DEFAULT_MODEL, describe(shipped_path())[0], shipped_path(), "shipped")
+    seen = {DEFAULT_MODEL}
     for name, path in _installed():
         if name not in seen:
             try:

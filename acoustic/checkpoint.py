@@ -1,7 +1,7 @@
 """One safe file for a model: tensors in safetensors, ModelConfig and model card as JSON in its metadata.
 
 Stored in FP32, FP16 or INT8 (with a scale for each output channel); read back as FP32. Nothing is unpickled.
-Folding batch norm away is in `acoustic.folding`; reading the metadata alone in `acoustic.header`.
+Folding batch norm away is in `acoustic.network.folding`; reading the metadata alone in `acoustic.checkpoint_header`.
 """
 
 import json
@@ -15,20 +15,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from acoustic.checkpoint_header import FORMAT, described, file_in
+from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
 from acoustic.files import replacing_file
-from acoustic.header import FORMAT, described, file_in
 from acoustic.network import Network, build
-from acoustic.shape import ModelConfig
 
 SCALE_SUFFIX = ".int8_scale"
-LARGEST_WEIGHT = 63
+MAX_WEIGHT = 63
 """INT8 weights use 7 of their 8 bits: without VNNI (AVX2) products of two neighbours are added in 16 bits,
 which saturate above 2 x 255 x 64. So a file gives the same words on every machine. It is stored in the very steps
 that it runs in: nothing is rounded twice."""
 
 Dtype = Literal["fp32", "fp16", "int8"]
-State = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Checkpoint:
     """A model at rest: its shape, its weights (FP32) and its card (title, licence, sources, figures)."""
 
     config: ModelConfig
-    state: State
+    state: StateDict
     card: Mapping[str, Any] = field(default_factory=dict)
 
     def network(self) -> Network:
@@ -47,7 +47,7 @@ class Checkpoint:
         return network.eval()
 
 
-def load_state(network: Network, state: State) -> None:
+def load_state(network: Network, state: StateDict) -> None:
     """Put weights into a network; one that does not fit is refused in words."""
     expected = network.state_dict()
     missing = sorted(set(expected) - set(state))
@@ -76,13 +76,13 @@ def save(
 ) -> Path:
     """Write a checkpoint. The file appears whole or not at all."""
     path = file_in(Path(folder_or_file))
-    stored: State = {}
+    stored: StateDict = {}
     for name, tensor in state.items():
         plain = tensor.detach().to("cpu").contiguous()
         if not plain.is_floating_point():
             stored[name] = plain.clone()
         elif dtype == "int8" and plain.dim() >= 2:
-            stored[name], stored[name + SCALE_SUFFIX] = quantise(plain)
+            stored[name], stored[name + SCALE_SUFFIX] = quantize(plain)
         else:
             stored[name] = plain.to(torch.float32 if dtype == "fp32" else torch.float16).clone()
             if not torch.isfinite(stored[name]).all():
@@ -112,20 +112,20 @@ def load(path: str | Path) -> Checkpoint:
     return Checkpoint(config, dict(_restored(file, stored)), card)
 
 
-def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """A weight as INT8 and one scale for each output channel, so that weight = int8 * scale."""
     flat = weight.float().flatten(1)
-    scale = (flat.abs().amax(dim=1) / LARGEST_WEIGHT).clamp(min=1e-12)
+    scale = (flat.abs().amax(dim=1) / MAX_WEIGHT).clamp(min=1e-12)
     whole = torch.round(flat / scale[:, None]).to(torch.int8)
     return whole.reshape(weight.shape).contiguous(), scale
 
 
-def rounded(checkpoint: Checkpoint) -> Checkpoint:
+def quantize_checkpoint(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint as it comes back from a file of INT8 weights."""
-    state: State = {}
+    state: StateDict = {}
     for name, tensor in checkpoint.state.items():
         if tensor.is_floating_point() and tensor.dim() >= 2:
-            whole, scale = quantise(tensor)
+            whole, scale = quantize(tensor)
             tensor = _multiplied(whole, scale)
         elif tensor.is_floating_point():
             tensor = tensor.half().float()

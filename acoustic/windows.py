@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from acoustic.carried import Memory, State
+from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
-from acoustic.framing import Samples, frame_count, sample_span
-from acoustic.loudness import Loudness
-from acoustic.shape import ModelConfig
+from acoustic.features.framing import Samples, frame_count, sample_span
+from acoustic.features.limiter import LevelLimiter
+from acoustic.stream_state import NormalizationState, StreamState
 
 LogProbs = npt.NDArray[np.float32]
 
 # The longest left context that is taken whole. A model that reaches further gets the context it was measured
 # with (the table in acoustic/README.md): QuartzNet 15x5 reaches 40 s back and needs less than three.
 WHOLE_CONTEXT_S = 4.0
-LONGEST_LOOK_AHEAD_S = 0.8
+MAX_LOOK_AHEAD_S = 0.8
 CARRIABLE = ("fixed", "causal")
-"""Normalisations that go with carried state; causal normalisation goes with nothing else."""
+"""Normalizations that go with carried state; causal normalization goes with nothing else."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class WindowPlan:
     left_frames: int
     hop_frames: int
     look_ahead_frames: int
-    carried: bool = False
+    stateful: bool = False
     """Left context is not heard again: the state of every convolution travels from window to window."""
 
     @property
@@ -54,10 +54,10 @@ class Span:
     keep_first: int
     keep_end: int
     new_first: int
-    """The first frame that no earlier window has heard: running normalisation counts from here."""
+    """The first frame that no earlier window has heard: running normalization counts from here."""
     last: bool
     """The sound ends here: the front end closes its edge, the network pads as at the end of any recording."""
-    carried: bool = False
+    stateful: bool = False
     """What was heard before `first_frame` is in the window's memory; window 0 begins without."""
 
     @property
@@ -77,49 +77,49 @@ class Window:
 
     samples: Samples
     span: Span
-    memory: Memory | State | None = None
-    """What the stream has shown before this window, for running normalisation or as the network's carried
+    memory: NormalizationState | StreamState | None = None
+    """What the stream has shown before this window, for running normalization or as the network's carried
     state. None: nothing, or not needed."""
 
 
 @dataclass(frozen=True)
-class Heard:
+class WindowOutput:
     """What a backend made of one window."""
 
     span: Span
     log_probs: LogProbs
     """[kept outputs, classes], natural logarithm; empty when `error` is set."""
-    memory: Memory | State | None = None
+    memory: NormalizationState | StreamState | None = None
     error: str | None = None
     """Why this one window could not be heard (sound or numbers that are not finite)."""
 
 
-def default_plan(config: ModelConfig, *, carried: bool = False) -> WindowPlan:
+def default_plan(config: ModelConfig, *, stateful: bool = False) -> WindowPlan:
     """The windows a model is streamed with unless somebody asks for others.
 
     Bounded contexts are taken whole: streaming then hears exactly what a whole recording hears. For the
     symmetric models, trained on whole utterances, the figures are those of the table in acoustic/README.md.
     carried: the backend can carry state; models for which that is worth it are streamed so. Those with causal
-    normalisation always are.
+    normalization always are.
     """
     bounded_left = config.left_frames <= WHOLE_CONTEXT_S * config.frames_per_second
-    bounded_right = config.look_ahead_frames <= LONGEST_LOOK_AHEAD_S * config.frames_per_second
+    bounded_right = config.look_ahead_frames <= MAX_LOOK_AHEAD_S * config.frames_per_second
     plan = plan_for(
         config,
         left_s=config.left_frames / config.frames_per_second if bounded_left else 2.56,
         hop_s=0.64,
         look_ahead_s=config.look_ahead_frames / config.frames_per_second if bounded_right else 0.8,
     )
-    wanted = carried or config.features.normalise == "causal"
-    return replace(plan, left_frames=0, carried=True) if wanted and carries(config) else plan
+    wanted = stateful or config.features.normalize == "causal"
+    return replace(plan, left_frames=0, stateful=True) if wanted and supports_stream_state(config) else plan
 
 
-def carries(config: ModelConfig) -> bool:
+def supports_stream_state(config: ModelConfig) -> bool:
     """Whether a model is streamed with carried state where a backend can: its look-ahead is bounded, no frame
-    depends on how later ones are normalised, and it reaches further back than a hop."""
-    rate, normalise = config.frames_per_second, config.features.normalise
-    bounded = config.look_ahead_frames <= LONGEST_LOOK_AHEAD_S * rate
-    return bounded and normalise in CARRIABLE and (normalise == "causal" or config.left_frames > 0.64 * rate)
+    depends on how later ones are normalized, and it reaches further back than a hop."""
+    rate, normalize = config.frames_per_second, config.features.normalize
+    bounded = config.look_ahead_frames <= MAX_LOOK_AHEAD_S * rate
+    return bounded and normalize in CARRIABLE and (normalize == "causal" or config.left_frames > 0.64 * rate)
 
 
 def plan_for(config: ModelConfig, left_s: float, hop_s: float, look_ahead_s: float) -> WindowPlan:
@@ -151,10 +151,10 @@ class StreamWindows:
         _check(config, plan)
         self.config = config
         self.plan = plan
-        self.needs_order = config.features.normalise == "running" or plan.carried
+        self.needs_order = config.features.normalize == "running" or plan.stateful
         """Window k+1 may run only after Heard k came back: fetch it again with `renewed` then."""
-        self.memory: Memory | State | None = None
-        self._loudness = Loudness(config.features) if config.features.loudest_db is not None else None
+        self.memory: NormalizationState | StreamState | None = None
+        self._loudness = LevelLimiter(config.features) if config.features.max_level_db is not None else None
         self._usual: WindowPlan | None = None  # while the next window alone is cut with another hop
         self._index = 0
         self._kept_frames = 0  # feature frames whose outputs earlier windows keep
@@ -243,10 +243,10 @@ class StreamWindows:
             larger[: self._filled] = self._buffer[: self._filled]
             self._buffer = larger
 
-    def heard(self, heard: Heard) -> None:
+    def accept(self, output: WindowOutput) -> None:
         """Take back what the windows to come need of a window: the memory, or the carried state."""
-        if self.needs_order and heard.memory is not None:
-            self.memory = heard.memory
+        if self.needs_order and output.memory is not None:
+            self.memory = output.memory
 
     def renewed(self, window: Window) -> Window:
         """The window with what the stream has shown until now: for a window that had to wait its turn."""
@@ -263,7 +263,7 @@ class StreamWindows:
             keep_end=(keep + self.plan.hop_frames) // every,
             new_first=keep + self.plan.look_ahead_frames if self._index else 0,
             last=False,
-            carried=self.plan.carried,
+            stateful=self.plan.stateful,
         )
 
     def _sound(self, span: Span) -> tuple[int, int]:
@@ -310,10 +310,10 @@ def _check(config: ModelConfig, plan: WindowPlan) -> None:
         )
     if plan.left_frames < 0 or plan.look_ahead_frames < 0:
         raise AcousticError(f"{plan}: contexts cannot be negative.")
-    if not plan.carried:
-        if config.features.normalise == "causal":
+    if not plan.stateful:
+        if config.features.normalize == "causal":
             raise AcousticError(
-                f"{plan}: causal normalisation needs carried state. default_plan() carries it."
+                f"{plan}: causal normalization needs carried state. default_plan() carries it."
             )
         return
     if plan.left_frames or plan.look_ahead_frames < config.look_ahead_frames:
@@ -321,9 +321,9 @@ def _check(config: ModelConfig, plan: WindowPlan) -> None:
             f"{plan}: carried state takes the place of all left context and needs the whole look-ahead of "
             f"{config.look_ahead_frames} frames."
         )
-    if config.features.normalise not in CARRIABLE:
+    if config.features.normalize not in CARRIABLE:
         raise AcousticError(
-            f"Carried state goes with fixed or causal normalisation, not {config.features.normalise}."
+            f"Carried state goes with fixed or causal normalization, not {config.features.normalize}."
         )
 
 

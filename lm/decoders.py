@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.errors import LanguageError
-from lm.hotwords import Hotword
 from lm.hypothesis import Hypothesis
-from lm.search_settings import SearchSettings
+from lm.search.hotwords import Hotword
+from lm.search.settings import SearchSettings
 
 if TYPE_CHECKING:
-    from lm.ngram import NGram
+    from lm.ngram.trie import NGram
 
 __all__ = ["Decoder", "DecoderKind", "Hotword", "SearchSettings", "Utterance", "open_decoder"]
 
@@ -50,15 +50,15 @@ def open_decoder(kind: DecoderKind, alphabet: str, ngram: "NGram | None" = None)
     if len(set(alphabet)) != len(alphabet) or not alphabet:
         raise LanguageError(f"The alphabet {alphabet!r} is empty or names a character twice.")
     if kind == "greedy":
-        from lm.greedy import GreedyDecoder
+        from lm.search.greedy import GreedyDecoder
 
         return GreedyDecoder(alphabet)
     if kind == "beam":
-        from lm.beam import BeamDecoder
+        from lm.search.beam import BeamDecoder
 
         return BeamDecoder(alphabet, ngram)
     if kind == "pyctcdecode":
-        from lm.whole_utterance import PyctcdecodeDecoder
+        from lm.search.pyctcdecode import PyctcdecodeDecoder
 
         return PyctcdecodeDecoder(alphabet, ngram)
     raise LanguageError(f"There is no decoder {kind!r}: expected one of {', '.join(DECODER_KINDS)}.")

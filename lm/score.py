@@ -1,6 +1,6 @@
 """How far what was heard is from what was said: word and character errors, and the alignment behind them.
 
-Both texts are compared as they stand; pass them through lm.text.normalise first when they come from people.
+Both texts are compared as they stand; pass them through lm.text.normalize.normalize first when they come from people.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The folder that scripts/train_box.sh learns from, made in three minutes: all training speech as plain WAV.
+"""The folder that scripts/train_shipped_model.sh learns from, made in three minutes: all training speech as plain WAV.
 
     python scripts/gather_speech.py SHARED MIRROR DATA
 
@@ -25,7 +25,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from acoustic.constants import SAMPLE_RATE
-from training.data.sound import read_clip
+from training.data.audio import read_clip
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ its memory 37 GB are held, 9 of them for 80 hours of sound. Where Silica is not 
 
 With --pieces 2 the average comes in two halves as well, for a way that lets only small files through. Join them again
 with `cat mean-4611.?of2 > mean.safetensors`, where 4611 is the step that both were written at. FP16 and two
-pieces make 11.5 MB each. Average the result with its beginning (scripts/mean_weights.py), then release it.
+pieces make 11.5 MB each. Average the result with its beginning (scripts/average_checkpoints.py), then release it.
 """
 
 import argparse
@@ -47,16 +47,16 @@ from acoustic import checkpoint
 from acoustic.catalogue import find
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
-from training.ahead import ahead
-from training.alteration import NO_MASKS
 from training.augment import Banks
-from training.distill import Ramp
+from training.augment.config import NO_MASKS
+from training.distillation.blockwise import BlockwiseObjective, BlockwiseTeacher, attach_stages
+from training.distillation.objective import Ramp
 from training.errors import TrainingError
-from training.finetune import start_from
-from training.optimisers import build_optimiser
-from training.precision import Precision, quickest
+from training.optim.optimizers import build_optimizer
 from training.recipe import Recipe, with_settings
-from training.stages import StagedObjective, StageTeacher, attach_stages
+from training.run.finetune import start_from
+from training.run.precision import Precision, quickest
+from training.run.prefetch import prefetch
 
 MARGIN_S = 4.0
 """The sitting ends so long before its end, to write what it made."""
@@ -97,7 +97,7 @@ def starting(arguments: argparse.Namespace) -> Checkpoint:
         say(f"goes on from {mean}")
         return checkpoint.load(mean)
     if Path(arguments.start).is_dir():
-        from training.release import (
+        from training.export import (
             trained_model,
         )  # with all that serves a model, which a lent machine may lack
 
@@ -109,8 +109,8 @@ def checked(recipe: Recipe) -> Recipe:
     """What a sitting does not do is refused."""
     if recipe.masks.time_masks or recipe.masks.mel_masks or recipe.masks.rectangles:
         raise TrainingError("This recipe masks features, which a sitting does not: set its masks to 0.")
-    if recipe.optimiser.clip:
-        raise TrainingError("This recipe clips gradients, which a sitting does not: set optimiser.clip=0.")
+    if recipe.optimizer.clip:
+        raise TrainingError("This recipe clips gradients, which a sitting does not: set optimizer.clip=0.")
     return recipe
 
 
@@ -142,10 +142,10 @@ def prepare(arguments: argparse.Namespace, device: torch.device, pool: Any) -> S
     model = model.to(device).train()
     part = recipe.stages
     attach_stages(model, part.by)
-    teacher = StageTeacher(packed.teacher, part.of, device, config.features)
+    teacher = BlockwiseTeacher(packed.teacher, part.of, device, config.features)
     teacher.scales, teacher.shares = packed.scales, [share.to(device) for share in packed.shares]
     banks = read_noise(arguments.packed, packed, device, pool)
-    objective = StagedObjective(  # says which stages do not fit
+    objective = BlockwiseObjective(  # says which stages do not fit
         config=config,
         device=device,
         teacher=teacher,
@@ -155,23 +155,23 @@ def prepare(arguments: argparse.Namespace, device: torch.device, pool: Any) -> S
         banks=banks,
         masks=NO_MASKS,
     )
-    shapes = batch_shapes(config, recipe.augment, arguments.seconds, recipe.data.longest_s)
+    shapes = batch_shapes(config, recipe.augment, arguments.seconds, recipe.data.max_duration_s)
     hours, seed = arguments.hours, recipe.run.seed
     sound = Sound(
         arguments.packed, shapes, config.alphabet, device, pool=pool, hours=hours, seed=seed, tell=say
     )
     say(f"{recipe.augment}")
-    optimiser = build_optimiser(
-        recipe.optimiser.name,
+    optimizer = build_optimizer(
+        recipe.optimizer.name,
         model,
         rate=arguments.rate,
-        betas=(recipe.optimiser.betas[0], recipe.optimiser.betas[1]) if recipe.optimiser.betas else None,
-        decay=recipe.optimiser.decay,
-        momentum=recipe.optimiser.momentum,
+        betas=(recipe.optimizer.betas[0], recipe.optimizer.betas[1]) if recipe.optimizer.betas else None,
+        decay=recipe.optimizer.decay,
+        momentum=recipe.optimizer.momentum,
     )
     every, decay = config.frames_per_output, recipe.run.average_decay
     ear = Ear(teacher, objective.front_end, shapes, recipe.augment, banks, every, device)
-    learner = Learner(model, config, teacher, part, optimiser, device, decay)
+    learner = Learner(model, config, teacher, part, optimizer, device, decay)
     return Sitting(start, sound, ear, learner)
 
 
@@ -232,7 +232,7 @@ def train(arguments: argparse.Namespace, sitting: Sitting, end: End) -> None:
             step += 1
 
     np.finfo(np.float32), np.finfo(np.float64)  # looked up here: the thread ahead has no smallest numbers
-    coming = ahead(batches(), sitting.ear.hear, depth=AHEAD)
+    coming = prefetch(batches(), sitting.ear.hear, depth=AHEAD)
     began = saved = time.time()
     seconds, waited, since = 0.0, 0.0, 0
     sums = torch.zeros(1 + len(learner.part.by), device=learner.device)

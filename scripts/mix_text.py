@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lm.corpus import normal_lines, sentences
-from lm.recipe import Part, read_recipe
-from lm.spelled import spelled_lines
-from lm.text import normalise
+from lm.ngram.recipe import Part, read_recipe
+from lm.text.corpus import normal_lines, sentences
+from lm.text.normalize import normalize
+from lm.text.spelled_letters import spelled_lines
 
 RUN_LINES, RUN_WORDS, SPELLED_RUN_LINES = 60, 2400, 8
 SENTENCES_A_LINE, HOW_OFTEN = (1, 2, 3), (5, 3, 2)
@@ -77,7 +77,7 @@ def books(path: Path, words: int, draw: random.Random) -> Runs:
             run: list[str] = []
             while length(run) < RUN_WORDS and (paragraph := file.readline()):
                 text = paragraph.decode("utf-8", "ignore").rstrip("\n")
-                run += joined([normal for each in sentences(text) if (normal := normalise(each))], draw)
+                run += joined([normal for each in sentences(text) if (normal := normalize(each))], draw)
             runs.append(run)
             read += length(run)
     return runs

@@ -1,9 +1,10 @@
 """Everything that scripts/gpu_sitting.py trains on, in files small enough to be carried to a GPU one by one.
 
-    python scripts/pack_sitting.py DATA OUT [--recipe silica-staged] [--kilobits 13] [--part-megabytes 58]
+    python scripts/pack_sitting.py DATA OUT [--recipe silica-streaming] [--kilobits 13] [--part-megabytes 58]
         [--first-megabytes 6]
 
-DATA is the folder that scripts/gather_speech.py makes, labelled as scripts/train_box.sh does it. OUT gets models.pt
+DATA is the folder that scripts/gather_speech.py makes, labelled as scripts/train_shipped_model.sh does it. OUT gets
+models.pt
 (recipe, teacher, impulse responses), noise.zip, and part-00.zip, part-01.zip ...: the recipe's clips, shuffled, as
 Opus packets with their texts, 11 hours in 58 MB at 13 kbit/s. Training begins with the first part there and the others
 on their way; the first is small, as models.pt (37 MB), noise.zip and the network to begin with travel beside it. A
@@ -32,14 +33,14 @@ from sitting.sound import LOUDEST
 from acoustic.catalogue import find
 from acoustic.constants import SAMPLE_RATE
 from acoustic.errors import AcousticError
-from training.assemble import read_material, shape_of
-from training.data.feed import encode
+from training.data.audio import ClipError, read_clip
+from training.data.loader import encode
 from training.data.manifests import Clip, read_manifest
 from training.data.noise import read_banks
-from training.data.sound import ClipError, read_clip
+from training.distillation.blockwise import BlockwiseTeacher
 from training.errors import TrainingError
 from training.recipe import Recipe, load_recipe, with_settings
-from training.stages import StageTeacher
+from training.run.build import read_material, shape_of
 
 NOISE_KILOBITS = 24
 LOUDEST_NOISE = 12.0
@@ -56,10 +57,10 @@ def whole(samples: np.ndarray, top: float = 1.0) -> opus.Samples:
     return np.round(samples.clip(-top, top) / top * LOUDEST).astype(np.int16)
 
 
-def start_encoder(kilobits: float, longest_s: float) -> None:
+def start_encoder(kilobits: float, max_duration_s: float) -> None:
     """In each process."""
     global _encoder, _longest
-    _encoder, _longest = opus.Encoder(round(kilobits * 1000)), int((longest_s + SPARE_S) * SAMPLE_RATE)
+    _encoder, _longest = opus.Encoder(round(kilobits * 1000)), int((max_duration_s + SPARE_S) * SAMPLE_RATE)
 
 
 def packed(path: Path) -> tuple[int, bytes] | str:
@@ -139,7 +140,7 @@ def write_parts(
 def write_rest(out: Path, recipe: Recipe, data: Path, clips: Sequence[Clip]) -> None:
     """The teacher and what it measures, and the noise."""
     config, teacher = shape_of(recipe), find(recipe.stages.teacher)
-    measured = StageTeacher(teacher, recipe.stages.of, torch.device("cpu"), config.features)
+    measured = BlockwiseTeacher(teacher, recipe.stages.of, torch.device("cpu"), config.features)
     measured.measure(clips)
     responses = None
     (out / NOISE).unlink(missing_ok=True)
@@ -183,7 +184,7 @@ def pack(arguments: argparse.Namespace) -> None:
         old.unlink()
     if carried is not None:
         shutil.copy(carried, out / opus.CARRIED)
-    start = (arguments.kilobits, recipe.data.longest_s)
+    start = (arguments.kilobits, recipe.data.max_duration_s)
     # Before PyTorch has threads of its own, which do not survive in a copy of the process.
     with multiprocessing.get_context("fork").Pool(arguments.processes, start_encoder, start) as pool:
         write_rest(out, replace(recipe, source=recipe.source or arguments.recipe), data, material.train)
@@ -199,7 +200,9 @@ def main() -> None:
     )
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--recipe", default="silica-staged", help="a name or a .toml (default: %(default)s)")
+    parser.add_argument(
+        "--recipe", default="silica-streaming", help="a name or a .toml (default: %(default)s)"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="PART.NAME=VALUE", help="another value in the recipe"
     )

@@ -1,4 +1,4 @@
-"""Words that the recordings lack, spoken by a small neural synthesiser: a folder of training clips.
+"""Words that the recordings lack, spoken by a small neural synthesizer: a folder of training clips.
 
     pip install hibari-tts==0.2.1
     python scripts/speak_text.py DATA OUT [--hours 12] [--seed 1] [--texts FOLDER]
@@ -38,8 +38,8 @@ TEXTS = Path(__file__).parents[1] / "lm" / "pretrained" / "recipe.toml"
 WORDS = (5, 38)
 MOST = 1_500_000
 """Sentences to choose from: whole libraries of books do not fit into memory as words."""
-SHORTEST_S, LONGEST_S = 1.0, 16.5
-SYNTHESISED_HZ = 24_000
+MIN_S, MAX_DURATION_S = 1.0, 16.5
+SYNTHESIZED_HZ = 24_000
 VOICED_HZ = 40.0
 """Below it hibari means that nothing vibrates."""
 _WORDS = re.compile(r"[a-z']+")
@@ -118,7 +118,7 @@ class Speaker:
         import hibari
         from hibari import dsp
 
-        self.voice, self.synthesise = hibari.Hibari(threads=1), dsp.synth
+        self.voice, self.synthesize = hibari.Hibari(threads=1), dsp.synth
 
     def say(self, text: str, draw: np.random.Generator) -> Floats:
         lower = draw.random() < 0.5
@@ -140,7 +140,7 @@ class Speaker:
                 mouth = _mouth(len(harmonic), pitch, draw)
             slope = (tilt * (np.linspace(0, 1, len(harmonic)) - 0.2)).astype(np.float32)[:, None]
             parts.append(
-                self.synthesise(
+                self.synthesize(
                     _stretched(harmonic, mouth) + slope,
                     _stretched(turn, mouth),
                     _stretched(noise, mouth) + slope + breath,
@@ -152,7 +152,7 @@ class Speaker:
             )
         if not parts:
             return np.zeros(0, np.float32)
-        samples = soxr.resample(np.concatenate(parts), SYNTHESISED_HZ, SAMPLE_RATE)
+        samples = soxr.resample(np.concatenate(parts), SYNTHESIZED_HZ, SAMPLE_RATE)
         loud: Floats = (samples * (0.6 / max(float(abs(samples).max()), 1e-3))).astype(np.float32)
         return loud
 
@@ -189,7 +189,7 @@ def speak(texts: Iterable[str], out: Path, hours: float, seed: int) -> Iterator[
     for number, text in enumerate(texts):
         samples = speaker.say(text, np.random.default_rng([seed, number]))
         length = len(samples) / SAMPLE_RATE
-        if not SHORTEST_S <= length <= LONGEST_S:
+        if not MIN_S <= length <= MAX_DURATION_S:
             continue
         path = out / f"{number:06}.wav"
         soundfile.write(path, samples, SAMPLE_RATE, subtype="PCM_16")

@@ -18,7 +18,7 @@ def masked(text: str) -> str:
     return SECRETS.sub(r"\1****", text)
 
 
-def say(level: int, event: str, **facts: Any) -> None:
+def log_event(level: int, event: str, **facts: Any) -> None:
     """One record: what happened and the facts about it, in fields."""
     if log.isEnabledFor(level):
         log.log(level, event, extra={"facts": facts})

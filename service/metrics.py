@@ -1,6 +1,6 @@
 """Every metric of the service: name, help, labels, buckets. One place; passed in, no globals.
 
-Who sets what stands in the comments: `streams` is the recogniser with its workers, `http` the faces.
+Who sets what stands in the comments: `streams` is the recognizer with its workers, `http` the faces.
 """
 
 import os
@@ -117,8 +117,8 @@ class Metrics:
             "From the arrival of a hop's last sample to the events it caused.",
             LATENCY_S,
         )
-        self.finalisation_s = self._histogram(
-            "finalisation_seconds", "From the end of speech, Finalize or Finish to the final.", LATENCY_S
+        self.finalization_s = self._histogram(
+            "finalization_seconds", "From the end of speech, Finalize or Finish to the final.", LATENCY_S
         )
         self.partial_revision = self._histogram(
             "partial_revision_ratio",

@@ -62,7 +62,7 @@ class Settings:
     public_metrics: bool = setting(True, "security", "serve /metrics without an API key")
 
     model: str = setting(
-        "silica-small-en", "recognition", "default model, for streams that name none or an unknown one"
+        "silica-streaming-en", "recognition", "default model, for streams that name none or an unknown one"
     )
     more_models: tuple[str, ...] = setting(
         (), "recognition", "further models to load, which streams select by name"

@@ -1,6 +1,6 @@
 """One client's stream: carries the session's effects out, holds its sound back, hands its events on.
 
-The session decides; this is its driver on the event loop. Opening and resuming are the recogniser's.
+The session decides; this is its driver on the event loop. Opening and resuming are the recognizer's.
 """
 
 import asyncio
@@ -13,38 +13,38 @@ import numpy as np
 import numpy.typing as npt
 
 from acoustic.constants import OUTPUT_SAMPLES, SAMPLE_RATE
-from acoustic.windows import Heard
-from service.core.event_log import EventLog
-from service.core.events import Closed, Event, Final
-from service.core.messages import (
-    Abandon,
-    Audio,
-    Broken,
+from acoustic.windows import WindowOutput
+from service.errors import ErrorCode, ServiceError
+from service.metrics import Metrics
+from service.scheduling.decode_worker import DecodeResult
+from service.scheduling.device import Device
+from service.scheduling.latency_metrics import LatencyMetrics
+from service.session.event_log import EventLog
+from service.session.events import Closed, Event, Final
+from service.session.messages import (
+    AudioReceived,
     Cancel,
-    Conclude,
     Configured,
     Decoded,
     Disconnected,
+    Emit,
+    EndUtterance,
+    Fail,
     Finalize,
     Finish,
-    Hear,
     Input,
-    Logits,
-    Mark,
-    Push,
+    PlaceMarker,
+    PushFrames,
+    Release,
     Replay,
     Resumed,
-    Tell,
+    RunWindow,
+    WindowDone,
     WindowKey,
     WorkerLost,
 )
-from service.core.session import Session, State
-from service.core.stream_settings import StreamSettings
-from service.errors import ErrorCode, ServiceError
-from service.latency import Latency
-from service.metrics import Metrics
-from service.scheduling.decode_worker import Answer
-from service.scheduling.device import Serving
+from service.session.session import Session, SessionState
+from service.session.stream_settings import StreamSettings
 
 log = logging.getLogger("silica.stream")
 
@@ -53,18 +53,18 @@ PIECE_SAMPLES = 5120
 LIVE_CREDIT = 4
 FILE_CREDIT = 12
 """Windows of a channel in flight; at the bound `push` waits, and so does whoever feeds it."""
-MOST_MARKS = 256
+MAX_MARKERS = 256
 
 
 class StreamHost(Protocol):
-    """What a stream needs of the recogniser that opened it."""
+    """What a stream needs of the recognizer that opened it."""
 
     @property
     def metrics(self) -> Metrics:
         """Where the stream counts its audio and its latency."""
 
     @property
-    def device(self) -> Serving:
+    def device(self) -> Device:
         """Runs the stream's windows and holds its decoder."""
 
     def now_s(self) -> float:
@@ -73,7 +73,7 @@ class StreamHost(Protocol):
     def hop_frames(self, widest: bool) -> int:
         """The hop of the next windows; `widest` for files and for streams that lag."""
 
-    def closed(self, stream: "Stream", reason: str) -> None:
+    def stream_closed(self, stream: "Stream", reason: str) -> None:
         """The stream has emitted Closed; its slot is free."""
 
 
@@ -85,7 +85,7 @@ class Stream:
         self.settings = settings
         self.received_samples = 0
         self.session = session
-        self.last_life_s = host.now_s()
+        self.last_activity_s = host.now_s()
         self._host = host
         self._metrics = host.metrics
         self._live = settings.priority == "live"
@@ -94,16 +94,16 @@ class Stream:
         self._wide = fast
         self._hop_frames = 0
         self._log = EventLog()
-        self._latency = Latency(host.metrics)
-        self._small: list[npt.NDArray[np.float32]] = []
-        self._small_samples = 0
+        self._latency = LatencyMetrics(host.metrics)
+        self._buffered: list[npt.NDArray[np.float32]] = []
+        self._buffered_samples = 0
         self._ready_s: dict[WindowKey, float] = {}
         self._serial_ready_s: dict[int, float] = {}
         self._processed_samples = 0
         self._reader = 0
-        self._news: asyncio.Future[None] | None = None
+        self._event_ready: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
-        self._calm: asyncio.Future[None] | None = None
+        self._processed: asyncio.Future[None] | None = None
 
     # ---- what a face does
 
@@ -119,18 +119,18 @@ class Stream:
                 "Declare the number of channels that is sent.",
             )
         self._check_open()
-        now_s = self.last_life_s = self._host.now_s()
+        now_s = self.last_activity_s = self._host.now_s()
         self.received_samples += samples.shape[1]
         self._latency.arrived(self.received_samples, now_s)
         self._metrics.audio_received_s.inc(samples.shape[1] / SAMPLE_RATE)
-        self._small.append(samples)
-        self._small_samples += samples.shape[1]
-        if self._small_samples >= OUTPUT_SAMPLES:
+        self._buffered.append(samples)
+        self._buffered_samples += samples.shape[1]
+        if self._buffered_samples >= OUTPUT_SAMPLES:
             await self._flush()
 
     def keep_alive(self) -> None:
         """The client is there, though silent."""
-        self.last_life_s = self._host.now_s()
+        self.last_activity_s = self._host.now_s()
 
     async def finalize(self) -> None:
         """Everything sent so far becomes final now; one Final(from_finalize) a channel, even when empty."""
@@ -143,25 +143,25 @@ class Stream:
         """Ask for Marked(name) once everything sent before it has been heard (Finish brings it too)."""
         self._check_open()
         await self._flush()
-        if self.session.pending_marks >= MOST_MARKS:
+        if self.session.pending_markers >= MAX_MARKERS:
             raise ServiceError(
                 ErrorCode.MARKS,
-                f"More than {MOST_MARKS} marks wait to be heard.",
+                f"More than {MAX_MARKERS} marks wait to be heard.",
                 "Send fewer, or more sound between.",
             )
-        self._take(Mark(name))
+        self._take(PlaceMarker(name))
 
-    async def settled(self, limit_s: float) -> None:
+    async def wait_processed(self, limit_s: float) -> None:
         """Wait until what can be heard of the sound so far has been heard and told; at most so long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while self.session.unheard_windows and not self.closed:
-                    self._calm = asyncio.get_running_loop().create_future()
-                    await self._calm
+                while self.session.pending_work and not self.closed:
+                    self._processed = asyncio.get_running_loop().create_future()
+                    await self._processed
 
     async def finish(self) -> None:
         """No more sound; the rest is heard, told, and Closed("finished") follows."""
-        if self.closed or self.session.state is State.DRAINING:
+        if self.closed or self.session.state is SessionState.DRAINING:
             return
         await self._flush()
         self._latency.final_asked(self._host.now_s())
@@ -173,7 +173,7 @@ class Stream:
 
     def fail(self, code: ErrorCode, message: str, advice: str = "") -> None:
         """The face found the sound unusable: Failed, then Closed("failed")."""
-        self._take(Broken(code, message, advice))
+        self._take(Fail(code, message, advice))
 
     async def events(self) -> AsyncIterator[Event]:
         """Every event, in order, ending after Closed. One reader at a time."""
@@ -184,16 +184,16 @@ class Stream:
         """The same with its number (1, 2, ...), from `after` on. Superseded partials are left out."""
         self._reader += 1
         mine = self._reader
-        self._wake(self._news)
+        self._wake(self._event_ready)
         self._log.rewind(after)
         # A parked stream has no reader: one that begins late must not take what the resumed one should get.
-        while mine == self._reader and self.session.state is not State.PARKED:
+        while mine == self._reader and self.session.state is not SessionState.PARKED:
             entry = self._log.next()
             if entry is None:
                 if self.closed:
                     return
-                self._news = asyncio.get_running_loop().create_future()
-                await self._news
+                self._event_ready = asyncio.get_running_loop().create_future()
+                await self._event_ready
                 continue
             yield entry
             if isinstance(entry[1], Closed):
@@ -202,20 +202,20 @@ class Stream:
     @property
     def closed(self) -> bool:
         """Closed has been told."""
-        return self.session.state is State.CLOSED
+        return self.session.state is SessionState.CLOSED
 
-    # ---- what the recogniser does
+    # ---- what the recognizer does
 
     def begin(self, model: str) -> None:
         """The stream is accepted."""
         self._take(Configured(self.id, model))
 
-    def heard(self, key: WindowKey, heard: Heard) -> None:
+    def window_done(self, key: WindowKey, window_done: WindowOutput) -> None:
         """The engine has heard a window."""
         ready_s = self._ready_s.pop(key, None)
         before = self.session.last_serial
-        self._take(Logits(key, heard))
-        self._catch_up()
+        self._take(WindowDone(key, window_done))
+        self._flush_wide_hop()
         after = self.session.last_serial
         if ready_s is not None:
             if after > before and not self.closed:
@@ -224,20 +224,20 @@ class Stream:
                 self._metrics.chunk_response_s.observe(max(0.0, self._host.now_s() - ready_s))
         self._measure_progress()
 
-    def answered(self, answer: Answer) -> None:
+    def decoded(self, answer: DecodeResult) -> None:
         """The decode worker has answered."""
         begin_s = self._host.now_s()
         self._metrics.decode_s.observe(answer.decode_s)
         if answer.error is not None:
             log.error("stream %s cannot be decoded: %s", self.id, answer.error)
             self._take(
-                Broken(
+                Fail(
                     ErrorCode.DECODER, "The words of this stream could not be searched.", "Open a new stream."
                 )
             )
             return
         self._take(Decoded(answer.serial, answer.hypotheses))
-        self._catch_up()
+        self._flush_wide_hop()
         now_s = self._host.now_s()
         self._metrics.emit_s.observe(max(0.0, now_s - begin_s))
         ready_s = self._serial_ready_s.pop(answer.serial, None)
@@ -252,12 +252,12 @@ class Stream:
     def park(self) -> None:
         """The client vanished."""
         self._reader += 1
-        self._wake(self._news)
+        self._wake(self._event_ready)
         self._take(Disconnected())
 
     def unpark(self) -> None:
         """The client is back."""
-        self.last_life_s = self._host.now_s()
+        self.last_activity_s = self._host.now_s()
         self._take(Resumed())
 
     def can_resume(self, after: int) -> bool:
@@ -266,14 +266,14 @@ class Stream:
 
     def drain(self) -> None:
         """The server stops: as Finish, without a client to ask for it."""
-        if self.session.state in (State.STREAMING, State.PARKED):
+        if self.session.state in (SessionState.STREAMING, SessionState.PARKED):
             self._flush_now()
             self._take(Finish("drained"))
 
     # ---- inside
 
     def _check_open(self) -> None:
-        if self.session.state is not State.STREAMING:
+        if self.session.state is not SessionState.STREAMING:
             raise ServiceError(
                 ErrorCode.CLOSED,
                 "This stream takes no more sound: it is finished or closed.",
@@ -282,66 +282,66 @@ class Stream:
 
     async def _flush(self) -> None:
         """The sound so far into the session, piece by piece, as room allows; cancelled, it goes on next time."""
-        while self._small_samples:
-            while self.session.unheard_windows >= self._credit and not self.closed:
+        while self._buffered_samples:
+            while self.session.pending_work >= self._credit and not self.closed:
                 self._room = asyncio.get_running_loop().create_future()
                 await self._room
-            if self.session.state is not State.STREAMING:
+            if self.session.state is not SessionState.STREAMING:
                 self._check_open()
-            self._hear(self._next_piece())
+            self._feed(self._next_piece())
 
     def _flush_now(self) -> None:
-        while self._small_samples:
-            self._hear(self._next_piece())
+        while self._buffered_samples:
+            self._feed(self._next_piece())
 
     def _next_piece(self) -> npt.NDArray[np.float32]:
-        samples = self._small[0] if len(self._small) == 1 else np.concatenate(self._small, axis=1)
+        samples = self._buffered[0] if len(self._buffered) == 1 else np.concatenate(self._buffered, axis=1)
         piece, rest = samples[:, :PIECE_SAMPLES], samples[:, PIECE_SAMPLES:]
-        self._small, self._small_samples = ([rest] if rest.size else []), rest.shape[1]
+        self._buffered, self._buffered_samples = ([rest] if rest.size else []), rest.shape[1]
         return piece
 
-    def _hear(self, samples: npt.NDArray[np.float32]) -> None:
-        behind = self._wide or self.session.unheard_windows >= 3 * self.settings.channels
+    def _feed(self, samples: npt.NDArray[np.float32]) -> None:
+        behind = self._wide or self.session.pending_work >= 3 * self.settings.channels
         self._hop_frames = self._host.hop_frames(widest=behind)
-        self._take(Audio(samples, self._hop_frames))
+        self._take(AudioReceived(samples, self._hop_frames))
 
-    def _catch_up(self) -> None:
+    def _flush_wide_hop(self) -> None:
         """What was kept for a wider hop while this stream was behind need not wait for more sound now."""
-        if self._wide or self.session.unheard_windows or self.session.state is not State.STREAMING:
+        if self._wide or self.session.pending_work or self.session.state is not SessionState.STREAMING:
             return
         if self._hop_frames > self._host.hop_frames(widest=False):
-            self._hear(np.zeros((self.settings.channels, 0), np.float32))
+            self._feed(np.zeros((self.settings.channels, 0), np.float32))
 
-    def _take(self, what: Input) -> None:
-        for effect in self.session.take(what):
-            if isinstance(effect, Hear):
+    def _take(self, message: Input) -> None:
+        for effect in self.session.take(message):
+            if isinstance(effect, RunWindow):
                 self._ready_s[effect.key] = self._host.now_s()
                 self._host.device.submit(self.id, effect.key, effect.window, self._live, effect.urgent)
-            elif isinstance(effect, Push | Conclude | Replay):
+            elif isinstance(effect, PushFrames | EndUtterance | Replay):
                 self._host.device.send(self.id, effect)
-            elif isinstance(effect, Tell):
-                self._tell(effect.event)
-            elif isinstance(effect, Abandon):
+            elif isinstance(effect, Emit):
+                self._emit(effect.event)
+            elif isinstance(effect, Release):
                 self._host.device.release(self.id, list(self._ready_s))
                 self._ready_s.clear()
                 self._serial_ready_s.clear()
-                self._small, self._small_samples = [], 0
+                self._buffered, self._buffered_samples = [], 0
         if self._log.overflowing and not self.closed:
             self._take(
-                Broken(
+                Fail(
                     ErrorCode.SLOW_READER,
                     "The events of this stream are not being read.",
                     "Read faster, or ask for fewer.",
                 )
             )
-        if self.session.unheard_windows < self._credit or self.closed:
+        if self.session.pending_work < self._credit or self.closed:
             self._wake(self._room)
-        if not self.session.unheard_windows or self.closed:
-            self._wake(self._calm)
+        if not self.session.pending_work or self.closed:
+            self._wake(self._processed)
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         self._log.append(event)
-        self._latency.told(event, self._host.now_s())
+        self._latency.emitted(event, self._host.now_s())
         if isinstance(event, Final):
             ratio = self.session.channels[event.channel].transcript.revision_ratio
             self._metrics.partial_revision.observe(ratio)
@@ -349,8 +349,8 @@ class Stream:
             self._measure_progress()
             dropped = self.received_samples - self._processed_samples
             self._metrics.audio_dropped_s.inc(max(0, dropped) / SAMPLE_RATE)
-            self._host.closed(self, event.reason)
-        self._wake(self._news)
+            self._host.stream_closed(self, event.reason)
+        self._wake(self._event_ready)
 
     def _measure_progress(self) -> None:
         processed = self.session.processed_samples

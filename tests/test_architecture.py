@@ -24,7 +24,7 @@ FILES = "acoustic.files"
 # The parts of the service that read no clock, open no socket and start no thread.
 PURE = ("service/core", "service/dialects", "service/scheduling/planner.py")
 IMPURE = {"asyncio", "socket", "threading", "multiprocessing", "subprocess", "time", "aiohttp", "websockets"}
-LONGEST_FILE = 600
+MAX_FILE = 600
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
 
 
@@ -106,8 +106,8 @@ def test_a_file_is_one_idea() -> None:
     for path in sources():
         text = path.read_text()
         where = path.relative_to(ROOT)
-        assert text.count("\n") <= LONGEST_FILE, (
-            f"{where}: longer than {LONGEST_FILE} lines; what is its second idea?"
+        assert text.count("\n") <= MAX_FILE, (
+            f"{where}: longer than {MAX_FILE} lines; what is its second idea?"
         )
         assert ast.get_docstring(ast.parse(text)), f"{where}: say at the top what lives here"
         assert path.stem not in NAMES_THAT_SAY_NOTHING, f"{where}: the name says nothing"
@@ -136,9 +136,9 @@ def test_verbs_import_nothing_heavy() -> None:
 
 
 def test_every_verb_keeps_the_form() -> None:
-    from service.commands import build_parser, verb_modules
+    from service.commands import build_parser, command_modules
 
-    verbs = verb_modules()
+    verbs = command_modules()
     for name, module in verbs.items():
         assert module.HELP and callable(module.add_arguments) and callable(module.run), name
     assert build_parser(verbs).format_help()

@@ -11,10 +11,10 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from training.alteration import NO_ALTERATION, Alteration, FeatureMasks
-from training.bounds import ABOVE_NOUGHT, BELOW_ONE, NOUGHT_OR_MORE, ONE_OR_MORE, SHARE, check
+from training.augment.config import NO_AUGMENT, AugmentConfig, FeatureMasks
+from training.distillation.blockwise_settings import BlockwisePart
 from training.errors import TrainingError
-from training.staging import StagesPart
+from training.validation import ABOVE_NOUGHT, BELOW_ONE, NOUGHT_OR_MORE, ONE_OR_MORE, SHARE, check
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -39,10 +39,10 @@ class DataPart:
     dev: tuple[str, ...] = ()
     hours: float = 0.0
     noise: str = ""
-    shortest_s: float = 0.1
-    longest_s: float = 16.7
+    min_duration_s: float = 0.1
+    max_duration_s: float = 16.7
     batch_seconds: float = 240.0
-    most_rows: int = 4096
+    max_rows: int = 4096
     resident: bool = False
     threads: int = 4
 
@@ -54,7 +54,8 @@ class DataPart:
 
 @dataclass(frozen=True)
 class DistilPart:
-    """Learning from pseudo-labels (training/distill.py): `labels` is a folder that `silica label` filled, one below it
+    """Learning from pseudo-labels (training/distillation/objective.py): `labels` is a folder that `silica label`
+    filled, one below it
     a manifest. The alteration rises from `ramp_first` of its strength to all of it at step `ramp_steps`.
     """
 
@@ -69,7 +70,8 @@ class DistilPart:
 
 @dataclass(frozen=True)
 class MistakesPart:
-    """Words wrong as they are counted, beside what else is learnt (training/mistakes.py): with a `weight`, the search
+    """Words wrong as they are counted, beside what else is learnt (training/objectives/mwer.py): with a `weight`,
+    the search
     lists so many `readings` of every row, each time with one of the `lm_weights` of the language model in the box.
     """
 
@@ -90,7 +92,7 @@ class MistakesPart:
 
 @dataclass(frozen=True)
 class OptimiserPart:
-    """See training/optimisers.py; `clip` limits the norm of all gradients (0: no limit)."""
+    """See training/optim/optimizers.py; `clip` limits the norm of all gradients (0: no limit)."""
 
     name: str = "novograd"
     rate: float = 0.01
@@ -100,18 +102,18 @@ class OptimiserPart:
     clip: float = 0.0
 
     def __post_init__(self) -> None:
-        check("optimiser", self, ABOVE_NOUGHT, "rate")
-        check("optimiser", self, BELOW_ONE, "betas", "momentum")
-        check("optimiser", self, NOUGHT_OR_MORE, "decay", "clip")
+        check("optimizer", self, ABOVE_NOUGHT, "rate")
+        check("optimizer", self, BELOW_ONE, "betas", "momentum")
+        check("optimizer", self, NOUGHT_OR_MORE, "decay", "clip")
         if len(self.betas) not in (0, 2):
             raise TrainingError(
-                f"optimiser.betas is {list(self.betas)}: expected two values, or none for the optimiser's own."
+                f"optimizer.betas is {list(self.betas)}: expected two values, or none for the optimizer's own."
             )
 
 
 @dataclass(frozen=True)
 class SchedulePart:
-    """See training/schedules.py. Lengths in epochs, or (not nought) in steps."""
+    """See training/optim/schedules.py. Lengths in epochs, or (not nought) in steps."""
 
     epochs: float = 0.0
     steps: int = 0
@@ -135,7 +137,8 @@ class RunPart:
     """The rest. A global batch is `processes` x `accumulation` x a batch of the data part. Where that part is large,
     `joint_norms = false` spares the processes from waiting for each other at every batch norm. `evaluate_every` and
     `log_every` count steps, and the last one counts too; 0 is never. An `average_decay` of 0 is no average.
-    `rounded`: weights and activations as INT8 will have them (training.rounding), for a run's last steps.
+    `rounded`: weights and activations as INT8 will have them (training.optim.quantization_aware), for a run's last
+    steps.
     """
 
     processes: int = 1
@@ -164,11 +167,11 @@ class Recipe:
     model: ModelPart = field(default_factory=ModelPart)
     data: DataPart = field(default_factory=DataPart)
     distil: DistilPart = field(default_factory=DistilPart)
-    stages: StagesPart = field(default_factory=StagesPart)
+    stages: BlockwisePart = field(default_factory=BlockwisePart)
     mistakes: MistakesPart = field(default_factory=MistakesPart)
-    augment: Alteration = NO_ALTERATION
+    augment: AugmentConfig = NO_AUGMENT
     masks: FeatureMasks = field(default_factory=FeatureMasks)
-    optimiser: OptimiserPart = field(default_factory=OptimiserPart)
+    optimizer: OptimiserPart = field(default_factory=OptimiserPart)
     schedule: SchedulePart = field(default_factory=SchedulePart)
     run: RunPart = field(default_factory=RunPart)
     published: Mapping[str, Any] = field(default_factory=dict)
@@ -200,10 +203,10 @@ def from_values(values: Mapping[str, Any], where: str) -> Recipe:
     if "title" not in values:
         raise TrainingError(f"{where}: a recipe needs a `title`.")
     _refuse_unknown(Recipe, values, where)
-    # What an [augment] table leaves out is off, not at the strength of `Alteration`'s defaults.
+    # What an [augment] table leaves out is off, not at the strength of `AugmentConfig`'s defaults.
     augment = values.get("augment", {})
     if isinstance(augment, Mapping):
-        values = {**values, "augment": {**asdict(NO_ALTERATION), **augment}}
+        values = {**values, "augment": {**asdict(NO_AUGMENT), **augment}}
     try:
         recipe = msgspec.convert(values, Recipe)
     except msgspec.ValidationError as error:
@@ -223,7 +226,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
         key, equals, text = setting.partition("=")
         part, dot, name = key.strip().partition(".")
         if not equals or not dot:
-            raise TrainingError(f"{setting!r}: expected part.name=value, such as optimiser.rate=0.005.")
+            raise TrainingError(f"{setting!r}: expected part.name=value, such as optimizer.rate=0.005.")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:

@@ -7,7 +7,7 @@ import { Failure } from "./session/failures.js";
 import { hotwordsOf } from "./session/protocol.js";
 import { EMPTY } from "./session/transcript.js";
 import { Settings } from "./views/settings.js";
-import { SOME_DOUBT, SessionView } from "./views/session-view.js";
+import { LOW_CONFIDENCE, SessionView } from "./views/session-view.js";
 import { followWords } from "./views/tooltip.js";
 import { Waveform, loudness } from "./views/waveform.js";
 
@@ -39,7 +39,7 @@ function setState(state) {
   document.title = state === "listening" ? "● Silica" : "Silica";
 }
 
-function tell(failure) {
+function showFailure(failure) {
   byId("failure-message").textContent = failure.message;
   byId("failure-advice").textContent = failure.advice ?? "";
   byId("failure-detail").textContent = failure.detail ?? "";
@@ -49,10 +49,10 @@ function tell(failure) {
 }
 
 // A finished line for screen readers; what is marked for the eye as doubtful is said too.
-function say(words) {
+function announceLine(words) {
   const spoken = byId("spoken");
   const line = document.createElement("p");
-  const unsure = settings.doubts ? words.filter((word) => word.confidence < SOME_DOUBT) : [];
+  const unsure = settings.doubts ? words.filter((word) => word.confidence < LOW_CONFIDENCE) : [];
   const said = words.map((word) => word.text).join(" ");
   line.textContent = unsure.length ? `${said} (unsure: ${unsure.map((word) => word.text).join(", ")})` : said;
   spoken.append(line);
@@ -65,7 +65,7 @@ function addSession(title, { cancellable = false, cancel = () => {} } = {}) {
     title,
     cancellable,
     on: {
-      say,
+      announceLine,
       cancel,
       remove() {
         removeSession(view);
@@ -93,11 +93,11 @@ function follow(change) {
 // --- speaking ---
 
 // What every session of this page asks the server for.
-function asked() {
+function requestOptions() {
   return { model: settings.model, hotwords: hotwordsOf(settings.hotwords), written: settings.written };
 }
 
-function aboutBreaks({ breaks, lostS }) {
+function describeReconnects({ breaks, lostS }) {
   if (!breaks) return "";
   const times = breaks === 1 ? "once" : `${breaks} times`;
   const missing = lostS ? `${lostS.toFixed(1)} s of sound are missing` : "nothing is missing";
@@ -129,7 +129,7 @@ async function start() {
     key: settings.key,
     deviceId: settings.microphone,
     raw: !settings.processing,
-    options: asked(),
+    options: requestOptions(),
     on: {
       state: (state) => {
         served ||= state === "listening";
@@ -147,14 +147,14 @@ async function start() {
       },
       transcript: (transcript) => follow(() => view.show(transcript)),
       facts: (facts) => {
-        waveform.heard(facts.heardS);
+        waveform.markProcessed(facts.heardS);
         showFacts(facts);
         view?.note(minutes(facts.elapsedS));
-        view?.mention(aboutBreaks(facts));
+        view?.mention(describeReconnects(facts));
         view?.hint(facts.quality === "silent" ? NO_SOUND : "Listening");
       },
       note: (text) => view?.note(text),
-      failure: tell,
+      failure: showFailure,
       done: () => {
         view?.ended();
         if (view && !served) removeSession(view);
@@ -230,7 +230,7 @@ async function nextFile() {
     await transcribeFile(file, {
       base: location.href,
       key: settings.key,
-      options: asked(),
+      options: requestOptions(),
       signal: control.signal,
       on: {
         progress: (share, words) => {

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from acoustic import checkpoint
 from acoustic.checkpoint import Checkpoint
+from acoustic.checkpoint_header import FILE_NAME, SUFFIX
 from acoustic.errors import AcousticError
-from acoustic.header import FILE_NAME, SUFFIX
 from acoustic.importers import deeplearning_examples, folded, nemo
 
 __all__ = ["read"]
@@ -17,11 +17,11 @@ def read(path: Path) -> Checkpoint:
         raise AcousticError(f"There is no {path}.")
     if path.suffix == SUFFIX or (path / FILE_NAME).is_file():
         return checkpoint.load(path)
-    if folded.recognises(path):
+    if folded.recognizes(path):
         return folded.read(path)
-    if nemo.recognises(path):
+    if nemo.recognizes(path):
         return nemo.read(path)
-    if deeplearning_examples.recognises(path):
+    if deeplearning_examples.recognizes(path):
         return deeplearning_examples.read(path)
     raise AcousticError(
         f"{path} is in no layout known here: a Silica checkpoint (.safetensors), a NeMo archive (.nemo), a "

@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from acoustic.architectures import ALPHABET, FIXED
 from acoustic.checkpoint import Checkpoint
-from acoustic.config import ALPHABET, FIXED
+from acoustic.config import BlockConfig, ModelConfig
 from acoustic.errors import AcousticError
 from acoustic.importers.jasper_layout import BlockShape, convert, shape_of, sort_out
 from acoustic.importers.untrusted import load_tensors
-from acoustic.shape import BlockConfig, ModelConfig
 
 LOG_FLOOR = 1e-20
 
 
-def recognises(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
     """Whether this may be such a file."""
     return path.is_file() and path.suffix in (".pt", ".pth", ".ckpt")
 
@@ -35,7 +35,7 @@ def read(path: Path) -> Checkpoint:
     classes = decoder["weight"].shape[0]
     if classes != len(ALPHABET) + 1:
         raise AcousticError(f"{path} has {classes} outputs; this layout has {len(ALPHABET) + 1} (English).")
-    features = replace(FIXED, normalise="utterance", log_floor=LOG_FLOOR)
+    features = replace(FIXED, normalize="utterance", log_floor=LOG_FLOOR)
     first = blocks[0].main[min(blocks[0].main)]["weight"]
     mels = first.shape[0] if shapes[0].separable else first.shape[1]
     if mels != features.mels:

@@ -12,13 +12,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from acoustic.architectures import FIXED
 from acoustic.checkpoint import Checkpoint
-from acoustic.config import FIXED
+from acoustic.config import BlockConfig, ModelConfig
 from acoustic.errors import AcousticError
-from acoustic.shape import BlockConfig, ModelConfig
 
 
-def recognises(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
     """Whether this is a folder in that layout."""
     return path.is_dir() and (path / "config.json").is_file()
 
@@ -36,7 +36,7 @@ def read(path: Path) -> Checkpoint:
         blocks = tuple(_block(layer) for layer in layers if layer["type"] != "decoder")
         config = ModelConfig(
             name=str(table["name"]),
-            features=replace(FIXED, normalise="utterance"),
+            features=replace(FIXED, normalize="utterance"),
             blocks=blocks,
             alphabet=alphabet,
             norm="folded",

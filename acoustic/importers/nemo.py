@@ -11,18 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from acoustic.architectures import ALPHABET, FEATURES, SPEECH_DEVIATION, SPEECH_MEAN
 from acoustic.checkpoint import Checkpoint
-from acoustic.config import ALPHABET, FEATURES, SPEECH_DEVIATION, SPEECH_MEAN
+from acoustic.config import BlockConfig, FeatureConfig, ModelConfig
 from acoustic.errors import AcousticError
 from acoustic.importers.jasper_layout import BlockShape, convert, shape_of, sort_out
 from acoustic.importers.untrusted import load_tensors, read_archive, stream
-from acoustic.shape import BlockConfig, FeatureConfig, ModelConfig
 
 CONFIG, WEIGHTS = "model_config.yaml", "model_weights.ckpt"
 OLD_CONFIG, OLD_WEIGHTS = "module.yaml", {"encoder": "JasperEncoder.pt", "decoder": "JasperDecoderForCTC.pt"}
 
 
-def recognises(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
     """Whether this may be such an archive."""
     return path.is_file() and (path.suffix == ".nemo" or tarfile.is_tarfile(path))
 
@@ -127,9 +127,9 @@ def _single(value: Any) -> int:
 
 
 def _features(settings: Mapping[str, Any]) -> FeatureConfig:
-    normalise = settings.get("normalize", "per_feature")
-    if normalise != "per_feature":
-        raise AcousticError(f"The front end normalises {normalise!r}; only 'per_feature' networks are read.")
+    normalize = settings.get("normalize", "per_feature")
+    if normalize != "per_feature":
+        raise AcousticError(f"The front end normalizes {normalize!r}; only 'per_feature' networks are read.")
     if int(settings.get("frame_splicing", 1)) != 1 or settings.get("window", "hann") != "hann":
         raise AcousticError("The front end splices frames or has another window than Hann.")
     rate = int(settings.get("sample_rate", 16_000))

@@ -15,8 +15,8 @@ import torch
 
 from acoustic.errors import AcousticError
 
-LARGEST_MEMBER_BYTES = 4 * 1024**3
-MOST_MEMBERS = 256
+MAX_MEMBER_BYTES = 4 * 1024**3
+MAX_MEMBERS = 256
 
 
 def load_tensors(source: IO[bytes] | Path, name: str) -> Any:
@@ -36,7 +36,7 @@ def load_tensors(source: IO[bytes] | Path, name: str) -> Any:
         raise AcousticError(f"{name} cannot be read as saved weights: {reason}") from error
 
 
-def read_archive(path: Path, wanted: set[str], largest_bytes: int = LARGEST_MEMBER_BYTES) -> dict[str, bytes]:
+def read_archive(path: Path, wanted: set[str], max_bytes: int = MAX_MEMBER_BYTES) -> dict[str, bytes]:
     """Those of the wanted members that a tar archive (plain or compressed) holds, by their names without `./`.
 
     One unsafe member spoils the archive: absolute paths, `..`, links, devices, too many or too large.
@@ -45,28 +45,28 @@ def read_archive(path: Path, wanted: set[str], largest_bytes: int = LARGEST_MEMB
     try:
         with tarfile.open(path, "r:*") as archive:
             for count, member in enumerate(archive, start=1):
-                _check_member(path, member, count, largest_bytes)
+                _check_member(path, member, count, max_bytes)
                 name = str(PurePosixPath(member.name))
                 if member.isfile() and name in wanted:
                     opened = archive.extractfile(member)
                     if opened is not None:
-                        found[name] = opened.read(largest_bytes)
+                        found[name] = opened.read(max_bytes)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise AcousticError(f"{path} cannot be read as an archive: {error}.") from error
     return found
 
 
-def _check_member(path: Path, member: tarfile.TarInfo, count: int, largest_bytes: int) -> None:
+def _check_member(path: Path, member: tarfile.TarInfo, count: int, max_bytes: int) -> None:
     name = PurePosixPath(member.name)
     problem = ""
-    if count > MOST_MEMBERS:
-        problem = f"more than {MOST_MEMBERS} members"
+    if count > MAX_MEMBERS:
+        problem = f"more than {MAX_MEMBERS} members"
     elif name.is_absolute() or ".." in name.parts or "\\" in member.name:
         problem = f"a path that leads outside ({member.name!r})"
     elif not (member.isfile() or member.isdir()):
         problem = f"a link or device ({member.name!r})"
-    elif member.size > largest_bytes:
-        problem = f"{member.name!r} of {member.size} bytes, more than {largest_bytes}"
+    elif member.size > max_bytes:
+        problem = f"{member.name!r} of {member.size} bytes, more than {max_bytes}"
     if problem:
         raise AcousticError(f"{path} was refused: it holds {problem}.")
 

@@ -1,5 +1,5 @@
 """Networks of the Jasper and QuartzNet family in PyTorch, built from a ModelConfig."""
 
-from acoustic.network.assemble import Network, build
+from acoustic.network.network import Network, build
 
 __all__ = ["Network", "build"]

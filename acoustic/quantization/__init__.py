@@ -1,1 +1,1 @@
-"""INT8: the value ranges of activations."""
+"""INT8: activation ranges, SmoothQuant and GPTQ weight rounding."""

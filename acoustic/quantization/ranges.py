@@ -1,6 +1,6 @@
 """The value ranges of INT8 activations, as stored: on the card of a model, or in the user's cache.
 
-They are measured by `acoustic.calibration`.
+They are measured by `acoustic.quantization.calibration`.
 """
 
 import json
@@ -12,14 +12,14 @@ import numpy as np
 
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
+from acoustic.export.cache import fingerprint
+from acoustic.export.graph import Range, Ranges
 from acoustic.files import cache_folder, write_file
-from acoustic.graph import Range, Ranges
-from acoustic.onnx_cache import fingerprint
 
 CARD_KEY = "int8_ranges"
 
 
-def known_ranges(checkpoint: Checkpoint) -> Ranges | None:
+def find_ranges(checkpoint: Checkpoint) -> Ranges | None:
     """The ranges of a calibrated model, else None: from the user's cache, else from its card."""
     stored: Any
     try:
@@ -29,9 +29,9 @@ def known_ranges(checkpoint: Checkpoint) -> Ranges | None:
     return None if stored is None else _checked(stored)
 
 
-def needed_ranges(checkpoint: Checkpoint) -> Ranges:
+def require_ranges(checkpoint: Checkpoint) -> Ranges:
     """The ranges of a calibrated model; one that is not is refused with what to do."""
-    ranges = known_ranges(checkpoint)
+    ranges = find_ranges(checkpoint)
     if ranges is None:
         raise AcousticError(
             f"The model {checkpoint.config.name} has no INT8 ranges yet. Measure them once on a few minutes of "

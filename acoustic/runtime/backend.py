@@ -1,4 +1,4 @@
-"""The small interface of the two backends and what they share: normalised features, checks, long sound.
+"""The small interface of the two backends and what they share: normalized features, checks, long sound.
 
 A backend holds no state of any stream: the same window gives the same result whoever shares the call with it.
 """
@@ -12,27 +12,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from acoustic import config as shapes
-from acoustic.carried import Memory, State
+from acoustic import architectures as shapes
+from acoustic.config import FeatureConfig, ModelConfig
 from acoustic.constants import SAMPLE_RATE
 from acoustic.errors import AcousticError
-from acoustic.features import FeatureStream, FrontEnd
-from acoustic.framing import Samples, sample_span
-from acoustic.loudness import Loudness
-from acoustic.normalisation import first_memory, normalise_causal, normalise_fixed, normalise_running
-from acoustic.shape import FeatureConfig, ModelConfig
-from acoustic.windows import Heard, LogProbs, StreamWindows, Window, WindowPlan
+from acoustic.features.framing import Samples, sample_span
+from acoustic.features.front_end import FeatureStream, FrontEnd
+from acoustic.features.limiter import LevelLimiter
+from acoustic.features.normalization import (
+    initial_normalization_state,
+    normalize_causal,
+    normalize_fixed,
+    normalize_running,
+)
+from acoustic.stream_state import NormalizationState, StreamState
+from acoustic.windows import LogProbs, StreamWindows, Window, WindowOutput, WindowPlan
 
-Device = Literal["cpu", "cuda"]
+DeviceKind = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "int8", "fp16"]
 
-NOT_FINITE = "the sound of this window is not finite (NaN or infinite samples)"
+AUDIO_NOT_FINITE = "the sound of this window is not finite (NaN or infinite samples)"
 # Below this peak (three steps of 16 bits) a recording holds nothing that a mean of speech could be taken from.
 SILENT_PEAK = 1e-4
 NEVER_FADES = 2**62
 AT_ONCE_SAMPLES = 10 * SAMPLE_RATE
 """Spectra take far more room than the features that are made of them."""
-NOT_HEARD = "the network gave no finite numbers for this window"
+NETWORK_NOT_FINITE = "the network gave no finite numbers for this window"
 
 # Whole recordings go through the network in pieces of 30 s with context on each side: the memory of a forward
 # pass then has a limit. A network that reaches up to 10 s ahead and a minute back (every Jasper, every `silica-`) gets
@@ -40,7 +45,7 @@ NOT_HEARD = "the network gave no finite numbers for this window"
 # the nearest second or two of it (the table in acoustic/README.md), so 6 s are plenty.
 PIECE_S = 30.0
 # With carried state no context is computed twice, and pieces of 8 s are the fastest.
-CARRIED_PIECE_S = 8.0
+STATEFUL_BLOCK_S = 8.0
 WHOLE_REACH_S = 10.0
 WHOLE_PAST_S = 60.0
 FAR_REACH_MARGIN_S = 6.0
@@ -50,27 +55,27 @@ class Backend(Protocol):
     """A model on a device, ready to run."""
 
     config: ModelConfig
-    """The model as it is streamed: a front end that normalised over whole utterances is `running` here."""
+    """The model as it is streamed: a front end that normalized over whole utterances is `running` here."""
     plan: WindowPlan
     """The windows this model is streamed with unless somebody asks for others."""
     precision: Precision
 
-    def forward(self, windows: Sequence[Window]) -> list[Heard]:
+    def forward(self, windows: Sequence[Window]) -> list[WindowOutput]:
         """Each window's log-probabilities, in the order given. A poisoned window spoils only itself."""
 
     def whole(self, samples: Samples) -> LogProbs:
-        """A whole recording at once [outputs, classes], normalised as the model was trained."""
+        """A whole recording at once [outputs, classes], normalized as the model was trained."""
 
     def pieces(self, sound: Iterable[Samples]) -> Iterator[LogProbs]:
         """The same of sound block by block, handed out as it is heard, half a minute at a time. The blocks are asked
-        for twice by models that are normalised over the whole."""
+        for twice by models that are normalized over the whole."""
 
 
 def streaming_config(config: ModelConfig) -> ModelConfig:
-    """The configuration a model is streamed with: no stream can normalise over an utterance not yet over."""
-    if config.features.normalise != "utterance":
+    """The configuration a model is streamed with: no stream can normalize over an utterance not yet over."""
+    if config.features.normalize != "utterance":
         return config
-    return replace(config, features=replace(_with_constants(config.features), normalise="running"))
+    return replace(config, features=replace(_with_constants(config.features), normalize="running"))
 
 
 def _with_constants(features: FeatureConfig) -> FeatureConfig:
@@ -86,19 +91,21 @@ def _with_constants(features: FeatureConfig) -> FeatureConfig:
 
 def window_features(
     front_end: FrontEnd, config: FeatureConfig, window: Window
-) -> tuple[Tensor, Memory | None]:
-    """A window's normalised features [mels, frames], and the memory for the next window of its stream."""
+) -> tuple[Tensor, NormalizationState | None]:
+    """A window's normalized features [mels, frames], and the memory for the next window of its stream."""
     span = window.span
     features = front_end.frames(window.samples, span.first_frame, span.end_frame)
-    if config.normalise == "fixed":
-        return normalise_fixed(config, features), None
+    if config.normalize == "fixed":
+        return normalize_fixed(config, features), None
     new_frames = slice(span.new_first - span.first_frame, None)
-    return normalise_running(config, features, running_memory(window), new_frames)
+    return normalize_running(config, features, running_memory(window), new_frames)
 
 
-def new_features(front_end: FrontEnd, config: ModelConfig, window: Window) -> tuple[Tensor, Memory | None]:
-    """Of a window with carried state the normalised features that no window before it has needed, and what causal
-    normalisation knows after them."""
+def new_features(
+    front_end: FrontEnd, config: ModelConfig, window: Window
+) -> tuple[Tensor, NormalizationState | None]:
+    """Of a window with carried state the normalized features that no window before it has needed, and what causal
+    normalization knows after them."""
     span, shape = window.span, config.features
     ahead = config.look_ahead_frames
     begin = span.first_frame + ahead if span.first_frame else 0
@@ -109,30 +116,30 @@ def new_features(front_end: FrontEnd, config: ModelConfig, window: Window) -> tu
         features = front_end.frames(window.samples[first : None if span.last else last], begin, end)
     else:  # the last window may bring nothing that was not heard ahead
         features = torch.zeros(shape.mels, 0)
-    if shape.normalise == "fixed":
-        return normalise_fixed(shape, features), None
-    normalised, course = normalise_causal(shape, features, causal_memory(window))
-    return normalised, course.at(-1)
+    if shape.normalize == "fixed":
+        return normalize_fixed(shape, features), None
+    normalized, course = normalize_causal(shape, features, causal_memory(window))
+    return normalized, course.at(-1)
 
 
-def running_memory(window: Window) -> Memory | None:
-    """What running normalisation knows before this window; None only for a stream's first."""
-    if isinstance(window.memory, Memory) or (window.memory is None and not window.span.index):
+def running_memory(window: Window) -> NormalizationState | None:
+    """What running normalization knows before this window; None only for a stream's first."""
+    if isinstance(window.memory, NormalizationState) or (window.memory is None and not window.span.index):
         return window.memory
-    raise _out_of_order(window, "running normalisation")
+    raise _out_of_order(window, "running normalization")
 
 
-def causal_memory(window: Window) -> Memory | None:
-    """What causal normalisation knows before this window: nothing for a stream's first, whatever came before it."""
-    return window.memory.memory if window.span.index and isinstance(window.memory, State) else None
+def causal_memory(window: Window) -> NormalizationState | None:
+    """What causal normalization knows before this window: nothing for a stream's first, whatever came before it."""
+    return window.memory.memory if window.span.index and isinstance(window.memory, StreamState) else None
 
 
-def carried_state(window: Window, empty: State) -> State:
+def stream_state_of(window: Window, empty: StreamState) -> StreamState:
     """The network's state before this window: the empty one for a stream's first, whatever came before it, and
     for a window that is heard with left context."""
-    if not window.span.index or not window.span.carried:
+    if not window.span.index or not window.span.stateful:
         return empty
-    if not isinstance(window.memory, State):
+    if not isinstance(window.memory, StreamState):
         raise _out_of_order(window, "carried state")
     known, expected = window.memory.values, empty.values
     if known.shape != expected.shape or known.nbytes != expected.nbytes:
@@ -160,13 +167,13 @@ def hop_frames(config: ModelConfig, window: Window) -> int:
     return 0 if window.span.last else window.span.kept * config.frames_per_output
 
 
-def failed(config: ModelConfig, window: Window, why: str) -> Heard:
+def failed(config: ModelConfig, window: Window, why: str) -> WindowOutput:
     """The result of a window that could not be heard: its stream's memory stays as it was."""
-    return Heard(window.span, np.zeros((0, config.classes), np.float32), window.memory, why)
+    return WindowOutput(window.span, np.zeros((0, config.classes), np.float32), window.memory, why)
 
 
 def whole_features(front_end: FrontEnd, config: FeatureConfig, samples: Samples) -> Tensor:
-    """Normalised features [mels, frames] of a whole recording."""
+    """Normalized features [mels, frames] of a whole recording."""
     return torch.cat(list(whole_features_of(front_end, config, [samples])), dim=-1)
 
 
@@ -174,15 +181,15 @@ def whole_features_of(
     front_end: FrontEnd, config: FeatureConfig, sound: Iterable[Samples]
 ) -> Iterator[Tensor]:
     """The same block by block, for sound of any length. It is read once, and twice where all of it must be heard
-    before anything can be normalised."""
-    if config.normalise == "causal":
-        known: Memory | None = None
+    before anything can be normalized."""
+    if config.normalize == "causal":
+        known: NormalizationState | None = None
         for features in _plain_features(front_end, sound):
-            normalised, course = normalise_causal(config, features, known)
+            normalized, course = normalize_causal(config, features, known)
             known = course.at(-1)
-            yield normalised
+            yield normalized
         return
-    if config.normalise == "fixed":
+    if config.normalize == "fixed":
         centre, scale = constants(config)
     else:
         centre, scale = _measured(front_end, config, sound)
@@ -201,16 +208,18 @@ def _measured(front_end: FrontEnd, config: FeatureConfig, sound: Iterable[Sample
             peak = max(peak, float(np.abs(block).max(initial=0.0)))
             yield block
 
-    known = first_memory(config) or Memory(0.0, np.zeros(config.mels), np.zeros(config.mels))
+    known = initial_normalization_state(config) or NormalizationState(
+        0.0, np.zeros(config.mels), np.zeros(config.mels)
+    )
     for features in _plain_features(front_end, listened()):
         known = known.add(features, NEVER_FADES)
-    if config.normalise == "utterance" and peak < SILENT_PEAK:
+    if config.normalize == "utterance" and peak < SILENT_PEAK:
         # Its own mean would turn silence into average speech, and QuartzNet then writes letters.
         return constants(_with_constants(config))
     if not known.frames:
         return torch.zeros(config.mels, 1), torch.ones(config.mels, 1)
     mean, deviation = known.mean_and_deviation()
-    if config.normalise == "utterance":
+    if config.normalize == "utterance":
         deviation *= np.float32((known.frames / max(1.0, known.frames - 1.0)) ** 0.5)
     return torch.from_numpy(mean)[:, None], torch.from_numpy(deviation)[:, None]
 
@@ -218,14 +227,14 @@ def _measured(front_end: FrontEnd, config: FeatureConfig, sound: Iterable[Sample
 def constants(config: FeatureConfig) -> tuple[Tensor, Tensor]:
     """The mean and deviation of each mel band, [mels, 1] each."""
     if config.mean is None or config.deviation is None:
-        raise AcousticError("`fixed` normalisation needs a mean and a deviation for each mel band.")
+        raise AcousticError("`fixed` normalization needs a mean and a deviation for each mel band.")
     return torch.tensor(config.mean)[:, None], torch.tensor(config.deviation)[:, None]
 
 
 def _plain_features(front_end: FrontEnd, sound: Iterable[Samples]) -> Iterator[Tensor]:
     """Features as the front end makes them; the blocks in which the sound comes change no bit of them."""
     stream, config = FeatureStream(front_end), front_end.config
-    loudness = Loudness(config) if config.loudest_db is not None else None
+    loudness = LevelLimiter(config) if config.max_level_db is not None else None
     held = np.zeros(0, np.float32)
     for block in sound:
         if block.ndim != 1:
@@ -240,7 +249,7 @@ def _plain_features(front_end: FrontEnd, sound: Iterable[Samples]) -> Iterator[T
     yield stream.finish()
 
 
-def in_pieces(
+def run_in_blocks(
     config: ModelConfig, features: Iterable[Tensor], run: Callable[[Tensor], NDArray[np.float32]]
 ) -> Iterator[LogProbs]:
     """Features of any length, block by block, through `run` ([mels, frames] to [outputs, classes]) in overlapping
@@ -265,17 +274,17 @@ def in_pieces(
         yield run(held)[(keep - first) // every : config.outputs_for(held.shape[-1])]
 
 
-def joined(config: ModelConfig, heard: Iterable[LogProbs]) -> LogProbs:
+def concatenate(config: ModelConfig, heard: Iterable[LogProbs]) -> LogProbs:
     """All pieces as one [outputs, classes]."""
     return np.concatenate([np.zeros((0, config.classes), np.float32), *heard])
 
 
-def hear_stream(backend: Backend, samples: Samples, plan: WindowPlan | None = None) -> LogProbs:
+def stream_log_probs(backend: Backend, samples: Samples, plan: WindowPlan | None = None) -> LogProbs:
     """A whole recording [outputs, classes] as its stream would be heard, window by window."""
-    return joined(backend.config, stream_pieces(backend, [samples], plan))
+    return concatenate(backend.config, iter_stream_log_probs(backend, [samples], plan))
 
 
-def stream_pieces(
+def iter_stream_log_probs(
     backend: Backend, sound: Iterable[Samples], plan: WindowPlan | None = None
 ) -> Iterator[LogProbs]:
     """The same, window by window as it is heard, of sound block by block."""
@@ -292,5 +301,5 @@ def stream_pieces(
             raise AcousticError(
                 f"Output {result.span.keep_first} and what follows is unknown: {result.error}."
             )
-        stream.heard(result)
+        stream.accept(result)
         yield result.log_probs

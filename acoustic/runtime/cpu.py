@@ -15,33 +15,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from acoustic.carried import Memory, State
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
-from acoustic.export_carried import METADATA_KEY, Layout
-from acoustic.features import FrontEnd
-from acoustic.framing import Samples
-from acoustic.onnx_cache import onnx_content
-from acoustic.quantization.ranges import known_ranges, needed_ranges
+from acoustic.export.cache import onnx_content
+from acoustic.export.streaming import METADATA_KEY, Layout
+from acoustic.features.framing import Samples
+from acoustic.features.front_end import FrontEnd
+from acoustic.quantization.ranges import find_ranges, require_ranges
 from acoustic.runtime.backend import (
-    CARRIED_PIECE_S,
-    NOT_FINITE,
-    NOT_HEARD,
+    AUDIO_NOT_FINITE,
+    NETWORK_NOT_FINITE,
+    STATEFUL_BLOCK_S,
     Precision,
-    carried_state,
+    concatenate,
     failed,
-    in_pieces,
-    joined,
+    iter_stream_log_probs,
     kept_outputs,
     new_features,
-    stream_pieces,
+    run_in_blocks,
+    stream_state_of,
     streaming_config,
     whole_features_of,
     window_features,
 )
-from acoustic.windows import Heard, LogProbs, Window, carries, default_plan, with_hop
+from acoustic.stream_state import NormalizationState, StreamState
+from acoustic.windows import LogProbs, Window, WindowOutput, default_plan, supports_stream_state, with_hop
 
-MOST_ROWS = 8
+MAX_ROWS = 8
 """More rows share the reading of the weights no better."""
 
 
@@ -51,54 +51,54 @@ class CpuBackend:
     def __init__(self, checkpoint: Checkpoint, precision: Precision | None = None) -> None:
         if precision == "fp16":
             raise AcousticError("FP16 runs on a GPU; on a CPU choose fp32 or int8.")
-        ranges = known_ranges(checkpoint) if precision is None else None
+        ranges = find_ranges(checkpoint) if precision is None else None
         if precision == "int8":
-            ranges = needed_ranges(checkpoint)
+            ranges = require_ranges(checkpoint)
         self.precision: Precision = "int8" if ranges else "fp32"
         self.trained_config = checkpoint.config
         self.config = streaming_config(checkpoint.config)
-        self.plan = default_plan(self.config, carried=True)
+        self.plan = default_plan(self.config, stateful=True)
         self.front_end = FrontEnd(checkpoint.config.features)
         self.features_s = 0.0
         """Seconds that windows have spent in the front end since the backend was opened."""
-        carried = carries(self.config)
-        self._session = open_session(onnx_content(checkpoint, ranges, carried=carried))
-        self._empty: State | None = None
-        if carried:
+        stateful = supports_stream_state(self.config)
+        self._session = open_session(onnx_content(checkpoint, ranges, stateful=stateful))
+        self._empty: StreamState | None = None
+        if stateful:
             self._layout = Layout.read(self._session.get_modelmeta().custom_metadata_map[METADATA_KEY])
-            self._empty = State(self._layout.empty(rounded=ranges is not None))
+            self._empty = StreamState(self._layout.empty(rounded=ranges is not None))
 
-    def forward(self, windows: Sequence[Window]) -> list[Heard]:
+    def forward(self, windows: Sequence[Window]) -> list[WindowOutput]:
         """Each window's log-probabilities, in the order given."""
-        heard: dict[int, Heard] = {}
+        heard: dict[int, WindowOutput] = {}
         rows: dict[Shape, list[Row]] = {}
         for index, window in enumerate(windows):
-            if not window.span.carried:
+            if not window.span.stateful:
                 heard[index] = self._hear(window)
                 continue
             row = self._row(index, window)
             if not torch.isfinite(row.features).all():
-                heard[index] = failed(self.config, row.window, NOT_FINITE)
+                heard[index] = failed(self.config, row.window, AUDIO_NOT_FINITE)
                 continue
             rows.setdefault(row.shape, []).append(row)
         for shape, alike in rows.items():
-            for first in range(0, len(alike), MOST_ROWS):
-                heard.update(self._hear_rows(alike[first : first + MOST_ROWS], shape))
+            for first in range(0, len(alike), MAX_ROWS):
+                heard.update(self._hear_rows(alike[first : first + MAX_ROWS], shape))
         return [heard[index] for index in range(len(windows))]
 
     def whole(self, samples: Samples) -> LogProbs:
-        """A whole recording at once, normalised as the model was trained."""
-        return joined(self.config, self.pieces([samples]))
+        """A whole recording at once, normalized as the model was trained."""
+        return concatenate(self.config, self.pieces([samples]))
 
     def pieces(self, sound: Iterable[Samples]) -> Iterator[LogProbs]:
         """The same of sound block by block, handed out as it is heard."""
         if self._empty is not None:  # as a stream with wide hops: nothing is heard twice
-            return stream_pieces(self, sound, with_hop(self.config, self.plan, CARRIED_PIECE_S))
+            return iter_stream_log_probs(self, sound, with_hop(self.config, self.plan, STATEFUL_BLOCK_S))
         features = whole_features_of(self.front_end, self.trained_config.features, sound)
-        return in_pieces(self.config, features, self.run)
+        return run_in_blocks(self.config, features, self.run)
 
     def run(self, features: Tensor) -> NDArray[np.float32]:
-        """Normalised features [mels, frames] to log-probabilities [outputs, classes]."""
+        """Normalized features [mels, frames] to log-probabilities [outputs, classes]."""
         if self._empty is not None:
             shape = Shape(features.shape[-1], features.shape[-1], first=True, last=True)
             log_probs, _ = self._step(features[None].numpy(), self._empty.array()[None], shape)
@@ -107,19 +107,19 @@ class CpuBackend:
         return cast(NDArray[np.float32], log_probs[0])
 
     @torch.no_grad()
-    def _hear(self, window: Window) -> Heard:
+    def _hear(self, window: Window) -> WindowOutput:
         features, memory = self._features(window)
         # INT8 would round a NaN to some number and go on: the features are what tells.
         if not torch.isfinite(features).all():
-            return failed(self.config, window, NOT_FINITE)
+            return failed(self.config, window, AUDIO_NOT_FINITE)
         log_probs = self.run(features)[kept_outputs(self.config, window)]
         if not np.isfinite(log_probs).all():
-            return failed(self.config, window, NOT_HEARD)
-        return Heard(window.span, log_probs, memory)
+            return failed(self.config, window, NETWORK_NOT_FINITE)
+        return WindowOutput(window.span, log_probs, memory)
 
-    def _features(self, window: Window) -> tuple[Tensor, Memory | None]:
+    def _features(self, window: Window) -> tuple[Tensor, NormalizationState | None]:
         begin_s = time.perf_counter()
-        if window.span.carried:
+        if window.span.stateful:
             found = new_features(self.front_end, self.config, window)
         else:
             found = window_features(self.front_end, self.config.features, window)
@@ -130,14 +130,14 @@ class CpuBackend:
     def _row(self, index: int, window: Window) -> "Row":
         if self._empty is None:
             raise AcousticError(f"{self.config.name} carries no state: cut its streams by its own plan.")
-        state, span = carried_state(window, self._empty), window.span
+        state, span = stream_state_of(window, self._empty), window.span
         features, memory = self._features(window)
         completed = span.frames if span.last else span.kept * self.config.frames_per_output
         shape = Shape(features.shape[-1], completed, first=not span.first_frame, last=span.last)
         # A window that fails hands on the state it was given, also where that is the empty one.
         return Row(index, replace(window, memory=state), features, state, memory, shape)
 
-    def _hear_rows(self, rows: "Sequence[Row]", shape: "Shape") -> dict[int, Heard]:
+    def _hear_rows(self, rows: "Sequence[Row]", shape: "Shape") -> dict[int, WindowOutput]:
         """Windows of one length, each with its state, as one run."""
         features = np.stack([row.features.numpy() for row in rows])
         states = np.stack([row.state.array() for row in rows])
@@ -146,10 +146,10 @@ class CpuBackend:
         for place, row in enumerate(rows):
             kept = log_probs[place, : row.window.span.kept].copy()
             if np.isfinite(kept).all() and np.isfinite(following[place]).all():
-                state = row.state if shape.last else State(following[place].copy(), row.memory)
-                heard[row.index] = Heard(row.window.span, kept, state)
+                state = row.state if shape.last else StreamState(following[place].copy(), row.memory)
+                heard[row.index] = WindowOutput(row.window.span, kept, state)
             else:
-                heard[row.index] = failed(self.config, row.window, NOT_HEARD)
+                heard[row.index] = failed(self.config, row.window, NETWORK_NOT_FINITE)
         return heard
 
     def _step(
@@ -180,9 +180,9 @@ class Row:
     index: int
     window: Window
     features: Tensor
-    state: State
-    memory: Memory | None
-    """What causal normalisation knows afterwards."""
+    state: StreamState
+    memory: NormalizationState | None
+    """What causal normalization knows afterwards."""
     shape: Shape
 
 

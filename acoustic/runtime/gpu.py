@@ -1,6 +1,6 @@
 """The GPU backend: PyTorch in FP16, a few static shapes, each one captured CUDA graph, warmed before ready.
 
-Features, normalisation, network and softmax are one graph: the host only lines up sound and copies results. A
+Features, normalization, network and softmax are one graph: the host only lines up sound and copies results. A
 stream's carried state travels with its windows, as on the CPU, but its numbers stay on the device.
 On a CPU the same code runs with the graphs off, which is how it is tested without a GPU.
 """
@@ -14,29 +14,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acoustic.carried import Memory, State
 from acoustic.checkpoint import Checkpoint
+from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
-from acoustic.features import FrontEnd
-from acoustic.folding import fold
-from acoustic.framing import Samples, line_up
-from acoustic.network.carrying import Carrying
+from acoustic.features.framing import Samples, line_up
+from acoustic.features.front_end import FrontEnd
+from acoustic.network.folding import fold
+from acoustic.network.stream_state import Carrying
 from acoustic.runtime.backend import (
-    NOT_FINITE,
-    NOT_HEARD,
+    AUDIO_NOT_FINITE,
+    NETWORK_NOT_FINITE,
     Precision,
-    carried_state,
+    concatenate,
     failed,
     hop_frames,
-    in_pieces,
-    joined,
     kept_outputs,
+    run_in_blocks,
+    stream_state_of,
     streaming_config,
     whole_features_of,
 )
-from acoustic.runtime.memories import RowNormalisation, Sent, following_states, load_states, on_host
-from acoustic.shape import ModelConfig
-from acoustic.windows import Heard, LogProbs, Window, carries, default_plan, with_hop
+from acoustic.runtime.batch_state import RowNormalization, Sent, following_states, load_states, on_host
+from acoustic.stream_state import NormalizationState, StreamState
+from acoustic.windows import LogProbs, Window, WindowOutput, default_plan, supports_stream_state, with_hop
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 HOPS_S = (0.16, 0.32, 0.64, 1.28)
@@ -70,16 +70,16 @@ class GpuBackend:
         self.device = torch.device(device)
         self.trained_config = checkpoint.config
         self.config = streaming_config(checkpoint.config)
-        self.plan = default_plan(self.config, carried=True)
+        self.plan = default_plan(self.config, stateful=True)
         self.type = torch.float16 if self.precision == "fp16" else torch.float32
         self._network = fold(checkpoint).network().to(self.device, self.type)
-        self.carrying = Carrying(self._network) if carries(self.config) else None
-        self.empty = State(
+        self.carrying = Carrying(self._network) if supports_stream_state(self.config) else None
+        self.empty = StreamState(
             torch.zeros(self.carrying.size if self.carrying else 0, dtype=self.type).to(self.device)
         )
         """The carried state of every stream that begins."""
         self._front_end = FrontEnd(self.config.features).to(self.device)
-        self.normalisation = RowNormalisation(self.config.features, self.device)
+        self.normalization = RowNormalization(self.config.features, self.device)
         self._batches = tuple(sorted(batches))
         frames = {with_hop(self.config, self.plan, hop).frames for hop in hops_s} | {self.plan.frames}
         self._frames = tuple(sorted(frames))
@@ -94,14 +94,14 @@ class GpuBackend:
             for batch in reversed(self._batches):
                 self._bucket(batch, frames)
 
-    def forward(self, windows: Sequence[Window]) -> list[Heard]:
+    def forward(self, windows: Sequence[Window]) -> list[WindowOutput]:
         """Each window's log-probabilities, in the order given, in as few buckets as hold them."""
         by_frames: dict[int, list[int]] = {}
         for index, window in enumerate(windows):
-            if window.span.carried and self.carrying is None:
+            if window.span.stateful and self.carrying is None:
                 raise AcousticError(f"{self.config.name} carries no state: cut its streams by its own plan.")
             by_frames.setdefault(self._room_for(window.span.frames), []).append(index)
-        heard: dict[int, Heard] = {}
+        heard: dict[int, WindowOutput] = {}
         for frames, indices in by_frames.items():
             for first in range(0, len(indices), self._batches[-1]):
                 chosen = indices[first : first + self._batches[-1]]
@@ -112,13 +112,13 @@ class GpuBackend:
         return [heard[index] for index in range(len(windows))]
 
     def whole(self, samples: Samples) -> LogProbs:
-        """A whole recording at once, normalised as the model was trained."""
-        return joined(self.config, self.pieces([samples]))
+        """A whole recording at once, normalized as the model was trained."""
+        return concatenate(self.config, self.pieces([samples]))
 
     def pieces(self, sound: Iterable[Samples]) -> Iterator[LogProbs]:
         """The same of sound block by block, handed out as it is heard."""
         features = whole_features_of(self._front_end, self.trained_config.features, sound)
-        return in_pieces(self.config, features, self._run)
+        return run_in_blocks(self.config, features, self._run)
 
     @torch.inference_mode()
     def _run(self, features: Tensor) -> LogProbs:
@@ -148,7 +148,7 @@ class GpuBackend:
         lengths, place = places.unbind(1)
         features = self._front_end.log_mels(sound)
         finite = torch.isfinite(features).flatten(1).all(dim=1)
-        features, known = self.normalisation(features, lengths, place, known)
+        features, known = self.normalization(features, lengths, place, known)
         # The front end's frames lie step by step, in which layout cuDNN's convolutions take four times as long.
         features = features.to(self.type).contiguous()
         if state is None or self.carrying is None:
@@ -171,7 +171,7 @@ class Results:
 
     log_probs: Tensor  # [batch, outputs, classes]
     finite: Tensor  # [batch, 2]: whether the features were, and the state that follows
-    known: Tensor | None = None  # [batch, numbers]: the memory of normalisation
+    known: Tensor | None = None  # [batch, numbers]: the memory of normalization
     following: Tensor | None = None  # [batch, numbers]: the state of the windows to come
 
 
@@ -186,7 +186,7 @@ class Bucket:
         self._sound = Sent(batch, samples, kind=torch.float32, device=device)
         self._filled = [0] * batch  # samples of each row; beyond them there are zeros
         self._places = Sent(batch, 2, kind=torch.int64, device=device)
-        numbers, carrying = backend.normalisation.numbers, backend.carrying
+        numbers, carrying = backend.normalization.numbers, backend.carrying
         self._known = Sent(batch, numbers, kind=torch.float64, device=device) if numbers else None
         self._state = (
             torch.zeros(batch, carrying.size, dtype=backend.type, device=device) if carrying else None
@@ -224,7 +224,7 @@ class Bucket:
             self._results = self._compute()
 
     @torch.inference_mode()
-    def hear(self, windows: Sequence[Window]) -> list[Heard]:
+    def hear(self, windows: Sequence[Window]) -> list[WindowOutput]:
         """Up to `batch` windows, each no longer than `frames`."""
         self._load(windows)
         self.run()
@@ -233,22 +233,22 @@ class Bucket:
         following = following_states(windows, results.following) if results.following is not None else []
         wanted = (results.log_probs, results.finite, results.known)
         log_probs, finite, *known = on_host([rows[:count] for rows in wanted if rows is not None])
-        memories = self.backend.normalisation.memories(known[0]) if known else [None] * count
+        memories = self.backend.normalization.memories(known[0]) if known else [None] * count
         heard = []
         for index, window in enumerate(windows):
             features_finite, state_finite = finite[index]
             kept = log_probs[index, kept_outputs(self.backend.config, window)].copy()
-            memory: Memory | State | None = memories[index]
-            if window.span.carried:
+            memory: NormalizationState | StreamState | None = memories[index]
+            if window.span.stateful:
                 # A window that fails hands on the state it was given, also where that is the empty one.
-                window = replace(window, memory=carried_state(window, self.backend.empty))
-                memory = window.memory if window.span.last else State(following[index], memories[index])
+                window = replace(window, memory=stream_state_of(window, self.backend.empty))
+                memory = window.memory if window.span.last else StreamState(following[index], memories[index])
             if not features_finite:
-                heard.append(failed(self.backend.config, window, NOT_FINITE))
+                heard.append(failed(self.backend.config, window, AUDIO_NOT_FINITE))
             elif not state_finite or not np.isfinite(kept).all():
-                heard.append(failed(self.backend.config, window, NOT_HEARD))
+                heard.append(failed(self.backend.config, window, NETWORK_NOT_FINITE))
             else:
-                heard.append(Heard(window.span, kept, memory))
+                heard.append(WindowOutput(window.span, kept, memory))
         return heard
 
     @torch.inference_mode()
@@ -264,7 +264,7 @@ class Bucket:
             self._filled[row] = len(sound)
             self._places.rows[row] = span.frames, memory_place(backend.config, window)
             if self._known is not None:
-                self._known.rows[row] = backend.normalisation.memory(window)
+                self._known.rows[row] = backend.normalization.memory(window)
         if self._state is not None:
             load_states(self._state, windows, backend.empty)
         self._sound.send(count)
@@ -274,8 +274,8 @@ class Bucket:
 
 
 def memory_place(config: ModelConfig, window: Window) -> int:
-    """The frame of a window that its stream's memory goes by: with running normalisation the first that counts, else
+    """The frame of a window that its stream's memory goes by: with running normalization the first that counts, else
     that of the window to come."""
-    if config.features.normalise == "running":
+    if config.features.normalize == "running":
         return window.span.new_first - window.span.first_frame
     return hop_frames(config, window)

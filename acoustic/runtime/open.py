@@ -5,11 +5,11 @@ from pathlib import Path
 from acoustic import catalogue
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
-from acoustic.runtime.backend import Backend, Device, Precision
+from acoustic.runtime.backend import Backend, DeviceKind, Precision
 
 
 def open_backend(
-    model: str | Path | Checkpoint, device: Device = "cpu", precision: Precision | None = None
+    model: str | Path | Checkpoint, device: DeviceKind = "cpu", precision: Precision | None = None
 ) -> Backend:
     """A model by name, file or value, on a device. Default precision: the fastest that it is ready for."""
     checkpoint = model if isinstance(model, Checkpoint) else catalogue.find(model)

@@ -230,14 +230,14 @@ def windows() -> str:
     for name, cell in found["cells"].items():
         parts = name.split()
         if len(parts) == 4:
-            normalised, left, hop, ahead = parts
-            cells[normalised, float(left), float(hop), float(ahead)] = cell["errors"] / cell["words"]
+            normalized, left, hop, ahead = parts
+            cells[normalized, float(left), float(hop), float(ahead)] = cell["errors"] / cell["words"]
     aheads = sorted({key[3] for key in cells})
     lines = [
         *heading("Windows", "windows", {}),
-        f"{found['about']}: WER by normalisation, left context, hop and look-ahead, all in seconds. "
+        f"{found['about']}: WER by normalization, left context, hop and look-ahead, all in seconds. "
         "[Windows and stream state](../background/windows.md) explains the terms. Made by "
-        "`scripts/windows_table.py`.",
+        "`benchmarks/windows.py`.",
         "",
     ]
     order = sorted({key[:3] for key in cells}, key=lambda key: (key[0] != "running", key))
@@ -245,7 +245,7 @@ def windows() -> str:
         (key[0], f"{key[1]:g}", f"{key[2]:g}", *(percent(cells.get((*key, ahead)), 2) for ahead in aheads))
         for key in order
     ]
-    head = ("normalisation", "left", "hop", *(f"look-ahead {ahead:g}" for ahead in aheads))
+    head = ("normalization", "left", "hop", *(f"look-ahead {ahead:g}" for ahead in aheads))
     lines += table(head, rows)
     return text(lines)
 

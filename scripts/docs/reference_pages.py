@@ -13,9 +13,9 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from acoustic.config import published
-from acoustic.shape import BlockConfig, FeatureConfig, ModelConfig
-from acoustic.size import parameter_count
+from acoustic.architectures import published
+from acoustic.config import BlockConfig, FeatureConfig, ModelConfig
+from acoustic.parameter_count import parameter_count
 from service.commands import build_parser, verb_modules
 from service.errors import ErrorCode
 from service.metrics import Metrics
@@ -240,7 +240,7 @@ def recipes_page() -> str:
 def models_page() -> str:
     """What a model file holds, and the architectures known by name."""
     lines = [
-        *heading("Model files", "acoustic/config.py"),
+        *heading("Model files", "acoustic/architectures.py"),
         "A model is one safetensors file. Its header has three entries beside the tensors: `format`, `config` (the "
         "keys below, as JSON) and `card` (title, licence, sources, figures, INT8 ranges, search settings). Weights "
         "are stored in FP32, in FP16, or in INT8 with one scale for each output channel (the tensor "

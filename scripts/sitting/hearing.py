@@ -1,5 +1,6 @@
 """A drawn batch as teacher and student hear it, in the widths of its shape: done ahead of the step, on a GPU in a
-thread and on a stream of its own. What is altered is as in training.stages; the teacher's blocks are one graph a shape.
+thread and on a stream of its own. What is altered is as in training.distillation.blockwise; the teacher's blocks are
+one graph a shape.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,13 +11,13 @@ import torch
 from torch import Tensor
 
 from acoustic.constants import SAMPLE_RATE
-from acoustic.features import FrontEnd
+from acoustic.features.front_end import FrontEnd
 from sitting.sound import BatchShape, Drawn
-from training.alteration import PARTS, Alteration
 from training.augment import Banks, alter
-from training.data.feed import batch_seed
-from training.features import DITHER, batch_features
-from training.stages import SPEAKER, STEPS_PER_DEVIATION, StageTeacher
+from training.augment.config import PARTS, AugmentConfig
+from training.data.features import DITHER, batch_features
+from training.data.loader import batch_seed
+from training.distillation.blockwise import SPEAKER, STEPS_PER_DEVIATION, BlockwiseTeacher
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,10 @@ class Ear:
 
     def __init__(
         self,
-        teacher: StageTeacher,
+        teacher: BlockwiseTeacher,
         front_end: FrontEnd,
         shapes: Sequence[BatchShape],
-        alteration: Alteration,
+        alteration: AugmentConfig,
         banks: Banks | None,
         frames_per_output: int,
         device: torch.device,
@@ -139,6 +140,6 @@ def _player(
     return play
 
 
-def without(plan: Alteration, parts: Iterable[str]) -> Alteration:
+def without(plan: AugmentConfig, parts: Iterable[str]) -> AugmentConfig:
     off: dict[str, Any] = dict.fromkeys(parts, 0.0)
     return replace(plan, **off)

@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acoustic.shape import ModelConfig
+from acoustic.config import ModelConfig
 from sitting.hearing import HeardBatch
 from sitting.sound import BatchShape
-from training.distill import words_loss
-from training.precision import quickest
-from training.stages import (
+from training.distillation.blockwise import (
     STAGES,
     STEPS_PER_DEVIATION,
+    BlockwiseTeacher,
     Stages,
-    StageTeacher,
     stage_loss,
     stretched,
 )
-from training.staging import StagesPart
+from training.distillation.blockwise_settings import BlockwisePart
+from training.distillation.objective import words_loss
+from training.run.precision import quickest
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,20 @@ class Made:
 
 
 class Learner:
-    """A network in training, its optimiser, and the average of its weights."""
+    """A network in training, its optimizer, and the average of its weights."""
 
     def __init__(
         self,
         model: nn.Module,
         config: ModelConfig,
-        teacher: StageTeacher,
-        part: StagesPart,
-        optimiser: torch.optim.Optimizer,
+        teacher: BlockwiseTeacher,
+        part: BlockwisePart,
+        optimizer: torch.optim.Optimizer,
         device: torch.device,
         average_decay: float,
     ) -> None:
         self.model, self.config, self.teacher, self.part = model, config, teacher, part
-        self.optimiser, self.device, self.average_decay = optimiser, device, average_decay
+        self.optimizer, self.device, self.average_decay = optimizer, device, average_decay
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.mean = [weight.detach().clone() for weight in self.weights]
         self.steps = 0
@@ -63,7 +63,7 @@ class Learner:
     def step(self, heard: HeardBatch, rate: float) -> Tensor:
         """One step; the losses of the words and of each stage come back. What is not finite is passed over: the
         figures of the norms stay as they were, and the losses come back as they are."""
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate
         kept = torch._foreach_mul(self._buffers, 1.0)
         graph = self._graphs[heard.shape] if self._graphs else None
@@ -77,7 +77,7 @@ class Learner:
         for weight, gradient in zip(self.weights, gradients, strict=True):
             weight.grad = gradient
         if bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
-            self.optimiser.step()
+            self.optimizer.step()
             share = min(self.average_decay, (1 + self.steps) / (4 + self.steps))
             torch._foreach_lerp_(self.mean, [weight.detach() for weight in self.weights], 1 - share)
         else:

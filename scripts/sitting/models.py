@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from acoustic.checkpoint import Checkpoint
-from acoustic.folding import fold
+from acoustic.config import ModelConfig
 from acoustic.network import build
-from acoustic.shape import ModelConfig
+from acoustic.network.folding import fold
+from training.distillation.blockwise import BlockwiseTeacher
 from training.errors import TrainingError
 from training.recipe import Recipe, from_values
-from training.stages import StageTeacher
 
 MODELS = "models.pt"
 FORMAT = 2
@@ -25,7 +25,9 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Packed:
-    """The recipe with all it was packed with, the folded teacher, and what its blocks measure (training.stages)."""
+    """The recipe with all it was packed with, the folded teacher, and what its blocks measure
+    (training.distillation.blockwise).
+    """
 
     recipe: Recipe
     teacher: Checkpoint
@@ -40,7 +42,7 @@ def write_models(
     path: Path,
     recipe: Recipe,
     teacher: Checkpoint,
-    measured: StageTeacher,
+    measured: BlockwiseTeacher,
     responses: Tensor | None,
     noise_top: float,
 ) -> int:

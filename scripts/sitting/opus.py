@@ -18,7 +18,7 @@ from acoustic.constants import SAMPLE_RATE
 from training.errors import TrainingError
 
 PACKET_SAMPLES = 960
-LARGEST_PACKET = 4000
+MAX_PACKET = 4000
 CARRIED = "libopus.so.0"
 """What the library is called beside the parts, where it came along."""
 VOICE = 2048
@@ -85,7 +85,7 @@ class Encoder:
         self._opus.opus_encoder_ctl(self._state, ctypes.c_int(DELAY), ctypes.byref(delay))
         self.delay_samples = delay.value
         """What comes out is so much late; decoders leave it out."""
-        self._packet = ctypes.create_string_buffer(LARGEST_PACKET)
+        self._packet = ctypes.create_string_buffer(MAX_PACKET)
 
     def encode(self, samples: Samples) -> bytes:
         """A whole clip."""
@@ -96,7 +96,7 @@ class Encoder:
         made = []
         for piece in padded.reshape(count, PACKET_SAMPLES):
             size = self._opus.opus_encode(
-                self._state, piece.ctypes.data, PACKET_SAMPLES, self._packet, LARGEST_PACKET
+                self._state, piece.ctypes.data, PACKET_SAMPLES, self._packet, MAX_PACKET
             )
             if size <= 0:
                 raise TrainingError(f"libopus could not encode (its error {size}).")

@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from acoustic.config import ModelConfig
 from acoustic.constants import SAMPLE_RATE
-from acoustic.shape import ModelConfig
 from sitting.parts import NotWhole, PackedClip, Part, decoded, part_files, read_part
-from training.alteration import Alteration
-from training.augment.tempo import STEPS
-from training.data.feed import batch_seed, encode
+from training.augment.config import AugmentConfig
+from training.augment.speed import STEPS
+from training.data.loader import batch_seed, encode
 from training.data.manifests import Clip
 from training.errors import TrainingError
 
@@ -31,7 +31,7 @@ EDGES_S = (3.0, 4.0, 5.0, 6.5, 8.5, 12.0, 17.0)
 """Each shape holds clips up to so long: a tenth of a batch is padding."""
 ROUND = 4000
 """Rows are as long as a whole number of these."""
-FEWEST_ROWS = 2
+MIN_ROWS = 2
 LOUDEST = 32767.0
 
 
@@ -47,16 +47,16 @@ class BatchShape:
 
 
 def batch_shapes(
-    config: ModelConfig, alteration: Alteration, seconds: float, longest_s: float
+    config: ModelConfig, alteration: AugmentConfig, seconds: float, max_duration_s: float
 ) -> tuple[BatchShape, ...]:
     """From short to long."""
     slowest = round(STEPS / min(1.0, *alteration.speed_range)) / STEPS if alteration.speed else 1.0
     shapes = []
-    for edge_s in (*(edge for edge in EDGES_S if edge < longest_s), longest_s):
+    for edge_s in (*(edge for edge in EDGES_S if edge < max_duration_s), max_duration_s):
         samples = math.ceil(edge_s * SAMPLE_RATE)
         spoken = math.ceil(samples * slowest / ROUND) * ROUND
         frames = -(-spoken // config.features.hop_samples)
-        rows = max(FEWEST_ROWS, int(seconds // edge_s))
+        rows = max(MIN_ROWS, int(seconds // edge_s))
         shapes.append(BatchShape(samples, rows, spoken, frames, -(-frames // config.frames_per_output)))
     return tuple(shapes)
 

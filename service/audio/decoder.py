@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator, Callable
 from typing import BinaryIO
 
 from acoustic.constants import SAMPLE_RATE
-from service.audio.containers import BY_ENCODING, ContainerDecoder, Nursery, recognised
-from service.audio.pcm import LOUD, WIDTHS, PcmDecoder
+from service.audio.decoder_pool import BY_ENCODING, AudioDecoderPool, ContainerDecoder, detect_container
+from service.audio.pcm import MAX_PLAUSIBLE_LEVEL, WIDTHS, PcmDecoder
 from service.audio.resample import Samples
 from service.errors import ErrorCode, ServiceError
 
-Warner = Callable[[str, str, str], None]
+WarnCallback = Callable[[str, str, str], None]
 """Told a code, a message, advice."""
 
 SNIFF_BYTES = 12
-PIECE = 65536
+CHUNK_BYTES = 65536
 G711_RATE = 8000
 
 
@@ -28,14 +28,14 @@ def open_decoder(
     channels: int = 1,
     *,
     mix: bool = False,
-    nursery: Nursery | None = None,
-    warn: Warner | None = None,
-) -> "SoundDecoder":
-    """A decoder for one stream. `encoding` None: recognised. Without a nursery, raw sound only."""
-    return SoundDecoder(encoding, sample_rate, channels, mix, nursery, warn or (lambda *_: None))
+    audio_decoders: AudioDecoderPool | None = None,
+    warn: WarnCallback | None = None,
+) -> "AudioDecoder":
+    """A decoder for one stream. `encoding` None: recognized. Without a nursery, raw sound only."""
+    return AudioDecoder(encoding, sample_rate, channels, mix, audio_decoders, warn or (lambda *_: None))
 
 
-class SoundDecoder:
+class AudioDecoder:
     """Pushes give sound [channels, n], float32, 16 kHz, in pieces; how the bytes were cut changes none of it."""
 
     def __init__(
@@ -44,19 +44,19 @@ class SoundDecoder:
         sample_rate: int | None,
         channels: int,
         mix: bool,
-        nursery: Nursery | None,
-        warn: Warner,
+        audio_decoders: AudioDecoderPool | None,
+        warn: WarnCallback,
     ) -> None:
         self.encoding = encoding
         self.sample_rate = sample_rate or (G711_RATE if encoding in ("mulaw", "alaw") else SAMPLE_RATE)
         self.declared_rate = sample_rate
         self.channels = channels
         self.mix = mix
-        self._nursery = nursery
+        self._audio_decoders = audio_decoders
         self._warn = warn
         self._start = b""
         self._inner: PcmDecoder | ContainerDecoder | None = None
-        self._told_format = False
+        self._format_checked = False
 
     @property
     def frame_bytes(self) -> int | None:
@@ -72,8 +72,8 @@ class SoundDecoder:
             if len(self._start) < SNIFF_BYTES:
                 return
             data, self._start = self._start, b""
-            self._inner = self._chosen(data)
-        async for sound in self._pushed(data):
+            self._inner = self._choose(data)
+        async for sound in self._decode(data):
             yield sound
 
     async def read(self, file: BinaryIO) -> AsyncIterator[Samples]:
@@ -81,10 +81,10 @@ class SoundDecoder:
 
         A container's child gets the file itself and can seek in it: an MP4 file may have its index at the end.
         """
-        self._inner = self._chosen(os.pread(file.fileno(), SNIFF_BYTES, 0), file)
+        self._inner = self._choose(os.pread(file.fileno(), SNIFF_BYTES, 0), file)
         if isinstance(self._inner, PcmDecoder):
-            while piece := await asyncio.to_thread(file.read, PIECE):
-                async for sound in self._pushed(piece):
+            while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                async for sound in self._decode(piece):
                     yield sound
         async for sound in self.finish():
             yield sound
@@ -93,8 +93,8 @@ class SoundDecoder:
         """Raw sound that is still inside: the first bytes, the resampler's tail. More may be pushed afterwards."""
         if self._inner is None and self._start:
             start, self._start = self._start, b""
-            self._inner = self._chosen(start)
-            async for sound in self._pushed(start):
+            self._inner = self._choose(start)
+            async for sound in self._decode(start):
                 yield sound
         if isinstance(self._inner, PcmDecoder):
             tail = self._inner.finish()
@@ -122,7 +122,7 @@ class SoundDecoder:
         if isinstance(self._inner, ContainerDecoder):
             self._inner.close()
 
-    async def _pushed(self, data: bytes) -> AsyncIterator[Samples]:
+    async def _decode(self, data: bytes) -> AsyncIterator[Samples]:
         inner = self._inner
         if isinstance(inner, ContainerDecoder):
             async for sound in inner.push(data):
@@ -130,20 +130,20 @@ class SoundDecoder:
             self._check_format(inner)
         elif isinstance(inner, PcmDecoder):
             # In pieces, so that a minute in one message does not hold up everybody else's loop.
-            for begin in range(0, len(data), PIECE):
-                sound = inner.push(data[begin : begin + PIECE])
+            for begin in range(0, len(data), CHUNK_BYTES):
+                sound = inner.push(data[begin : begin + CHUNK_BYTES])
                 if sound.shape[1]:
                     yield sound
-            if inner.loudest > LOUD:
+            if inner.peak_level > MAX_PLAUSIBLE_LEVEL:
                 self._warn(
                     "level", "the float sound goes far beyond 1.", "linear32 is float between -1 and 1."
                 )
 
-    def _chosen(self, start: bytes, file: BinaryIO | None = None) -> PcmDecoder | ContainerDecoder:
-        found = recognised(start)
+    def _choose(self, start: bytes, file: BinaryIO | None = None) -> PcmDecoder | ContainerDecoder:
+        found = detect_container(start)
         if self.encoding in WIDTHS:
             # An MP3 frame's two bytes are common in raw sound; the other marks are four bytes or more.
-            if found in ("ogg", "webm", "flac", "wav") and self._nursery is not None:
+            if found in ("ogg", "webm", "flac", "wav") and self._audio_decoders is not None:
                 self._warn(
                     "header",
                     f"declared {self.encoding}, but it begins as a {found} container and is read as one.",
@@ -175,19 +175,19 @@ class SoundDecoder:
         return self._container(form, file)
 
     def _container(self, form: str, file: BinaryIO | None) -> ContainerDecoder:
-        if self._nursery is None:
+        if self._audio_decoders is None:
             raise ServiceError(ErrorCode.AUDIO, "containers are not decoded here.", "Send raw sound.")
-        return self._nursery.open(form, self.channels, self.mix, file)
+        return self._audio_decoders.open(form, self.channels, self.mix, file)
 
     def _check_format(self, inner: ContainerDecoder) -> None:
         """Once the container has told what it holds, say where the client declared something else."""
-        if self._told_format or inner.format is None:
+        if self._format_checked or inner.format is None:
             return
-        self._told_format = True
+        self._format_checked = True
         rate, channels = inner.format["rate"], inner.format["channels"]
         if self.declared_rate is not None and rate != self.declared_rate:
-            told = f"declared {self.declared_rate} Hz, but the container holds {rate} Hz, which is used."
-            self._warn("rate", told, "Leave out `sample_rate` for containers.")
+            message = f"declared {self.declared_rate} Hz, but the container holds {rate} Hz, which is used."
+            self._warn("rate", message, "Leave out `sample_rate` for containers.")
         if not self.mix and channels != self.channels:
-            told = f"declared {self.channels} channels, but the container holds {channels}."
-            self._warn("channels", told, "Further ones are left out, missing ones are silent.")
+            message = f"declared {self.channels} channels, but the container holds {channels}."
+            self._warn("channels", message, "Further ones are left out, missing ones are silent.")

@@ -20,26 +20,26 @@ from acoustic.constants import SAMPLE_RATE
 from service.audio.resample import Resampler, Samples
 from service.errors import ErrorCode, ServiceError
 
-LONGEST_S = 24 * 3600.0
+MAX_LENGTH_S = 24 * 3600.0
 BLOCK_S = 10.0
-MOST_CHANNELS = 16
+MAX_CHANNELS = 16
 # Formats without a mark in their first bytes: only the name tells.
 BY_SUFFIX = {".g722": "g722", ".sln16": "s16le"}
-RAW = (".raw", ".pcm", ".sln", ".ulaw", ".alaw", ".gsm")
+RAW_SUFFIXES = (".raw", ".pcm", ".sln", ".ulaw", ".alaw", ".gsm")
 
 
-def read_file(path: str | Path, longest_s: float = LONGEST_S) -> Samples:
+def read_file(path: str | Path, max_length_s: float = MAX_LENGTH_S) -> Samples:
     """The whole file as [channels, samples]."""
-    blocks = list(read_blocks(path, longest_s))
+    blocks = list(read_blocks(path, max_length_s))
     return np.concatenate(blocks, axis=1)
 
 
-def read_mono(path: str | Path, longest_s: float = LONGEST_S) -> Samples:
+def read_mono(path: str | Path, max_length_s: float = MAX_LENGTH_S) -> Samples:
     """The whole file as one channel: the mean of its channels."""
-    return np.concatenate([block.mean(axis=0) for block in read_blocks(path, longest_s)])
+    return np.concatenate([block.mean(axis=0) for block in read_blocks(path, max_length_s)])
 
 
-class Recording:
+class AudioFile:
     """One channel of a file, the mean of its channels, block by block: read anew by everyone who goes through it."""
 
     def __init__(self, path: str | Path, name: str | None = None) -> None:
@@ -57,22 +57,22 @@ class Recording:
 
 
 @contextlib.contextmanager
-def on_disk(file: str) -> Iterator[Recording]:
+def seekable_file(file: str) -> Iterator[AudioFile]:
     """A file that can be read more than once: itself, or what comes over a pipe or the standard input (`-`) as one."""
     if file != "-":
         _check(Path(file), file)
         if Path(file).is_file():
-            yield Recording(file)
+            yield AudioFile(file)
             return
     with contextlib.ExitStack() as open_files:
         source = sys.stdin.buffer if file == "-" else open_files.enter_context(Path(file).open("rb"))
         kept = open_files.enter_context(tempfile.NamedTemporaryFile(prefix="silica-"))
         shutil.copyfileobj(source, kept)
         kept.flush()
-        yield Recording(kept.name, "standard input" if file == "-" else file)
+        yield AudioFile(kept.name, "standard input" if file == "-" else file)
 
 
-def told_length_s(path: Path) -> float | None:
+def declared_length_s(path: Path) -> float | None:
     """How long the file says it is; None where it does not say, or not in a way that can be read."""
     try:
         with path.open("rb") as opened, av.open(opened, mode="r", metadata_errors="ignore") as container:
@@ -81,12 +81,16 @@ def told_length_s(path: Path) -> float | None:
         return None
 
 
-def read_blocks(path: str | Path, longest_s: float = LONGEST_S, name: str | None = None) -> Iterator[Samples]:
+def read_blocks(
+    path: str | Path, max_length_s: float = MAX_LENGTH_S, name: str | None = None
+) -> Iterator[Samples]:
     """The file as blocks [channels, about ten seconds]; at least one. A truncated file ends where its sound does."""
     file, name = Path(path), name or str(path)
     _check(file, name)
     with file.open("rb") as opened:
-        yield from _bounded(name, read_stream(opened, name, BY_SUFFIX.get(file.suffix.lower())), longest_s)
+        yield from _limit_length(
+            name, read_stream(opened, name, BY_SUFFIX.get(file.suffix.lower())), max_length_s
+        )
 
 
 def read_stream(source: BinaryIO, name: str, form: str | None = None) -> Iterator[Samples]:
@@ -112,11 +116,11 @@ def read_stream(source: BinaryIO, name: str, form: str | None = None) -> Iterato
 def _blocks(container: Any, name: str) -> Iterator[Samples]:
     to_float = av.AudioResampler(format="fltp")
     resampler: Resampler | None = None
-    waiting: list[Samples] = []
-    sounded = False
+    pending: list[Samples] = []
+    yielded = False
     for sound, rate in _frames(container, to_float):
         if resampler is None:
-            resampler = Resampler(rate, min(len(sound), MOST_CHANNELS))
+            resampler = Resampler(rate, min(len(sound), MAX_CHANNELS))
         if rate != resampler.rate or len(sound) < resampler.channels:
             raise ServiceError(
                 ErrorCode.AUDIO_FILE,
@@ -130,15 +134,15 @@ def _blocks(container: Any, name: str) -> Iterator[Samples]:
                 f"{name} holds samples that are not numbers (NaN or infinite).",
                 "The program that wrote it went wrong: write it again, or convert it to 16-bit.",
             )
-        waiting.append(resampler.push(sound[: resampler.channels]))
-        if sum(block.shape[1] for block in waiting) >= BLOCK_S * SAMPLE_RATE:
-            sounded = True
-            yield np.concatenate(waiting, axis=1)
-            waiting = []
+        pending.append(resampler.push(sound[: resampler.channels]))
+        if sum(block.shape[1] for block in pending) >= BLOCK_S * SAMPLE_RATE:
+            yielded = True
+            yield np.concatenate(pending, axis=1)
+            pending = []
     if resampler is not None:
-        waiting.append(resampler.finish())
-    rest = np.concatenate(waiting, axis=1) if waiting else np.zeros((1, 0), np.float32)
-    if not rest.shape[1] and not sounded:
+        pending.append(resampler.finish())
+    rest = np.concatenate(pending, axis=1) if pending else np.zeros((1, 0), np.float32)
+    if not rest.shape[1] and not yielded:
         raise ServiceError(
             ErrorCode.AUDIO_FILE,
             f"{name} holds not a single sample of sound.",
@@ -151,29 +155,29 @@ def _blocks(container: Any, name: str) -> Iterator[Samples]:
 def _frames(container: Any, to_float: Any) -> Iterator[tuple[Samples, int]]:
     """Float frames [channels, n] with their rate; stops where a truncated or damaged file does."""
     decoded = container.decode(audio=0)
-    heard = False
+    decoded_any = False
     while True:
         try:
             frame = next(decoded, None)
         except av.error.FFmpegError:
-            if heard:
+            if decoded_any:
                 return
             raise
         if frame is None:
             return
         for piece in to_float.resample(frame):
-            heard = True
+            decoded_any = True
             yield np.asarray(piece.to_ndarray(), np.float32), int(piece.sample_rate)
 
 
-def _bounded(name: str, blocks: Iterator[Samples], longest_s: float) -> Iterator[Samples]:
+def _limit_length(name: str, blocks: Iterator[Samples], max_length_s: float) -> Iterator[Samples]:
     seconds = 0.0
     for block in blocks:
         seconds += block.shape[1] / SAMPLE_RATE
-        if seconds > longest_s:
+        if seconds > max_length_s:
             raise ServiceError(
                 ErrorCode.AUDIO_FILE,
-                f"{name} is longer than {longest_s:.0f} s.",
+                f"{name} is longer than {max_length_s:.0f} s.",
                 "Cut it into shorter files first.",
             )
         yield block
@@ -187,7 +191,7 @@ def _check(file: Path, name: str) -> None:
         problem = ("is a folder, not a sound file.", "Name the files in it.")
     elif file.is_file() and file.stat().st_size == 0:
         problem = ("is empty (0 bytes).", "The recording or the copy failed: make it again.")
-    elif file.suffix.lower() in RAW:
+    elif file.suffix.lower() in RAW_SUFFIXES:
         advice = "Give it a header first, for example: ffmpeg -f s16le -ar 16000 -ac 1 -i IN.raw OUT.wav"
         problem = ("is raw sound: it does not say its rate and format.", advice)
     elif file.is_file() and not os.access(file, os.R_OK):

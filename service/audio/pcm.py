@@ -10,7 +10,7 @@ from service.audio.resample import Resampler, Samples
 from service.errors import ErrorCode, ServiceError
 
 WIDTHS = {"linear16": 2, "linear32": 4, "mulaw": 1, "alaw": 1}
-LOUD = 8.0
+MAX_PLAUSIBLE_LEVEL = 8.0
 """Float sound beyond this is no sound between -1 and 1, though it can be heard."""
 
 
@@ -41,7 +41,7 @@ class PcmDecoder:
         self.channels = channels
         self.frame_bytes = WIDTHS[encoding] * channels
         self.mix = mix
-        self.loudest = 0.0
+        self.peak_level = 0.0
         self._carry = b""
         self._resampler = Resampler(sample_rate, 1 if mix else channels)
 
@@ -77,7 +77,7 @@ class PcmDecoder:
                     "the sound declared as linear32 has values that are not numbers or are absurdly large.",
                     "linear32 is 32-bit float between -1 and 1, little-endian. For 16-bit integers say linear16.",
                 )
-            self.loudest = max(self.loudest, peak)
+            self.peak_level = max(self.peak_level, peak)
             return floats
         table = TABLES[self.encoding]
         return table[np.frombuffer(data, np.uint8, size)]

@@ -4,7 +4,7 @@ import numpy as np
 import soxr
 
 from acoustic.constants import SAMPLE_RATE
-from service.audio.clipping import Samples, Unclipped
+from service.audio.declip import Declipper, Samples
 
 __all__ = ["Resampler", "Samples"]
 
@@ -15,18 +15,18 @@ class Resampler:
     def __init__(self, rate: int, channels: int) -> None:
         self.rate = rate
         self.channels = channels
-        self._unclipped = Unclipped(rate, channels)
+        self._declipper = Declipper(rate, channels)
         self._soxr = (
             None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, channels, dtype="float32")
         )
 
     def push(self, samples: Samples, last: bool = False) -> Samples:
         """What can be told of the sound so far; with `last` also what the filter still held."""
-        samples = self._unclipped.push(samples, last)
+        samples = self._declipper.push(samples, last)
         if self._soxr is None:
             return samples
-        told = self._soxr.resample_chunk(np.ascontiguousarray(samples.T), last=last)
-        return np.ascontiguousarray(told.reshape(-1, self.channels).T)
+        resampled = self._soxr.resample_chunk(np.ascontiguousarray(samples.T), last=last)
+        return np.ascontiguousarray(resampled.reshape(-1, self.channels).T)
 
     def finish(self) -> Samples:
         """The filter's tail. Sound that still comes begins anew."""

@@ -14,21 +14,21 @@ import aiohttp
 from service.clients import KEY_ADVICE, server_address, untrusted
 from service.errors import ErrorCode, ServiceError, code_named
 
-Answer = TypeVar("Answer")
-PATIENCE_S = 900.0
-MOST_WAIT_S = 30.0
+Response = TypeVar("Response")
+MAX_RETRY_S = 900.0
+MAX_WAIT_S = 30.0
 
 
-async def patiently(
-    ask: Callable[[], Awaitable[Answer]],
-    waits: Callable[[ServiceError], None],
-    patience_s: float = PATIENCE_S,
-) -> Answer:
-    """Ask again as long as the server says when to (503 and 429 with Retry-After); `waits` is told once why.
+async def with_retries(
+    ask: Callable[[], Awaitable[Response]],
+    on_wait: Callable[[ServiceError], None],
+    max_retry_s: float = MAX_RETRY_S,
+) -> Response:
+    """Ask again as long as the server says when to (503 and 429 with Retry-After); `on_wait` is told once why.
 
     A full disk is not waited for here: who sends jobs may have to take some back first.
     """
-    began_s, told = time.monotonic(), False
+    began_s, body = time.monotonic(), False
     while True:
         try:
             return await ask()
@@ -37,13 +37,13 @@ async def patiently(
             if (
                 wait_s is None
                 or error.code == ErrorCode.STORAGE
-                or time.monotonic() - began_s + wait_s > patience_s
+                or time.monotonic() - began_s + wait_s > max_retry_s
             ):
                 raise
-            if not told:
-                waits(error)
-                told = True
-        await asyncio.sleep(min(wait_s, MOST_WAIT_S))
+            if not body:
+                on_wait(error)
+                body = True
+        await asyncio.sleep(min(wait_s, MAX_WAIT_S))
 
 
 def _reason(error: OSError) -> str:
@@ -79,7 +79,7 @@ class HttpClient:
             async with self._session.request(method, self.server + address, **more) as answer:
                 if answer.status < 400:
                     return await answer.text() if text else await answer.json()
-                told = await answer.json(content_type=None)
+                body = await answer.json(content_type=None)
         except aiohttp.ClientSSLError as error:
             raise untrusted(self.server, error.os_error) from None
         except aiohttp.ClientConnectorError as error:
@@ -98,12 +98,12 @@ class HttpClient:
             raise ServiceError(
                 ErrorCode.NETWORK, f"{self.server} did not answer as a Silica server does."
             ) from None
-        if not isinstance(told, dict):
+        if not isinstance(body, dict):
             raise ServiceError(ErrorCode.NETWORK, f"{self.server} did not answer as a Silica server does.")
-        code = code_named(str(told.get("err_code", "request")))
+        code = code_named(str(body.get("err_code", "request")))
         raise ServiceError(
             code,
-            str(told.get("err_msg")),
-            KEY_ADVICE if code is ErrorCode.KEY else told.get("advice", ""),
-            retry_after_s=told.get("retry_after_s"),
+            str(body.get("err_msg")),
+            KEY_ADVICE if code is ErrorCode.KEY else body.get("advice", ""),
+            retry_after_s=body.get("retry_after_s"),
         )

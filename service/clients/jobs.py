@@ -9,10 +9,10 @@ from typing import Any
 
 import aiohttp
 
-from service.clients.http import HttpClient, patiently
+from service.clients.http import HttpClient, with_retries
 from service.errors import ErrorCode, ServiceError
 
-AWAY_S = 2.0
+RECONNECT_S = 2.0
 """How often a server that was there and is away is asked again."""
 
 
@@ -37,7 +37,7 @@ class JobsClient(HttpClient):
         """How far it is."""
         return dict(await self._ask("GET", f"/v1/jobs/{id}"))
 
-    async def follow(self, id: str, waits: Callable[[ServiceError], None]) -> dict[str, Any]:
+    async def follow(self, id: str, on_wait: Callable[[ServiceError], None]) -> dict[str, Any]:
         """As `show`; a server that is away, to be started again, is waited for: the job survives that."""
 
         async def ask() -> dict[str, Any]:
@@ -45,10 +45,10 @@ class JobsClient(HttpClient):
                 return await self.show(id)
             except ServiceError as error:
                 if error.code == ErrorCode.NETWORK:
-                    error.retry_after_s = AWAY_S
+                    error.retry_after_s = RECONNECT_S
                 raise
 
-        return await patiently(ask, waits)
+        return await with_retries(ask, on_wait)
 
     async def list(self, status: str | None = None) -> list[dict[str, Any]]:
         """Newest first."""

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 BLOCK_S = 0.04
 QUEUE_S = 10.0
-WISHED_RATE = SAMPLE_RATE
+PREFERRED_RATE = SAMPLE_RATE
 
 
 @dataclass(frozen=True)
-class Device:
+class InputDevice:
     """One input that PortAudio offers."""
 
     number: int
@@ -63,13 +63,13 @@ def portaudio() -> ModuleType:
     return module
 
 
-def devices() -> list[Device]:
+def devices() -> list[InputDevice]:
     """Every input device."""
     module = portaudio()
     default = module.default.device[0]
     drivers = module.query_hostapis()
     return [
-        Device(
+        InputDevice(
             number,
             str(entry["name"]),
             str(drivers[entry["hostapi"]]["name"]),
@@ -82,7 +82,7 @@ def devices() -> list[Device]:
     ]
 
 
-def find_device(wished: str | None) -> Device:
+def find_device(requested: str | None) -> InputDevice:
     """By number, exact name, or a part of the name that only one device has; None: the system's choice."""
     found = devices()
     if not found:
@@ -92,14 +92,14 @@ def find_device(wished: str | None) -> Device:
             "Plug one in, or check that this user may use the sound card (group `audio`). "
             "`silica mic --list` shows what is found.",
         )
-    if wished is None:
+    if requested is None:
         return next((device for device in found if device.default), found[0])
-    chosen = [device for device in found if wished in (str(device.number), device.name)]
-    chosen = chosen or [device for device in found if wished.lower() in device.name.lower()]
+    chosen = [device for device in found if requested in (str(device.number), device.name)]
+    chosen = chosen or [device for device in found if requested.lower() in device.name.lower()]
     if len(chosen) != 1:
         problem = "No input device is" if not chosen else f"{len(chosen)} input devices are"
         names = "; ".join(f"{device.number} {device.name}" for device in found)
-        raise ServiceError(ErrorCode.DEVICE, f"{problem} called {wished!r}.", f"There are: {names}.")
+        raise ServiceError(ErrorCode.DEVICE, f"{problem} called {requested!r}.", f"There are: {names}.")
     return chosen[0]
 
 
@@ -115,9 +115,9 @@ def level_db(samples: np.ndarray[Any, np.dtype[np.int16]]) -> tuple[float, float
 class Microphone:
     """`async with Microphone(device) as mic: async for block in mic: ...` until `stop()`."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: InputDevice) -> None:
         self.device = device
-        self.rate = WISHED_RATE
+        self.rate = PREFERRED_RATE
         self.lost_s = 0.0
         """Sound that the card or a slow reader lost so far."""
         self.overflows = 0
@@ -131,7 +131,7 @@ class Microphone:
         module = portaudio()
         problem = ""
         # 16 kHz where the system converts; else the device's own rate, which the server converts.
-        for rate in dict.fromkeys((WISHED_RATE, self.device.rate)):
+        for rate in dict.fromkeys((PREFERRED_RATE, self.device.rate)):
             try:
                 self._stream = module.RawInputStream(
                     device=self.device.number,
@@ -139,7 +139,7 @@ class Microphone:
                     channels=1,
                     dtype="int16",
                     blocksize=round(rate * BLOCK_S),
-                    callback=self._heard,
+                    callback=self._on_block,
                     finished_callback=self._ended,
                 )
                 self._stream.start()
@@ -172,7 +172,7 @@ class Microphone:
 
     # --- on PortAudio's thread ---
 
-    def _heard(self, data: Any, frames: int, _time: Any, status: Any) -> None:
+    def _on_block(self, data: Any, frames: int, _time: Any, status: Any) -> None:
         pcm = bytes(data)
         overflowed = bool(status.input_overflow)
         if self._loop is not None:

@@ -4,17 +4,19 @@ hears it with its default; whoever asks for one of ours by a name that is not th
 
 import sys
 
-from service.clients.http import HttpClient, patiently
+from service.clients.http import HttpClient, with_retries
 from service.errors import ErrorCode, ServiceError
 
 
 class ModelsClient(HttpClient):
-    """`async with ModelsClient(server, key) as client: name = await client.named(asked)`."""
+    """`async with ModelsClient(server, key) as client: name = await client.resolve(requested)`."""
 
-    async def named(self, asked: str | None) -> str:
+    async def resolve(self, requested: str | None) -> str:
         """The model asked for, or the default; a name that the server does not have is refused."""
         listed = {str(model["name"]): model for model in (await self._ask("GET", "/v1/models"))["models"]}
-        found = [name for name, model in listed.items() if (name == asked if asked else model["default"])]
+        found = [
+            name for name, model in listed.items() if (name == requested if requested else model["default"])
+        ]
         if found:
             return found[0]
         try:
@@ -29,15 +31,15 @@ class ModelsClient(HttpClient):
                 retry_after_s=2.0,
             ) from None
         raise ServiceError(
-            ErrorCode.MODEL, f"{self.server} has no model {asked!r}.", f"It serves {', '.join(listed)}."
+            ErrorCode.MODEL, f"{self.server} has no model {requested!r}.", f"It serves {', '.join(listed)}."
         )
 
 
-async def model_there(server: str, key: str | None, asked: str | None) -> str:
+async def resolve_model(server: str, key: str | None, requested: str | None) -> str:
     """One question to a server; one that is still starting is waited for."""
 
-    def waits(error: ServiceError) -> None:
+    def on_wait(error: ServiceError) -> None:
         sys.stderr.write(f"silica: {error.message} Waiting for it.\n")
 
     async with ModelsClient(server, key) as client:
-        return await patiently(lambda: client.named(asked), waits)
+        return await with_retries(lambda: client.resolve(requested), on_wait)

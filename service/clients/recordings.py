@@ -13,9 +13,9 @@ PIECE_BYTES = 1 << 18
 
 
 class RecordingsClient(HttpClient):
-    """`async with RecordingsClient(server, key) as client: answer = await client.hear(path)`."""
+    """`async with RecordingsClient(server, key) as client: answer = await client.transcribe(path)`."""
 
-    async def hear(
+    async def transcribe(
         self,
         path: Path,
         *,

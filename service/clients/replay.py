@@ -7,13 +7,13 @@ import json
 from collections import deque
 from dataclasses import dataclass
 
-LONGEST_OPEN_S = 600.0
+MAX_UNDECIDED_S = 600.0
 """Servers decide an utterance long before (after two minutes at the most): what they have had for longer and spoke
 no final of is silence."""
 
 
 @dataclass
-class Entry:
+class SentMessage:
     """One message as it was sent, and where in the sound it stands."""
 
     payload: bytes | str
@@ -42,7 +42,7 @@ class ReplayLog:
         self._commands = 0
         self._session_commands = 0
         self._decided = 0
-        self._entries: deque[Entry] = deque()
+        self._entries: deque[SentMessage] = deque()
         self._numbers: deque[int] = deque()
 
     @property
@@ -60,9 +60,9 @@ class ReplayLog:
         """Whether a new session could take over: everything undecided is still here."""
         return self.frame_bytes is not None
 
-    def add(self, payload: bytes | str) -> Entry:
+    def add(self, payload: bytes | str) -> SentMessage:
         """One more message, sound or command."""
-        entry = Entry(payload, self.sent_bytes)
+        entry = SentMessage(payload, self.sent_bytes)
         self._entries.append(entry)
         if isinstance(payload, bytes):
             self.sent_bytes += len(payload)
@@ -79,7 +79,7 @@ class ReplayLog:
             self._acknowledged_commands, self._session_commands + received_commands
         )
         if self.frame_bytes:
-            samples = self._acknowledged_bytes // self.frame_bytes - round(LONGEST_OPEN_S * self.rate)
+            samples = self._acknowledged_bytes // self.frame_bytes - round(MAX_UNDECIDED_S * self.rate)
             self._decided = max(self._decided, samples * self.frame_bytes)
         self._trim()
 
@@ -94,13 +94,13 @@ class ReplayLog:
         """A Marker came back or a Finalize was answered: a new session need not do it again."""
         for entry in self._entries:
             if isinstance(entry.payload, str) and not entry.answered:
-                told = json.loads(entry.payload)
-                if told.get("type") == kind and told.get("name", "") == name:
+                message = json.loads(entry.payload)
+                if message.get("type") == kind and message.get("name", "") == name:
                     entry.answered = True
                     break
         self._trim()
 
-    def resume(self) -> list[Entry]:
+    def resume(self) -> list[SentMessage]:
         """What the same session still has to get, in order."""
         return [
             entry
@@ -108,14 +108,14 @@ class ReplayLog:
             if (number > self._acknowledged_commands if number else entry.end > self._acknowledged_bytes)
         ]
 
-    def restart(self) -> list[Entry]:
+    def restart(self) -> list[SentMessage]:
         """What a new session has to get: everything after the last final. Times start anew there."""
         start = min(self._decided, self.sent_bytes)
         entries = [entry for entry in self._entries if entry.end >= start and not entry.answered]
-        kept: deque[Entry] = deque()
+        kept: deque[SentMessage] = deque()
         for entry in entries:
             if isinstance(entry.payload, bytes) and entry.position < start:
-                entry = Entry(entry.payload[start - entry.position :], start)
+                entry = SentMessage(entry.payload[start - entry.position :], start)
             if entry.payload:
                 kept.append(entry)
         commands = sum(isinstance(entry.payload, str) for entry in kept)

@@ -23,20 +23,20 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from service.clients import KEY_ADVICE, server_address, untrusted
-from service.clients.replay import Entry, ReplayLog
+from service.clients.replay import ReplayLog, SentMessage
 from service.errors import ErrorCode, ServiceError, code_named
 
 Message = dict[str, Any]
-State = Literal["connecting", "listening", "reconnecting", "closed"]
+ConnectionState = Literal["connecting", "listening", "reconnecting", "closed"]
 WIDTHS = {"linear16": 2, "linear32": 4, "mulaw": 1, "alaw": 1}
 FATAL_STATUS = (400, 401, 403, 404, 426)
 FATAL_CLOSES = (1007, 1008, 1009, 4000)
 KEEP_ALIVE_S = 3.0
 FIRST_GIVE_UP_S = 5.0
-MOST_RESTARTS = 5
+MAX_RESTARTS = 5
 """New sessions in a row of which none decided a word."""
-MOST_UNACKNOWLEDGED_S = 60.0
-MOST_UNACKNOWLEDGED_BYTES = 8 * 1024 * 1024
+MAX_UNACKNOWLEDGED_S = 60.0
+MAX_UNACKNOWLEDGED_BYTES = 8 * 1024 * 1024
 
 
 class StreamClient:
@@ -50,20 +50,20 @@ class StreamClient:
         options: Mapping[str, str | list[str]] | None = None,
         give_up_s: float = 60.0,
         first_wait_s: float = 0.2,
-        most_wait_s: float = 5.0,
-        on_state: Callable[[State], None] | None = None,
+        max_wait_s: float = 5.0,
+        on_state: Callable[[ConnectionState], None] | None = None,
         dial: Callable[[str, Mapping[str, str]], Awaitable[ClientConnection]] | None = None,
         **query: str | int | float | bool,
     ) -> None:
-        told = {
+        fields = {
             name: str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in query.items()
         }
-        self.query: dict[str, str | list[str]] = {"interim_results": "true", **(options or {}), **told}
+        self.query: dict[str, str | list[str]] = {"interim_results": "true", **(options or {}), **fields}
         self.query["extensions"] = "true"
         self.server = server_address(server, "ws")
         self.key = key
-        self.state: State = "connecting"
+        self.state: ConnectionState = "connecting"
         self.session: str | None = None
         self.sequence = 0
         self.reconnections = 0
@@ -73,13 +73,13 @@ class StreamClient:
         width, channels = WIDTHS.get(encoding), int(str(self.query.get("channels", 1)))
         whole = self.query.get("multichannel") != "true" or channels == 1
         self.log = ReplayLog(width * channels if width and whole else None, rate)
-        self._most_bytes = int(
-            min(MOST_UNACKNOWLEDGED_BYTES, MOST_UNACKNOWLEDGED_S * rate * (width or 4) * channels)
+        self._max_bytes = int(
+            min(MAX_UNACKNOWLEDGED_BYTES, MAX_UNACKNOWLEDGED_S * rate * (width or 4) * channels)
         )
-        self._give_up_s, self._first_wait_s, self._most_wait_s = give_up_s, first_wait_s, most_wait_s
+        self._give_up_s, self._first_wait_s, self._max_wait_s = give_up_s, first_wait_s, max_wait_s
         self._on_state = on_state
         self._dial = dial or _dial
-        self._pending: list[Entry] = []
+        self._pending: list[SentMessage] = []
         self._changed = asyncio.Condition()
         self._inbox: asyncio.Queue[Message | None] = asyncio.Queue()
         self._failure: ServiceError | None = None
@@ -106,7 +106,7 @@ class StreamClient:
         """Sound, cut as you like. Waits while too much is unacknowledged; raises what ended the session."""
         async with self._changed:
             await self._changed.wait_for(
-                lambda: self.log.unacknowledged_bytes < self._most_bytes or self.state == "closed"
+                lambda: self.log.unacknowledged_bytes < self._max_bytes or self.state == "closed"
             )
             self._check_open()
             if sound:
@@ -137,10 +137,10 @@ class StreamClient:
                 return
             yield message
 
-    async def _command(self, told: Message) -> None:
+    async def _command(self, fields: Message) -> None:
         async with self._changed:
             self._check_open()
-            self._queue(json.dumps(told))
+            self._queue(json.dumps(fields))
 
     def _check_open(self) -> None:
         if self.state == "closed" or self._finishing:
@@ -160,7 +160,7 @@ class StreamClient:
         wait_s, lost_s = self._first_wait_s, loop.time()
         try:
             while True:
-                nobody = False
+                no_server = False
                 try:
                     done, talked = await self._connected()
                     if done:
@@ -173,15 +173,17 @@ class StreamClient:
                 except ssl.SSLCertVerificationError as error:
                     raise untrusted(self.server, error) from None  # it would not be trusted later either
                 except (OSError, TimeoutError, InvalidHandshake, EOFError):
-                    retry_s, nobody = 0.0, True
+                    retry_s, no_server = 0.0, True
                 # A server that never was there is a wrong address more often than one that comes in a minute.
                 patience_s = (
-                    min(self._give_up_s, FIRST_GIVE_UP_S) if nobody and self._new else self._give_up_s
+                    min(self._give_up_s, FIRST_GIVE_UP_S) if no_server and self._new else self._give_up_s
                 )
                 if loop.time() - lost_s > patience_s:
-                    trouble = "No server at" if nobody else "No stream could be opened at"
+                    trouble = "No server at" if no_server else "No stream could be opened at"
                     advice = (
-                        "Is it running?" if nobody else "It may be full, or not ready yet: try again later."
+                        "Is it running?"
+                        if no_server
+                        else "It may be full, or not ready yet: try again later."
                     )
                     raise ServiceError(
                         ErrorCode.NETWORK, f"{trouble} {self.server} for {patience_s:g} s.", advice
@@ -189,7 +191,7 @@ class StreamClient:
                 self._set("reconnecting")
                 # Half the wait is chance, so that a thousand clients of one server do not come back at once.
                 await asyncio.sleep(max(retry_s, wait_s * (0.5 + random.random() / 2)))
-                wait_s = min(wait_s * 2, self._most_wait_s)
+                wait_s = min(wait_s * 2, self._max_wait_s)
         except ServiceError as error:
             self._failure = error
         finally:
@@ -211,25 +213,25 @@ class StreamClient:
         except ValueError:
             body = {}
         if status == 410:
-            self._begin_anew()
+            self._restart()
             return 0.0
         if status in FATAL_STATUS:
-            told = body.get("err_msg") or f"The server refused the connection with HTTP {status}."
+            fields = body.get("err_msg") or f"The server refused the connection with HTTP {status}."
             code = code_named(str(body.get("err_code", "")))
-            raise ServiceError(code, told, KEY_ADVICE if code is ErrorCode.KEY else body.get("advice", ""))
+            raise ServiceError(code, fields, KEY_ADVICE if code is ErrorCode.KEY else body.get("advice", ""))
         try:
-            return min(float(error.response.headers.get("Retry-After", "0")), self._most_wait_s)
+            return min(float(error.response.headers.get("Retry-After", "0")), self._max_wait_s)
         except ValueError:
             return 0.0
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         """The session is gone: a new one gets everything that is not final yet, if that can be."""
         if not self.log.can_restart:
             raise ServiceError(ErrorCode.RESUME, "The server has lost the session.", "Begin a new stream.")
-        if self._restarts >= MOST_RESTARTS:
+        if self._restarts >= MAX_RESTARTS:
             raise ServiceError(
                 ErrorCode.RESTARTS,
-                f"The server ended {MOST_RESTARTS} sessions without deciding anything.",
+                f"The server ended {MAX_RESTARTS} sessions without deciding anything.",
                 "Something in the sound may be what ends them; the server's log knows.",
             )
         self._restarts += 1
@@ -268,7 +270,7 @@ class StreamClient:
             raise self._ended(code, socket.close_reason or "")
         if code in (1012, 1011, 1000) and self.session is not None:
             # The session was ended by the server in order: what was sent is final, the rest needs a new one.
-            self._begin_anew()
+            self._restart()
         return False, talked
 
     async def _welcome(self, started: Message) -> None:
@@ -336,13 +338,15 @@ class StreamClient:
         self._waking = asyncio.get_running_loop().create_task(notify())
 
     def _ended(self, code: int, reason: str) -> ServiceError:
-        told = self._last_error or {}
-        name = told.get("code") or reason.partition(":")[0]
+        fields = self._last_error or {}
+        name = fields.get("code") or reason.partition(":")[0]
         return ServiceError(
-            code_named(name), told.get("message") or reason or f"closed with {code}", told.get("advice", "")
+            code_named(name),
+            fields.get("message") or reason or f"closed with {code}",
+            fields.get("advice", ""),
         )
 
-    def _set(self, state: State) -> None:
+    def _set(self, state: ConnectionState) -> None:
         if state != self.state:
             self.state = state
             if self._on_state is not None:

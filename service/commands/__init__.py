@@ -17,7 +17,7 @@ from types import ModuleType
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def verb_modules() -> dict[str, ModuleType]:
+def command_modules() -> dict[str, ModuleType]:
     """Every verb by its name on the command line."""
     packages = [__name__, *(entry.value for entry in entry_points(group="silica.verbs"))]
     found: dict[str, ModuleType] = {}
@@ -58,7 +58,7 @@ def known_errors() -> tuple[type[Exception], ...]:
 
 def main(line: Sequence[str] | None = None) -> int:
     """Run one command line; answers the exit status: 0 well, 1 not well, 2 a mistake on the line."""
-    arguments = build_parser(verb_modules()).parse_args(line)
+    arguments = build_parser(command_modules()).parse_args(line)
     # numpy's products are small here: a second thread for them only spins. Before numpy is loaded, by the verb.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:

@@ -21,7 +21,7 @@ WARM_UP_RUNS = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, and how long to measure."""
-    from service.listening import add_model_arguments
+    from service.embedded.cli_options import add_model_arguments
 
     add_model_arguments(parser)
     parser.add_argument(
@@ -74,17 +74,17 @@ def run(arguments: argparse.Namespace) -> int:
     )
     spawning = multiprocessing.get_context("spawn")
     barrier = spawning.Barrier(processes)
-    with spawning.Pool(processes, initializer=_remember, initargs=(barrier,)) as pool:
+    with spawning.Pool(processes, initializer=_set_barrier, initargs=(barrier,)) as pool:
         measured = pool.map(_measure, [job] * processes, chunksize=1)
     answer = _joined(measured, model, arguments.device, processes)
-    print(json.dumps(answer) if arguments.json else "\n".join(_readable(answer)))
+    print(json.dumps(answer) if arguments.json else "\n".join(_report_lines(answer)))
     return 0
 
 
 _barrier: Any = None
 
 
-def _remember(barrier: Any) -> None:
+def _set_barrier(barrier: Any) -> None:
     global _barrier
     _barrier = barrier
 
@@ -125,7 +125,7 @@ def _window_s(backend: "Backend", sound: Any, plan: Any, batch: int, seconds: fl
         if window.span.frames == plan.frames:
             full = window
             break
-        stream.heard(backend.forward([window])[0])
+        stream.accept(backend.forward([window])[0])
     assert full is not None
     return _timed(lambda: backend.forward([full] * batch), seconds) / batch
 
@@ -160,7 +160,7 @@ def _joined(measured: list[dict[str, Any]], model: str, device: str, processes: 
     }
 
 
-def _readable(answer: dict[str, Any]) -> list[str]:
+def _report_lines(answer: dict[str, Any]) -> list[str]:
     lines = [
         f"{answer['model']}, {answer['precision']} on {answer['device']}, {answer['processes']} process(es) at once; "
         "the acoustic model alone (leave a fifth for words and sockets)",

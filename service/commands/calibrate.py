@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 HELP = "ready a model for INT8, the fast way on a CPU"
 
 PLENTY_S = 200.0
-LONGEST_CLIP_S = 30.0
+MAX_CLIP_S = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, remember in the user's cache, and say what was done."""
     from acoustic import catalogue
-    from acoustic.calibration import calibrate
     from acoustic.constants import SAMPLE_RATE
+    from acoustic.quantization.calibration import calibrate
     from service.commands.transcribe import expand
 
     model = catalogue.find(arguments.model)
-    recordings = _some(expand(arguments.files), arguments.seconds)
+    recordings = _sample_recordings(expand(arguments.files), arguments.seconds)
     ranges = calibrate(model, recordings, tell=lambda text: print(text, file=sys.stderr, flush=True))
     if arguments.ranges is not None:
         arguments.ranges.write_text(json.dumps(ranges), encoding="utf-8")
@@ -47,12 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
         "seconds": seconds,
         "tensors": len(ranges),
     }
-    said = f"{arguments.model} is ready for INT8: {len(ranges)} ranges from {seconds:.0f} s of speech"
-    print(json.dumps(answer) if arguments.json else said)
+    summary = f"{arguments.model} is ready for INT8: {len(ranges)} ranges from {seconds:.0f} s of speech"
+    print(json.dumps(answer) if arguments.json else summary)
     return 0
 
 
-def _some(files: list[str], seconds: float) -> "list[Samples]":
+def _sample_recordings(files: list[str], seconds: float) -> "list[Samples]":
     """Recordings spread evenly over the files, until there is enough; what cannot be read is passed over aloud."""
     from acoustic.constants import SAMPLE_RATE
     from service.audio.files import read_mono
@@ -65,7 +65,7 @@ def _some(files: list[str], seconds: float) -> "list[Samples]":
         if have_s >= seconds:
             break
         try:
-            samples = read_mono(file)[: int(LONGEST_CLIP_S * SAMPLE_RATE)]
+            samples = read_mono(file)[: int(MAX_CLIP_S * SAMPLE_RATE)]
         except ServiceError as error:
             print(f"silica: left out: {error}", file=sys.stderr)
             continue

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lm.score import ErrorCounts
-    from service.listening import Listener
+    from service.embedded.cli_options import EmbeddedRecognizer
 
 HELP = "measure word errors and speed on recordings with known text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The recordings, and how to hear them."""
-    from service.listening import add_listening_arguments
+    from service.embedded.cli_options import add_recognition_arguments
 
     parser.add_argument(
         "manifest", type=Path, help="manifest.jsonl (audio, duration, text a line), or the folder it is in"
     )
-    add_listening_arguments(parser)
+    add_recognition_arguments(parser)
     parser.add_argument("--streamed", action="store_true", help="hear every recording as a live stream")
     parser.add_argument(
         "--left", type=float, metavar="S", help="left context of the windows (with --streamed)"
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--worst", type=int, default=0, metavar="N", help="show the N recordings with most errors"
     )
     parser.add_argument(
-        "--keep-log-probs",
+        "--save-log-probs",
         type=Path,
         metavar="FOLDER",
         help="store what the network said of each recording, for `silica lm tune` and `silica lm rescore`",
@@ -52,21 +52,21 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import track
 
+    from service.embedded.cli_options import EmbeddedRecognizer
     from service.errors import ErrorCode, ServiceError
-    from service.listening import Listener
 
     refuse_unused_windows(arguments)
     lines = recordings(arguments.manifest, arguments.limit)
-    listener = Listener.from_arguments(arguments)
-    if arguments.keep_log_probs:
-        _refuse_like_names(lines)
-        arguments.keep_log_probs.mkdir(parents=True, exist_ok=True)
+    recognizer = EmbeddedRecognizer.from_arguments(arguments)
+    if arguments.save_log_probs:
+        _refuse_equal_names(lines)
+        arguments.save_log_probs.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     quiet = arguments.json or not sys.stderr.isatty()
     scored, unreadable = [], []
     for line in track(lines, "hearing", console=console, disable=quiet, transient=True):
         try:
-            scored.append(_score(listener, line, arguments))
+            scored.append(_score(recognizer, line, arguments))
         except ServiceError as error:
             console.print(f"silica: not counted: {error}", markup=False, highlight=False, soft_wrap=True)
             unreadable.append(line["audio"])
@@ -76,14 +76,14 @@ def run(arguments: argparse.Namespace) -> int:
             f"No recording of {arguments.manifest} can be read.",
             "Do the files lie beside it?",
         )
-    answer = {**_summary(listener, scored, arguments), "unreadable": unreadable}
+    answer = {**_summary(recognizer, scored, arguments), "unreadable": unreadable}
     worst = sorted(scored, key=lambda one: one["errors"].errors, reverse=True)[: arguments.worst]
     answer["worst"] = [{key: one[key] for key in ("audio", "reference", "heard")} for one in worst]
-    print(json.dumps(answer) if arguments.json else "\n".join(_readable(answer)))
+    print(json.dumps(answer) if arguments.json else "\n".join(_report_lines(answer)))
     return 1 if unreadable else 0
 
 
-def _refuse_like_names(lines: Sequence[dict[str, Any]]) -> None:
+def _refuse_equal_names(lines: Sequence[dict[str, Any]]) -> None:
     """Log-probabilities are kept by the file's name alone: the second of two that are called alike would take the place
     of the first."""
     from service.errors import ErrorCode, ServiceError
@@ -93,7 +93,7 @@ def _refuse_like_names(lines: Sequence[dict[str, Any]]) -> None:
     if count > 1:
         raise ServiceError(
             ErrorCode.MANIFEST,
-            f"{count} recordings are called {name}, and --keep-log-probs keeps one file a name.",
+            f"{count} recordings are called {name}, and --save-log-probs keeps one file a name.",
             "Rename them, or keep those of each folder by themselves.",
         )
 
@@ -150,27 +150,29 @@ def recordings(manifest: Path, limit: int | None) -> list[dict[str, Any]]:
     return lines if limit is None else lines[:: max(1, len(lines) // limit)][:limit]
 
 
-def _score(listener: "Listener", line: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+def _score(
+    recognizer: "EmbeddedRecognizer", line: dict[str, Any], arguments: argparse.Namespace
+) -> dict[str, Any]:
     from acoustic.constants import SAMPLE_RATE
     from lm.score import character_errors, word_errors
-    from lm.text import normalise
+    from lm.text.normalize import normalize
     from service.audio.files import read_mono
 
     samples = read_mono(line["folder"] / line["audio"])
     began, began_cpu = time.perf_counter(), time.process_time()
-    log_probs = _heard(listener, samples, arguments)
-    if arguments.keep_log_probs:
-        _keep(arguments.keep_log_probs / f"{Path(line['audio']).stem}.npy", log_probs)
+    log_probs = _log_probs(recognizer, samples, arguments)
+    if arguments.save_log_probs:
+        _keep(arguments.save_log_probs / f"{Path(line['audio']).stem}.npy", log_probs)
     middle = time.perf_counter()
-    heard = listener.text(log_probs)
+    hypothesis = recognizer.text(log_probs)
     ended, ended_cpu = time.perf_counter(), time.process_time()
-    reference = normalise(line["text"])
+    reference = normalize(line["text"])
     return {
         "audio": line["audio"],
         "reference": reference,
-        "heard": heard,
-        "errors": word_errors(reference, heard),
-        "characters": character_errors(reference, heard),
+        "heard": hypothesis,
+        "errors": word_errors(reference, hypothesis),
+        "characters": character_errors(reference, hypothesis),
         "audio_s": len(samples) / SAMPLE_RATE,
         "acoustic_s": middle - began,
         "decoding_s": ended - middle,
@@ -186,11 +188,11 @@ def _keep(path: Path, log_probs: Any) -> None:
     path.write_bytes(stored.getbuffer())  # numpy's own writing does not say that a disk is full
 
 
-def _heard(listener: "Listener", samples: Any, arguments: argparse.Namespace) -> Any:
-    from acoustic.runtime import hear_stream
+def _log_probs(recognizer: "EmbeddedRecognizer", samples: Any, arguments: argparse.Namespace) -> Any:
+    from acoustic.runtime import stream_log_probs
     from acoustic.windows import plan_for
 
-    backend = listener.backend
+    backend = recognizer.backend
     if not arguments.streamed:
         return backend.whole(samples)
     plan, second = backend.plan, backend.config.frames_per_second
@@ -198,13 +200,13 @@ def _heard(listener: "Listener", samples: Any, arguments: argparse.Namespace) ->
     usual = (plan.left_frames / second, plan.hop_frames / second, plan.look_ahead_frames / second)
     seconds = [default if value is None else value for value, default in zip(given, usual, strict=True)]
     chosen = plan_for(backend.config, *seconds)
-    if plan.carried and arguments.left is None:
-        chosen = replace(chosen, carried=True)
-    return hear_stream(backend, samples, chosen)
+    if plan.stateful and arguments.left is None:
+        chosen = replace(chosen, stateful=True)
+    return stream_log_probs(backend, samples, chosen)
 
 
 def _summary(
-    listener: "Listener", scored: list[dict[str, Any]], arguments: argparse.Namespace
+    recognizer: "EmbeddedRecognizer", scored: list[dict[str, Any]], arguments: argparse.Namespace
 ) -> dict[str, Any]:
     from lm.score import ErrorCounts
 
@@ -216,11 +218,11 @@ def _summary(
     took_s = totals["acoustic_s"] + totals["decoding_s"]
     low, high = _interval([one["errors"] for one in scored])
     return {
-        "model": listener.backend.config.name,
-        "precision": listener.backend.precision,
+        "model": recognizer.backend.config.name,
+        "precision": recognizer.backend.precision,
         "device": arguments.device,
         "decoder": arguments.decoder,
-        "language_model": listener.language_model,
+        "language_model": recognizer.language_model,
         "streamed": arguments.streamed,
         "recordings": len(scored),
         "wer": words.rate,
@@ -252,7 +254,7 @@ def _interval(errors: "list[ErrorCounts]", draws: int = 1000) -> tuple[float, fl
     return float(low), float(high)
 
 
-def _readable(answer: dict[str, Any]) -> list[str]:
+def _report_lines(answer: dict[str, Any]) -> list[str]:
     how = "as streams" if answer["streamed"] else "whole"
     lines = [
         f"{answer['model']} ({answer['precision']} on {answer['device']}), {answer['decoder']}, language model "
@@ -266,5 +268,5 @@ def _readable(answer: dict[str, Any]) -> list[str]:
         f"({answer['times_real_time']:.1f} x real time; {answer['times_real_time_cpu']:.1f} x by processor time)",
     ]
     for one in answer["worst"]:
-        lines += [one["audio"], f"  said   {one['reference']}", f"  heard  {one['heard']}"]
+        lines += [one["audio"], f"  said   {one['reference']}", f"  heard  {one['hypothesis']}"]
     return lines

@@ -27,9 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
 
-    from service.keys import add_key, default_keys_file, read_keys, revoke_key
+    from service.auth.keys import add_key, default_keys_file, read_keys, revoke_key
+    from service.auth.usage import Usage, usage_file
     from service.settings import load_settings
-    from service.usage import Usage, usage_file
 
     file: Path = arguments.file or load_settings().keys_file or default_keys_file()
     if arguments.action == "add":

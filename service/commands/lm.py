@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     adapt.add_argument("--base", type=Path, default=Path("shipped"), help="default: the model in the box")
     adapt.add_argument("--out", type=Path, required=True, metavar="NAME", help="writes NAME.binary")
     adapt.add_argument("--share", type=float, help="the most a context takes from the text (default 0.5)")
-    adapt.add_argument("--half-after", type=float, help="occurrences for half of that share (default 5)")
+    adapt.add_argument(
+        "--half-weight-count", type=float, help="occurrences for half of that share (default 5)"
+    )
     adapt.add_argument("--measure", type=Path, help="a text to measure before and after")
     tune = add_task("tune", "choose weight, word bonus and pruning by word errors")
     tune.add_argument(
@@ -46,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log-probs",
         type=Path,
         required=True,
-        help="what `silica evaluate --keep-log-probs` wrote: AUDIO-STEM.npy, [frames, classes]",
+        help="what `silica evaluate --save-log-probs` wrote: AUDIO-STEM.npy, [frames, classes]",
     )
     tune.add_argument(
         "--model", type=Path, action="append", help="repeat for other prunings; default: shipped"
@@ -87,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log-probs",
         type=Path,
         required=True,
-        help="what `silica evaluate --keep-log-probs` wrote: AUDIO-STEM.npy, [frames, classes]",
+        help="what `silica evaluate --save-log-probs` wrote: AUDIO-STEM.npy, [frames, classes]",
     )
     rescore.add_argument("--model", type=Path, default=Path("shipped"), help="n-gram of the search (shipped)")
     rescore.add_argument(
@@ -100,13 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     rescore.add_argument("--carry", action="store_true", help="let them know what was said before each clip")
     rescore.add_argument(
-        "--parts",
+        "--folds",
         type=int,
         default=2,
         metavar="N",
         help="deal the speakers into N parts; each is counted with the weights chosen on the others (default 2)",
     )
-    rescore.add_argument("--longest-list", type=int, default=24, help="readings a clip (default 24)")
+    rescore.add_argument("--max-hypotheses", type=int, default=24, help="readings a clip (default 24)")
     rescore.add_argument(
         "--out",
         type=Path,
@@ -136,7 +138,7 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     )
     build.add_argument("--minimum-count", type=int, help="words seen less often become unknown (default 1)")
     build.add_argument("--spelled", type=int, metavar="LINES", help="lines of spelled words and codes to add")
-    build.add_argument("--most-mb", type=float, metavar="MB", help="keep what is worth most in so much")
+    build.add_argument("--max-mb", type=float, metavar="MB", help="keep what is worth most in so much")
     build.add_argument("--out", type=Path, required=True, metavar="NAME", help="writes NAME.binary")
     build.add_argument("--keep-arpa", action="store_true", help="keep NAME.arpa beside it")
     build.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -151,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
         "train-punctuation": _train_punctuation,
         "adapt": _adapt,
         "tune": _tune,
-        "readable": _readable,
+        "readable": _report_lines,
         "rescore": _rescore,
     }
     return tasks[arguments.lm_verb](arguments)
@@ -163,15 +165,15 @@ def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _show(figures: dict[str, object], as_json: bool) -> int:
+def _show(evaluate_rescoring: dict[str, object], as_json: bool) -> int:
     """Figures as an aligned table, or as one JSON object."""
     import json
 
     if as_json:
-        print(json.dumps(figures))
+        print(json.dumps(evaluate_rescoring))
         return 0
-    width = max(map(len, figures))
-    for name, value in figures.items():
+    width = max(map(len, evaluate_rescoring))
+    for name, value in evaluate_rescoring.items():
         print(f"{name.replace('_', ' '):<{width}}  {_shown(value)}")
     return 0
 
@@ -186,12 +188,12 @@ def _shown(value: object) -> str:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from lm.parts import build_recipe
-    from lm.recipe import plain_recipe, read_recipe
+    from lm.ngram.build_recipe import build_recipe
+    from lm.ngram.recipe import default_recipe, read_recipe
 
     path, folder = arguments.recipe, arguments.texts_folder
-    recipe = (read_recipe(path, folder) if path else plain_recipe(arguments.texts)).with_settings(
-        arguments.most_mb,
+    recipe = (read_recipe(path, folder) if path else default_recipe(arguments.texts)).with_settings(
+        arguments.max_mb,
         order=arguments.order,
         prune=arguments.prune,
         minimum_count=arguments.minimum_count,
@@ -200,7 +202,7 @@ def _build(arguments: argparse.Namespace) -> int:
     report = build_recipe(recipe, arguments.out, _progress, keep_arpa=arguments.keep_arpa)
     if arguments.json:
         return _show(report.as_json(), True)
-    figures: dict[str, object] = {
+    evaluate_rescoring: dict[str, object] = {
         "model": report.path,
         "text": f"{report.words:,} words in {report.lines:,} lines",
         "words known": report.vocabulary,
@@ -209,15 +211,17 @@ def _build(arguments: argparse.Namespace) -> int:
         "built in": f"{report.seconds:.0f} s",
     }
     if report.held_out:
-        figures["held-out text"] = f"{report.held_out.words:,} words, {report.held_out.unknown:,} unknown"
-        figures["perplexity"] = report.held_out.perplexity
-        figures["perplexity of known words"] = report.held_out.perplexity_known
-    return _show(figures, False)
+        evaluate_rescoring["held-out text"] = (
+            f"{report.held_out.words:,} words, {report.held_out.unknown:,} unknown"
+        )
+        evaluate_rescoring["perplexity"] = report.held_out.perplexity
+        evaluate_rescoring["perplexity of known words"] = report.held_out.perplexity_known
+    return _show(evaluate_rescoring, False)
 
 
 def _model(path: Path) -> Path:
     """The file itself, or the shipped model for the word `shipped`."""
-    from lm.building import shipped_model
+    from lm.ngram.build import shipped_model
 
     return shipped_model() if str(path) == "shipped" else path
 
@@ -225,16 +229,16 @@ def _model(path: Path) -> Path:
 def _perplexity(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from lm.building import perplexity
-    from lm.corpus import normal_lines
+    from lm.ngram.build import perplexity
+    from lm.text.corpus import normal_lines
 
     lines = normal_lines(arguments.texts)
     if arguments.model.suffix != ".safetensors":
         return _show(asdict(perplexity(_model(arguments.model), lines)), arguments.json)
     import torch
 
-    from lm.transformer_xl.storage import load
-    from lm.transformer_xl.training import measure
+    from lm.rescoring.transformer_xl.storage import load
+    from lm.rescoring.transformer_xl.training import measure
 
     torch.set_num_threads(1)
     network, vocabulary = load(arguments.model)
@@ -242,7 +246,7 @@ def _perplexity(arguments: argparse.Namespace) -> int:
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    from lm.building import describe
+    from lm.ngram.build import describe
 
     return _show(describe(_model(arguments.model)), arguments.json)
 
@@ -250,25 +254,25 @@ def _info(arguments: argparse.Namespace) -> int:
 def _train_punctuation(arguments: argparse.Namespace) -> int:
     import torch
 
-    from lm.punctuation.training import PunctuationSettings, train
+    from lm.text.punctuation.training import PunctuationSettings, train
 
     torch.set_num_threads(1)
-    settings = PunctuationSettings(passes=arguments.passes)
-    figures = train(arguments.texts, arguments.out, settings, _progress)
-    return _show(dict(figures), arguments.json)
+    settings = PunctuationSettings(epochs=arguments.epochs)
+    evaluate_rescoring = train(arguments.texts, arguments.out, settings, _progress)
+    return _show(dict(evaluate_rescoring), arguments.json)
 
 
 def _adapt(arguments: argparse.Namespace) -> int:
-    from lm.adapting import AdaptSettings, adapt
-    from lm.building import perplexity
-    from lm.corpus import normal_lines
+    from lm.ngram.adapt import AdaptSettings, adapt
+    from lm.ngram.build import perplexity
+    from lm.text.corpus import normal_lines
 
     base, out = _model(arguments.base), arguments.out
     out = out if out.suffix == ".binary" else out.with_name(out.name + ".binary")
-    given = {"share": arguments.share, "half_after": arguments.half_after}
+    given = {"share": arguments.share, "half_after": arguments.half_weight_count}
     settings = AdaptSettings(**{name: value for name, value in given.items() if value is not None})
     report = adapt(base, normal_lines(arguments.texts), out, settings, _progress)
-    figures: dict[str, object] = {
+    evaluate_rescoring: dict[str, object] = {
         "model": str(out),
         "lines": report.lines,
         "words": report.words,
@@ -279,15 +283,15 @@ def _adapt(arguments: argparse.Namespace) -> int:
     if arguments.measure:
         for name, model in (("before", base), ("after", out)):
             measured = perplexity(model, normal_lines([arguments.measure]))
-            figures[f"perplexity_{name}"] = measured.perplexity
-            figures[f"unknown_{name}"] = measured.unknown
-    return _show(figures, arguments.json)
+            evaluate_rescoring[f"perplexity_{name}"] = measured.perplexity
+            evaluate_rescoring[f"unknown_{name}"] = measured.unknown
+    return _show(evaluate_rescoring, arguments.json)
 
 
 def _tune(arguments: argparse.Namespace) -> int:
-    from lm.tuning import read_clips, search_around, tune, write
+    from lm.search.tuning import fixed_search_settings, read_clips, tune, write
 
-    search = search_around(arguments.search)
+    search = fixed_search_settings(arguments.search)
     models = [_model(path) for path in arguments.model or []] or (
         [] if arguments.prune else [_model(Path("shipped"))]
     )
@@ -295,7 +299,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     models += _prunings(arguments)
     tuned = tune(clips, models, arguments.weights, arguments.bonuses, _progress, search)
     values, picture = write(tuned, arguments.out)
-    figures: dict[str, object] = {
+    evaluate_rescoring: dict[str, object] = {
         "clips": len(clips),
         "model": tuned.best.model,
         "lm_weight": tuned.best.lm_weight,
@@ -304,28 +308,28 @@ def _tune(arguments: argparse.Namespace) -> int:
         "values": str(values),
         "picture": str(picture),
     }
-    return _show(figures, arguments.json)
+    return _show(evaluate_rescoring, arguments.json)
 
 
 def _prunings(arguments: argparse.Namespace) -> list[Path]:
     """The models that `silica lm tune --prune` asks for, built beside the results."""
-    from lm.building import build_several
     from lm.errors import LanguageError
-    from lm.recipe import read_recipe, settings_from
+    from lm.ngram.build import build_several
+    from lm.ngram.recipe import override_settings, read_recipe
 
     if not arguments.prune:
         return []
     texts, base = tuple(arguments.text), None
     if arguments.recipe:
         recipe = read_recipe(arguments.recipe, arguments.texts_folder)
-        if len(recipe.parts) > 1 or recipe.most_mb:
+        if len(recipe.parts) > 1 or recipe.max_mb:
             raise LanguageError(f"--prune wants a recipe of one part without most_mb, not {arguments.recipe}")
         texts, base = (*texts, *recipe.parts[0].texts), recipe.parts[0].settings
     if not texts:
         raise LanguageError("--prune builds models: give it text with --text or --recipe")
     wanted = {}
     for prune in arguments.prune:
-        settings = settings_from(base, prune=prune)
+        settings = override_settings(base, prune=prune)
         wanted[arguments.out / f"pruned-{'-'.join(map(str, prune))}.binary"] = settings
     missing = {path: settings for path, settings in wanted.items() if not path.is_file()}
     if missing:
@@ -333,47 +337,49 @@ def _prunings(arguments: argparse.Namespace) -> list[Path]:
     return list(wanted)
 
 
-def _readable(arguments: argparse.Namespace) -> int:
-    from lm.readable import figure_accuracy
+def _report_lines(arguments: argparse.Namespace) -> int:
+    from lm.text.formatting import number_accuracy
 
-    found = figure_accuracy(arguments.texts)
-    figures: dict[str, object] = {
+    found = number_accuracy(arguments.texts)
+    evaluate_rescoring: dict[str, object] = {
         "figures_in_the_text": found.figures,
         "figures_written": found.written,
         "precision_percent": 100 * found.precision,
         "recall_percent": 100 * found.recall,
     }
-    return _show(figures, arguments.json)
+    return _show(evaluate_rescoring, arguments.json)
 
 
 def _rescore(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict, replace
 
-    from lm.ngram import NGram
-    from lm.rescore import RescoreSettings, Rescoring, open_rescorer
-    from lm.rescore_figures import figures
-    from lm.search_settings import read_suited, suited
-    from lm.tuning import read_clips
+    from lm.ngram.trie import NGram
+    from lm.rescoring.evaluation import evaluate_rescoring
+    from lm.rescoring.n_best import RescoreSettings, Rescoring, open_rescorer
+    from lm.search.settings import parse_search_settings, settings_from_card
+    from lm.search.tuning import read_clips
 
     clips = read_clips(arguments.manifest, arguments.log_probs)
     rescorers = {str(path): open_rescorer(path) for path in arguments.rescorer}
-    search = suited({"search": read_suited(arguments.search)})
-    search = replace(search, n_best=min(arguments.longest_list, search.width))
+    search = settings_from_card({"search": parse_search_settings(arguments.search)})
+    search = replace(search, n_best=min(arguments.max_hypotheses, search.width))
     ngram = NGram.load(_model(arguments.model))
-    found = figures(
+    found = evaluate_rescoring(
         clips,
         ngram,
         rescorers,
         search,
-        arguments.longest_list,
+        arguments.max_hypotheses,
         _progress,
         arguments.carry,
-        arguments.parts,
+        arguments.folds,
     )
     if arguments.out:
         last = found.steps[-1].best_weights
         searched = (search.lm_weight, search.word_bonus) if search.lm_weight > 0 else None
-        settings = RescoreSettings(last[0], last[-1], last[1:-1], arguments.longest_list, searched=searched)
+        settings = RescoreSettings(
+            last[0], last[-1], last[1:-1], arguments.max_hypotheses, search_weights=searched
+        )
         search_model = str(arguments.model)
         Rescoring(tuple(rescorers.values()), settings, search_model).save(arguments.out, arguments.rescorer)
     if arguments.json:
@@ -390,6 +396,6 @@ def _rescore(arguments: argparse.Namespace) -> int:
     for step in found.steps:
         name = " + ".join(["ranked again", *(Path(name).stem for name in step.rescorers)])
         best = f"{rate(step.best_errors)} with weights {_shown(step.best_weights)}"
-        shown[name] = f"{rate(step.fair_errors)}; chosen on all: {best}"
+        shown[name] = f"{rate(step.cross_validated_errors)}; chosen on all: {best}"
     shown["best of each list"] = rate(found.oracle_errors)
     return _show(shown, False)

@@ -75,26 +75,26 @@ async def _speak(arguments: argparse.Namespace) -> int:
     import signal
     import sys
 
-    from service.audio.files import Recording
-    from service.clients.dictation import Dictation, written
-    from service.clients.files import FileMicrophone
-    from service.clients.live_screen import Screen, converse
+    from service.audio.files import AudioFile
+    from service.clients.file_microphone import FileMicrophone
     from service.clients.mic import Microphone, find_device
-    from service.clients.models import model_there
+    from service.clients.models import resolve_model
     from service.clients.stream import StreamClient
+    from service.clients.terminal_display import TerminalDisplay, run_session
+    from service.clients.transcript_builder import TranscriptBuilder, format_lines
     from service.errors import ServiceError
 
     source: Microphone | FileMicrophone = (
-        FileMicrophone(Recording(arguments.source))
+        FileMicrophone(AudioFile(arguments.source))
         if arguments.source
         else Microphone(find_device(arguments.device))
     )
     options: dict[str, Any] = {"keyterm": arguments.hotword} if arguments.hotword else {}
     if arguments.model:
-        options["model"] = await model_there(arguments.server, arguments.key, arguments.model)
-    dictation = Dictation()
+        options["model"] = await resolve_model(arguments.server, arguments.key, arguments.model)
+    transcript = TranscriptBuilder()
     live_text = arguments.output == "txt" and arguments.out is None
-    screen = Screen(dictation, quiet=arguments.quiet, prints=live_text)
+    display = TerminalDisplay(transcript, quiet=arguments.quiet, prints=live_text)
     loop = asyncio.get_running_loop()
     async with source as microphone:
         client = StreamClient(
@@ -103,21 +103,21 @@ async def _speak(arguments: argparse.Namespace) -> int:
             options=options,
             encoding="linear16",
             sample_rate=microphone.rate,
-            on_state=screen.state,
+            on_state=display.state,
         )
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends at once there
             loop.add_signal_handler(signal.SIGINT, microphone.stop)
         broken: ServiceError | None = None
         try:
-            await converse(microphone, client, screen, arguments.seconds)
+            await run_session(microphone, client, display, arguments.seconds)
         except ServiceError as error:
             broken = error
-            screen.finished(dictation.close())  # what was understood until then is kept
+            display.finished(transcript.close())  # what was understood until then is kept
         finally:
             with contextlib.suppress(NotImplementedError):
                 loop.remove_signal_handler(signal.SIGINT)
-    if not live_text and (dictation.lines or broken is None):
-        text = written(dictation.lines, arguments.output)
+    if not live_text and (transcript.lines or broken is None):
+        text = format_lines(transcript.lines, arguments.output)
         if arguments.out is not None:
             arguments.out.write_text(text, encoding="utf-8")
         else:

@@ -54,14 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-Answer = tuple[dict[str, Any], list[str]]
+CommandOutput = tuple[dict[str, Any], list[str]]
 
 
-def _list(arguments: argparse.Namespace) -> Answer:
+def _list(arguments: argparse.Namespace) -> CommandOutput:
     from acoustic import catalogue
     from acoustic.files import models_folder
 
-    default = catalogue.SHIPPED if catalogue.shipped_path().is_file() else None
+    default = catalogue.DEFAULT_MODEL if catalogue.shipped_path().is_file() else None
     rows = [_summary(entry) for entry in catalogue.entries()]
     for row in rows:
         row["default"] = row["name"] == default
@@ -82,10 +82,10 @@ def _list(arguments: argparse.Namespace) -> Answer:
     return {"models": rows, "folder": str(models_folder()), "not_readable": damaged}, lines
 
 
-def _show(arguments: argparse.Namespace) -> Answer:
+def _show(arguments: argparse.Namespace) -> CommandOutput:
     from acoustic import catalogue
+    from acoustic.architectures import published
     from acoustic.catalogue import Entry
-    from acoustic.config import published
 
     name = arguments.model
     if catalogue.locate(name) is None and name in published:
@@ -102,8 +102,8 @@ def _show(arguments: argparse.Namespace) -> Answer:
         f"weights {'at ' + str(entry.path) if entry.path else 'not here'}",
         f"  hears {answer['receptive_field_s']:.2f} s, of which {answer['look_ahead_s']:.2f} s ahead; "
         f"a step of {step_ms:.0f} ms gives {config.outputs_per_step} output(s)",
-        f"  {config.features.mels} mel bands at {config.features.sample_rate} Hz, normalised by "
-        f"`{config.features.normalise}`; norm `{config.norm}`, activation `{config.activation}`",
+        f"  {config.features.mels} mel bands at {config.features.sample_rate} Hz, normalized by "
+        f"`{config.features.normalize}`; norm `{config.norm}`, activation `{config.activation}`",
         "  block  kernel  channels  repeat  stride  dilation  bypass",
     ]
     for index, block in enumerate(config.blocks):
@@ -120,28 +120,28 @@ def _show(arguments: argparse.Namespace) -> Answer:
     return answer, lines
 
 
-def _pull(arguments: argparse.Namespace) -> Answer:
+def _pull(arguments: argparse.Namespace) -> CommandOutput:
     from dataclasses import replace
 
-    from acoustic import publishers
+    from acoustic import downloads
 
     if arguments.name is None:
         table = [
             {"name": one.name, "title": one.title, "address": one.address, "terms": one.terms}
-            for one in publishers.PUBLICATIONS.values()
+            for one in downloads.PUBLICATIONS.values()
         ]
         return {"known": table}, [
             f"{one['name']:<22}{one['title']}\n{'':<22}{one['address']}" for one in table
         ]
     if arguments.address:
-        wanted = publishers.Publication(
+        wanted = downloads.Publication(
             arguments.name, arguments.name, arguments.address, "as its source says"
         )
     else:
-        wanted = publishers.publication(arguments.name)
+        wanted = downloads.publication(arguments.name)
     wanted = replace(wanted, sha256=arguments.sha256 or wanted.sha256)
     print(f"{wanted.title}\n{wanted.address}\n{wanted.terms}", file=sys.stderr)
-    path, digest = publishers.pull(wanted, _progress)
+    path, digest = downloads.pull(wanted, _progress)
     print(file=sys.stderr)
     answer = {"name": wanted.name, "path": str(path), "sha256": digest}
     return answer, [f"{wanted.name} is in {path}", f"SHA-256 of what was fetched: {digest}"]
@@ -152,9 +152,9 @@ def _progress(done: int, total: int | None) -> None:
     print(f"\r{done / 1e6:.1f}{share} MB", end="", file=sys.stderr, flush=True)
 
 
-def _import(arguments: argparse.Namespace) -> Answer:
+def _import(arguments: argparse.Namespace) -> CommandOutput:
     from acoustic import catalogue, importers
-    from acoustic.header import FILE_NAME
+    from acoustic.checkpoint_header import FILE_NAME
 
     model = importers.read(arguments.path)
     file = arguments.path.resolve()
@@ -165,13 +165,13 @@ def _import(arguments: argparse.Namespace) -> Answer:
     return answer, [f"{name} is in {path}", f"Use it with --model {name}."]
 
 
-def _export(arguments: argparse.Namespace) -> Answer:
+def _export(arguments: argparse.Namespace) -> CommandOutput:
     from acoustic import catalogue, checkpoint
-    from acoustic.folding import fold
-    from acoustic.quantization.ranges import known_ranges, with_ranges
+    from acoustic.network.folding import fold
+    from acoustic.quantization.ranges import find_ranges, with_ranges
 
     model = catalogue.find(arguments.model)
-    if ranges := known_ranges(model):  # noted under these very weights, which may be rounded now
+    if ranges := find_ranges(model):  # noted under these very weights, which may be rounded now
         model = with_ranges(model, ranges)
     if not arguments.keep_norm:
         model = fold(model)
@@ -185,14 +185,14 @@ def _export(arguments: argparse.Namespace) -> Answer:
 
 
 def _export_onnx(model: "Checkpoint", file: Path, *, int8: bool, half: bool) -> Path:
-    from acoustic.export import export_onnx
-    from acoustic.quantization.ranges import needed_ranges
+    from acoustic.export.onnx import export_onnx
+    from acoustic.quantization.ranges import require_ranges
 
-    return export_onnx(model, file, needed_ranges(model) if int8 else None, half=half)
+    return export_onnx(model, file, require_ranges(model) if int8 else None, half=half)
 
 
 def _summary(entry: "Entry") -> dict[str, Any]:
-    from acoustic.size import parameter_count
+    from acoustic.parameter_count import parameter_count
 
     config = entry.config
     return {

@@ -28,8 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     import sys
 
-    from service.preflight import unknown_variables
     from service.settings import as_toml, load_settings
+    from service.startup.preflight import unknown_variables
 
     settings = load_settings(arguments.config, line=vars(arguments))
     for sentence in unknown_variables():
@@ -40,13 +40,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     import os
 
-    from service.preflight import allow_files, check, own_folder
-    from service.screen import starting
+    from service.startup.preflight import check, private_folder, raise_file_limit
+    from service.startup.startup_banner import starting
 
     check(settings)
-    for sentence in allow_files(settings):
+    for sentence in raise_file_limit(settings):
         print(f"silica: {sentence}", file=sys.stderr)
-    with own_folder() as folder, starting(settings) as ready:
+    with private_folder() as folder, starting(settings) as ready:
         if settings.workers > 1:
             # Before prometheus_client is imported, here and in every process that we start.
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
@@ -58,52 +58,52 @@ def serve(settings: "Settings", folder: Path, ready: "Callable[[], None]", as_js
     import asyncio
     import signal
 
-    from service.scheduling.process import begin_fork_server
+    from service.scheduling.process import start_fork_server
 
     # Before our own imports, which take as long as those of the workers: side by side.
-    begin_fork_server()
-    from service.event_loop import loop_factory
+    start_fork_server()
     from service.logs import start_logging
-    from service.screen import show
+    from service.startup.event_loop import loop_factory
+    from service.startup.startup_banner import print_banner
 
     start_logging(settings.log_format, settings.log_level)
 
-    async def alone() -> None:
+    async def in_one_process() -> None:
         from service.http.server import Server
 
         async with Server(settings) as server:
 
-            def tell() -> None:
+            def announce() -> None:
                 ready()
-                room = server.models.default.capacity().streams_most
-                show(settings, server.port, room, server.keys.needed, as_json)
+                room = server.models.default.capacity().stream_capacity
+                print_banner(settings, server.port, room, server.keys.needed, as_json)
 
-            await server.run_until_stopped(tell)
+            await server.run_until_stopped(announce)
 
-    async def as_house() -> None:
-        from service.fronts.house import House
-        from service.preflight import open_keys
+    async def with_workers() -> None:
+        from service.startup.preflight import open_keys
+        from service.workers.supervisor import Supervisor
 
-        async with House(settings, folder) as house:
+        async with Supervisor(settings, folder) as supervisor:
 
-            def tell() -> None:
+            def announce() -> None:
                 ready()
-                room = house.board.total(f"most:{settings.model}")
-                show(settings, house.port, round(room), open_keys(settings).needed, as_json)
+                room = supervisor.counters.total(f"most:{settings.model}")
+                print_banner(settings, supervisor.port, round(room), open_keys(settings).needed, as_json)
 
-            await house.run_until_stopped(tell)
+            await supervisor.run_until_stopped(announce)
 
-    async def life() -> None:
+    async def run_server() -> None:
         # Until the server takes them over: SIGTERM stops the start, SIGHUP means nothing yet.
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         loop.add_signal_handler(signal.SIGTERM, task.cancel)
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
-        await (alone() if settings.workers == 1 else as_house())
+        await (in_one_process() if settings.workers == 1 else with_workers())
 
     with asyncio.Runner(loop_factory=loop_factory(settings.uvloop)) as runner:
         try:
-            runner.run(life())
+            runner.run(run_server())
         except asyncio.CancelledError:
             return 143
     return 0

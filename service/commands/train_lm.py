@@ -48,13 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from lm.errors import LanguageError
-    from lm.transformer_xl.shape import TransformerConfig
-    from lm.transformer_xl.storage import save
-    from lm.transformer_xl.training import (
-        MEASURED,
-        PACKED,
+    from lm.rescoring.transformer_xl.config import TransformerConfig
+    from lm.rescoring.transformer_xl.storage import save
+    from lm.rescoring.transformer_xl.training import (
+        HELD_OUT_TEXT,
         STATE,
         WEIGHTS,
+        WEIGHTS_8_BIT,
         TrainingSettings,
         measure,
         prepare,
@@ -91,11 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
     vocabulary = prepare(arguments.texts, arguments.out, arguments.vocabulary, progress)
     config = replace(shape, vocabulary=len(vocabulary))
     network = train(arguments.out, vocabulary, config, settings, progress, arguments.resume)
-    held_out = (arguments.out / MEASURED).read_text().splitlines()
+    held_out = (arguments.out / HELD_OUT_TEXT).read_text().splitlines()
     figures: dict[str, Any] = {"held_out": "nothing: one line in a hundred would be"}
     if held_out:
         figures = asdict(measure(network, vocabulary, held_out))
-    packed = arguments.out / PACKED
+    packed = arguments.out / WEIGHTS_8_BIT
     save(packed, network, vocabulary, eight_bits=True)
     figures["weights"], figures["in_8_bits"] = str(arguments.out / WEIGHTS), str(packed)
     figures["parameters"] = sum(weights.numel() for weights in network.parameters())

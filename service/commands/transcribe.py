@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from acoustic.runtime import Backend
     from service.audio.resample import Samples
-    from service.core.events import Final
-    from service.listening import Listener
-    from service.transcripts import HeardWord
+    from service.embedded.cli_options import EmbeddedRecognizer
+    from service.output.transcripts import TranscriptWord
+    from service.session.events import Final
 
 HELP = "turn sound files into text, JSON or subtitles"
 
 FORMATS = ("text", "json", "srt", "vtt")
-SOUND_SUFFIXES = (
+AUDIO_SUFFIXES = (
     ".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".mp4", ".aac", ".webm",
     ".mkv", ".mov", ".g722", ".amr", ".aiff", ".aif", ".wma", ".au", ".caf", ".3gp",
 )  # fmt: skip
-HERE_ONLY = (
+LOCAL_ONLY = (
     "device",
     "precision",
     "decoder",
@@ -42,12 +42,12 @@ HERE_ONLY = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files, and how to hear and write them."""
-    from service.listening import add_listening_arguments
+    from service.embedded.cli_options import add_recognition_arguments
 
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="sound file, folder, wildcard, or - for stdin"
     )
-    add_listening_arguments(parser)
+    add_recognition_arguments(parser)
     parser.add_argument("--streamed", action="store_true", help="hear it as a live stream would be heard")
     parser.add_argument(
         "--realtime", action="store_true", help="stream it at the pace of speech, and watch the words come"
@@ -65,13 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="FOLDER", help="write each transcript as a file in this folder"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.set_defaults(here_only={name: parser.get_default(name) for name in HERE_ONLY})
+    parser.set_defaults(local_only={name: parser.get_default(name) for name in LOCAL_ONLY})
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0: all files heard; 1: some could not be; 2: nothing to do."""
     from service.errors import ErrorCode, ServiceError
-    from service.transcripts import Transcript, Writer, refuse_equal_names
+    from service.output.transcripts import FileTranscript, Writer, refuse_equal_names
 
     form = "json" if arguments.json else arguments.format
     files = expand(arguments.files)
@@ -84,11 +84,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         refuse_equal_names(files, arguments.out)
     writer = Writer(form, arguments.out, len(files) > 1)
-    taken: list[Transcript] = []
+    transcripts: list[FileTranscript] = []
     with _progress(quiet=arguments.quiet or arguments.realtime) as bar:
 
-        def take(transcript: Transcript) -> None:
-            taken.append(transcript)
+        def take(transcript: FileTranscript) -> None:
+            transcripts.append(transcript)
             if transcript.error is not None:
                 bar.console.print(
                     f"silica: {transcript.error}", style="red", markup=False, highlight=False, soft_wrap=True
@@ -98,21 +98,23 @@ def run(arguments: argparse.Namespace) -> int:
 
         if arguments.jobs and arguments.server is None:
             arguments.server = os.environ.get("SILICA_SERVER", "http://127.0.0.1:8765")
-        model = (_here if arguments.server is None else _there)(files, arguments, bar, take)
+        model = (_transcribe_locally if arguments.server is None else _transcribe_on_server)(
+            files, arguments, bar, take
+        )
     if form == "json" and not arguments.out:
-        taken.sort(key=lambda transcript: files.index(transcript.file))
-        print(json.dumps({"model": model, "files": [transcript.described() for transcript in taken]}))
-    return 1 if any(transcript.error for transcript in taken) else 0
+        transcripts.sort(key=lambda transcript: files.index(transcript.file))
+        print(json.dumps({"model": model, "files": [transcript.as_json() for transcript in transcripts]}))
+    return 1 if any(transcript.error for transcript in transcripts) else 0
 
 
-def _there(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) -> str:
+def _transcribe_on_server(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) -> str:
     import asyncio
 
-    from service.clients import transcribing
-    from service.clients.models import model_there
+    from service.clients import transcribe
+    from service.clients.models import resolve_model
     from service.errors import ErrorCode, ServiceError
 
-    for name, default in arguments.here_only.items():
+    for name, default in arguments.local_only.items():
         if getattr(arguments, name) != default:
             raise ServiceError(
                 ErrorCode.LINE,
@@ -123,43 +125,47 @@ def _there(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any)
         raise ServiceError(
             ErrorCode.LINE, "A job is heard in the background and cannot be watched.", "One of the two."
         )
-    model = asyncio.run(model_there(arguments.server, arguments.key, arguments.model))
+    model = asyncio.run(resolve_model(arguments.server, arguments.key, arguments.model))
     if arguments.realtime:
-        asyncio.run(transcribing.streamed(files, arguments, take))
+        asyncio.run(transcribe.stream_files(files, arguments, take))
     else:
-        way = transcribing.as_jobs if arguments.jobs else transcribing.at_once
+        way = transcribe.transcribe_as_jobs if arguments.jobs else transcribe.transcribe_files
         asyncio.run(way(files, arguments, bar, take))
     return model
 
 
-def _here(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) -> str:
+def _transcribe_locally(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) -> str:
     from acoustic.errors import AcousticError
     from lm.errors import LanguageError
-    from service.audio.files import on_disk, told_length_s
+    from service.audio.files import declared_length_s, seekable_file
+    from service.embedded.cli_options import EmbeddedRecognizer
     from service.errors import ServiceError
-    from service.listening import Listener
-    from service.transcripts import Transcript
+    from service.output.transcripts import FileTranscript
 
-    listener = Listener.from_arguments(arguments)
+    recognizer = EmbeddedRecognizer.from_arguments(arguments)
     for file in files:
         began = time.perf_counter()
         try:
-            with on_disk(file) as recording:
+            with seekable_file(file) as recording:
                 if arguments.realtime:
-                    words = _watched(listener, recording, file, arguments, several=len(files) > 1)
+                    words = _transcribe_in_real_time(
+                        recognizer, recording, file, arguments, several=len(files) > 1
+                    )
                 else:
-                    told_s = None if bar.disable else told_length_s(recording.path)
-                    task = bar.add_task(Path(recording.name).name, total=told_s)
+                    length_s = None if bar.disable else declared_length_s(recording.path)
+                    task = bar.add_task(Path(recording.name).name, total=length_s)
                     words = list(
-                        _heard(listener, recording, arguments.streamed, lambda s, t=task: bar.advance(t, s))
+                        _transcribed_words(
+                            recognizer, recording, arguments.streamed, lambda s, t=task: bar.advance(t, s)
+                        )
                     )
                     bar.remove_task(task)
         except (ServiceError, AcousticError, LanguageError) as error:
-            take(Transcript(file, error=str(error)))
+            take(FileTranscript(file, error=str(error)))
         else:
             took_s = time.perf_counter() - began
-            take(Transcript(file, words, recording.duration_s, took_s))
-    return listener.backend.config.name
+            take(FileTranscript(file, words, recording.duration_s, took_s))
+    return recognizer.backend.config.name
 
 
 def expand(names: list[str]) -> list[str]:
@@ -172,11 +178,11 @@ def expand(names: list[str]) -> list[str]:
         if name == "-":
             found.append(name)
         elif path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SOUND_SUFFIXES)
+            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in AUDIO_SUFFIXES)
             if not inside:
                 raise ServiceError(
                     ErrorCode.AUDIO_FILE,
-                    f"There is no sound file in {path} or below it (*{' *'.join(SOUND_SUFFIXES[:5])} …).",
+                    f"There is no sound file in {path} or below it (*{' *'.join(AUDIO_SUFFIXES[:5])} …).",
                     "A recording of another name can be named by itself.",
                 )
             found += map(str, inside)
@@ -192,51 +198,53 @@ def expand(names: list[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _heard(
-    listener: "Listener", sound: "Iterable[Samples]", streamed: bool, advance: Any
-) -> Iterator["HeardWord"]:
+def _transcribed_words(
+    recognizer: "EmbeddedRecognizer", sound: "Iterable[Samples]", streamed: bool, advance: Any
+) -> Iterator["TranscriptWord"]:
     from acoustic.constants import OUTPUT_S
-    from service.core.stream_settings import OFFLINE
+    from service.session.stream_settings import OFFLINE
 
     def counted(blocks: "Iterable[Samples]") -> Iterator[Any]:
-        for piece in _pieces(listener.backend, blocks, streamed):
+        for piece in _pieces(recognizer.backend, blocks, streamed):
             yield piece
             advance(len(piece) * OUTPUT_S)
 
-    for final in listener.utterances(sound, counted, OFFLINE):
+    for final in recognizer.utterances(sound, counted, OFFLINE):
         yield from _words(final)
 
 
-def _words(final: "Final") -> Iterator["HeardWord"]:
-    from service.transcripts import HeardWord
+def _words(final: "Final") -> Iterator["TranscriptWord"]:
+    from service.output.transcripts import TranscriptWord
 
     for word in final.alternatives[0].words:
-        yield HeardWord(word.text, round(word.start_s, 3), round(word.end_s, 3), round(word.confidence, 4))
+        yield TranscriptWord(
+            word.text, round(word.start_s, 3), round(word.end_s, 3), round(word.confidence, 4)
+        )
 
 
-def _watched(
-    listener: "Listener",
+def _transcribe_in_real_time(
+    recognizer: "EmbeddedRecognizer",
     sound: "Iterable[Samples]",
     file: str,
     arguments: argparse.Namespace,
     *,
     several: bool,
-) -> list["HeardWord"]:
+) -> list["TranscriptWord"]:
     """Windows heard when their sound would have been spoken; finished lines stay, the open one lives."""
     import numpy as np
 
     from acoustic.constants import OUTPUT_SAMPLES, SAMPLE_RATE
-    from service.clients.dictation import Dictation, Line
-    from service.clients.live_screen import Screen
     from service.clients.mic import level_db
-    from service.core.stream_settings import LIVE
+    from service.clients.terminal_display import TerminalDisplay
+    from service.clients.transcript_builder import Line, TranscriptBuilder
+    from service.session.stream_settings import LIVE
 
     prints = arguments.format == "text" and not arguments.json and arguments.out is None
     if prints and several:
         print(f"== {file}", flush=True)
-    dictation = Dictation()
-    screen = Screen(dictation, quiet=arguments.quiet, prints=prints)
-    began, told = time.monotonic(), 0
+    transcript = TranscriptBuilder()
+    display = TerminalDisplay(transcript, quiet=arguments.quiet, prints=prints)
+    began, played_samples = time.monotonic(), 0
     unspoken = np.zeros(0, np.float32)
 
     def read(blocks: "Iterable[Samples]") -> Iterator[Any]:
@@ -246,35 +254,35 @@ def _watched(
             yield block
 
     def paced(blocks: "Iterable[Samples]") -> Iterator[Any]:
-        nonlocal told, unspoken
-        for piece in _pieces(listener.backend, read(blocks), True):
+        nonlocal played_samples, unspoken
+        for piece in _pieces(recognizer.backend, read(blocks), True):
             spoken, unspoken = np.split(unspoken, [len(piece) * OUTPUT_SAMPLES])
-            told += len(piece) * OUTPUT_SAMPLES
-            time.sleep(max(0.0, began + told / SAMPLE_RATE - time.monotonic()))
+            played_samples += len(piece) * OUTPUT_SAMPLES
+            time.sleep(max(0.0, began + played_samples / SAMPLE_RATE - time.monotonic()))
             if len(spoken):
                 pcm = (np.clip(spoken, -1.0, 1.0) * 32767).astype("<i2")
-                screen.level(*level_db(pcm), told / SAMPLE_RATE, 0.0)
+                display.level(*level_db(pcm), played_samples / SAMPLE_RATE, 0.0)
             yield piece
 
-    def reading(hypothesis: Any) -> None:
-        dictation.partial = hypothesis.text
+    def on_partial(hypothesis: Any) -> None:
+        transcript.partial = hypothesis.text
 
-    found: list[HeardWord] = []
-    with screen:
-        screen.state("listening")
-        for final in listener.utterances(sound, paced, LIVE, reading):
-            dictation.partial = ""
+    found: list[TranscriptWord] = []
+    with display:
+        display.state("listening")
+        for final in recognizer.utterances(sound, paced, LIVE, on_partial):
+            transcript.partial = ""
             words = final.alternatives[0].words
             if words:
-                screen.finished([Line(list(words))])
+                display.finished([Line(list(words))])
             found += _words(final)
     return found
 
 
 def _pieces(backend: "Backend", sound: "Iterable[Samples]", streamed: bool) -> Iterator[Any]:
-    from acoustic.runtime import stream_pieces
+    from acoustic.runtime import iter_stream_log_probs
 
-    return stream_pieces(backend, sound) if streamed else backend.pieces(sound)
+    return iter_stream_log_probs(backend, sound) if streamed else backend.pieces(sound)
 
 
 def _progress(*, quiet: bool) -> Any:

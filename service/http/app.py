@@ -6,45 +6,47 @@ import logging
 
 from aiohttp import web
 
+from service.auth.keys import ApiKeys
 from service.errors import ErrorCode, ServiceError
-from service.http.answers import answer_middleware
+from service.http.app_state import APP_STATE, AppState
 from service.http.auth import auth_middleware, key_of
+from service.http.client_streams import ClientStreams
 from service.http.health import add_health_routes
 from service.http.listen import add_listen_routes
-from service.http.sessions import Sessions
-from service.http.sisters import Sisters
-from service.http.state import STATE, State
-from service.keys import KeyRing
-from service.logs import say
+from service.http.peers import Peers
+from service.http.responses import response_middleware
+from service.logs import log_event
 from service.metrics import Metrics
-from service.models import ServedModels
+from service.scheduling.served_models import ServedModels
 from service.settings import Settings
 
 # Faces that are added when their module is there: module -> function that takes the application.
-OPTIONAL_FACES = {
+OPTIONAL_ROUTES = {
     "service.http.pages": "add_page_routes",
     "service.http.transcriptions": "add_transcription_routes",
     "service.http.jobs": "add_job_routes",
     "service.http.realtime": "add_realtime_routes",
 }
-MOST_BODY_BYTES = 512 * 1024 * 1024
+MAX_BODY_BYTES = 512 * 1024 * 1024
 
 
 def make_app(
     settings: Settings,
     metrics: Metrics,
     models: ServedModels,
-    keys: KeyRing,
-    sisters: Sisters | None = None,
+    keys: ApiKeys,
+    peers: Peers | None = None,
 ) -> web.Application:
     """The application of one process. The models are started by whoever runs it."""
-    app = web.Application(middlewares=[answer_middleware, auth_middleware], client_max_size=MOST_BODY_BYTES)
-    app[STATE] = State(settings, metrics, models, keys, Sessions(settings, metrics, models.board), sisters)
+    app = web.Application(middlewares=[response_middleware, auth_middleware], client_max_size=MAX_BODY_BYTES)
+    app[APP_STATE] = AppState(
+        settings, metrics, models, keys, ClientStreams(settings, metrics, models.counters), peers
+    )
     add_health_routes(app)
     add_listen_routes(app)
     if settings.admin:
         app.router.add_post("/admin/reload", reload)
-    for module, function in OPTIONAL_FACES.items():
+    for module, function in OPTIONAL_ROUTES.items():
         if importlib.util.find_spec(module) is not None:
             getattr(importlib.import_module(module), function)(app)
     return app
@@ -52,12 +54,12 @@ def make_app(
 
 async def reload(request: web.Request) -> web.Response:
     """POST /admin/reload[?model=NAME]: load a model's files anew; open streams keep the old one to their end."""
-    state = request.app[STATE]
+    state = request.app[APP_STATE]
     if not key_of(request).admin:
         raise ServiceError(
             ErrorCode.FORBIDDEN, "This key may not reload models.", "Use one made with --admin."
         )
     name = request.query.get("model")
     done = await state.models.reload(name)
-    say(logging.INFO, "reload asked for", key=key_of(request).name, models=",".join(done))
+    log_event(logging.INFO, "reload asked for", key=key_of(request).name, models=",".join(done))
     return web.json_response({"reloaded": list(done)})

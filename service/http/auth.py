@@ -1,6 +1,6 @@
 """Who may come in: keys in any of the places clients put them, the origin of browser pages, the host they asked for.
 
-Keys themselves lie in service/keys.py.
+Keys themselves lie in service/auth/keys.py.
 """
 
 from urllib.parse import SplitResult, urlsplit
@@ -8,19 +8,19 @@ from urllib.parse import SplitResult, urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from service.auth.keys import ANONYMOUS, Key
 from service.errors import ErrorCode, ServiceError
-from service.http.state import STATE
-from service.keys import ANONYMOUS, Key
-from service.preflight import is_loopback
+from service.http.app_state import APP_STATE
 from service.settings import Settings
+from service.startup.preflight import is_loopback
 
-GUARDED = ("/v1/", "/vosk", "/admin/")
+GUARDED_PREFIXES = ("/v1/", "/vosk", "/admin/")
 KEY: web.RequestKey[Key] = web.RequestKey("key", Key)
 SUBPROTOCOLS = ("token", "bearer")
 OPENAI_KEY = "openai-insecure-api-key."
 
 
-def secret_of(request: web.BaseRequest) -> str | None:
+def api_key_of(request: web.BaseRequest) -> str | None:
     """The key a client sent: Authorization header, ?token=, or a subprotocol, which is all that browsers can set:
     `token, KEY` as Deepgram has it, `openai-insecure-api-key.KEY` as OpenAI has it."""
     scheme, _, value = request.headers.get("Authorization", "").strip().partition(" ")
@@ -37,13 +37,13 @@ def secret_of(request: web.BaseRequest) -> str | None:
     return None
 
 
-def split(address: str, told: str) -> SplitResult:
+def split(address: str, what: str) -> SplitResult:
     """An address a client sent, in parts; ServiceError "origin" for what is none."""
     try:
         return urlsplit(address)
     except ValueError:
         raise ServiceError(
-            ErrorCode.ORIGIN, f"{told} is no address.", "Send it as HTTP has it: host[:port]."
+            ErrorCode.ORIGIN, f"{what} is no address.", "Send it as HTTP has it: host[:port]."
         ) from None
 
 
@@ -72,11 +72,11 @@ def check_origin(request: web.BaseRequest, settings: Settings) -> None:
 @web.middleware
 async def auth_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Guarded routes see request[KEY]; without a good key (where keys are needed) they see nothing."""
-    state = request.app[STATE]
+    state = request.app[APP_STATE]
     metrics_guarded = request.path == "/metrics" and not state.settings.public_metrics
-    if request.path.startswith(GUARDED) or metrics_guarded:
+    if request.path.startswith(GUARDED_PREFIXES) or metrics_guarded:
         check_origin(request, state.settings)
-        request[KEY] = state.keys.find(secret_of(request), state.clock())
+        request[KEY] = state.keys.find(api_key_of(request), state.clock())
     return await handler(request)
 
 

@@ -9,14 +9,14 @@ from collections.abc import Awaitable
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from service.core.events import Failed
-from service.dialects.commands import Command, KeepAlive
-from service.dialects.dialect import Dialect, Received
 from service.errors import ErrorCode, ServiceError
-from service.http.state import State
+from service.http.app_state import AppState
+from service.protocols.commands import Command, KeepAlive
+from service.protocols.wire_protocol import Received, WireProtocol
+from service.session.events import Failed
 
 LEAVING = (WSCloseCode.OK, WSCloseCode.GOING_AWAY)
-HANDED_OVER = 4000
+HANDED_OVER_CLOSE = 4000
 CLOSE_S = 2.0
 
 
@@ -24,10 +24,10 @@ class ClientSocket:
     """Reads, writes and closes one websocket. One task may read while another writes."""
 
     def __init__(
-        self, state: State, socket: web.WebSocketResponse, dialect: Dialect, max_message_bytes: int
+        self, state: AppState, socket: web.WebSocketResponse, protocol: WireProtocol, max_message_bytes: int
     ) -> None:
         self.socket = socket
-        self.dialect = dialect
+        self.protocol = protocol
         self.left = False
         """The client closed the socket in order."""
         self.too_slow = False
@@ -36,8 +36,8 @@ class ClientSocket:
         self._max_message_bytes = max_message_bytes
         self._close_code = 0
         """The code that this side closed with, if it was the first."""
-        self._messages_in = state.metrics.messages_received.labels(dialect.name)
-        self._messages_out = state.metrics.messages_sent.labels(dialect.name)
+        self._messages_in = state.metrics.messages_received.labels(protocol.name)
+        self._messages_out = state.metrics.messages_sent.labels(protocol.name)
         self._sockets_closed = state.metrics.sockets_closed
 
     async def receive(self) -> list[Command] | None:
@@ -54,7 +54,7 @@ class ClientSocket:
                     f"a message of {len(message.data)} bytes is over {self._max_message_bytes}.",
                     "Cut it: how sound is cut changes nothing.",
                 )
-            return self.dialect.receive(message.data)
+            return self.protocol.receive(message.data)
         if message.type is WSMsgType.PING:
             await self._taken(self.socket.pong(message.data))
             return [KeepAlive()]
@@ -74,7 +74,7 @@ class ClientSocket:
         """Close a connection that has no stream yet, and say why where the protocol has a message for that."""
         failed = Failed(error.code, error.message, error.advice)
         with contextlib.suppress(TimeoutError, ConnectionError):
-            for text in self.dialect.write(0, failed, Received(0, 0, 0)):
+            for text in self.protocol.write(0, failed, Received(0, 0, 0)):
                 await self.send(text)
         await self.close(error.code, error.message)
 
@@ -82,7 +82,7 @@ class ClientSocket:
         """Close the socket, for this reason if it is an error."""
         code = WSCloseCode.OK if error is None else error.close_code
         self._close_code = self._close_code or code
-        reason = "" if error is None else self.dialect.close_reason(error, message)
+        reason = "" if error is None else self.protocol.close_reason(error, message)
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CLOSE_S):
                 await self.socket.close(code=code, message=reason.encode()[:120])
@@ -91,8 +91,8 @@ class ClientSocket:
         """Close the socket: its session goes on with another connection."""
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CLOSE_S):
-                await self.socket.close(code=HANDED_OVER, message=b"RESUMED on another connection")
-        self._cut_off()
+                await self.socket.close(code=HANDED_OVER_CLOSE, message=b"RESUMED on another connection")
+        self._aborted()
 
     def count_closed(self) -> int:
         """Count the end of the connection by its code, and return the code.
@@ -100,8 +100,8 @@ class ClientSocket:
         A client may close with any code: those that mean nothing here are counted together.
         """
         code = self._close_code or self.socket.close_code or WSCloseCode.ABNORMAL_CLOSURE
-        known = 1000 <= code <= 1015 or code == HANDED_OVER
-        self._sockets_closed.labels(self.dialect.name, str(int(code)) if known else "other").inc()
+        known = 1000 <= code <= 1015 or code == HANDED_OVER_CLOSE
+        self._sockets_closed.labels(self.protocol.name, str(int(code)) if known else "other").inc()
         return code
 
     async def _taken(self, sending: Awaitable[None]) -> None:
@@ -114,10 +114,10 @@ class ClientSocket:
                 await sending
         except TimeoutError:
             self.too_slow = True
-            self._cut_off()
+            self._aborted()
             raise
 
-    def _cut_off(self) -> None:
+    def _aborted(self) -> None:
         """End the connection without waiting for the client."""
         transport = self.socket._req.transport if self.socket._req is not None else None
         if transport is not None:

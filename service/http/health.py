@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from service.dialects.openai import models_list
-from service.http.state import STATE
+from service.http.app_state import APP_STATE
 from service.metrics import CONTENT_TYPE, build_version
+from service.protocols.openai import models_list
 
 TICK_S = 0.25
 FRESH_S = 5.0
@@ -21,7 +21,7 @@ async def healthz(request: web.Request) -> web.Response:
 
 async def readyz(request: web.Request) -> web.Response:
     """May new streams be sent here? Warm, heartbeat fresh, not draining; otherwise 503 and why not."""
-    state = request.app[STATE]
+    state = request.app[APP_STATE]
     reasons = []
     if state.draining:
         reasons.append("draining: the server is being stopped")
@@ -29,29 +29,29 @@ async def readyz(request: web.Request) -> web.Response:
         reasons.append("models: not all loaded, warm and alive")
     if state.clock() - state.ticked_s > FRESH_S:
         reasons.append("heartbeat: the event loop has stood still")
-    body = {"ready": not reasons, "reasons": reasons, "streams": state.listening.count}
+    body = {"ready": not reasons, "reasons": reasons, "streams": state.client_streams.count}
     return web.json_response(body, status=503 if reasons else 200)
 
 
 async def metrics(request: web.Request) -> web.Response:
     """Everything measured, for Prometheus."""
-    return web.Response(body=request.app[STATE].metrics.expose(), headers={"Content-Type": CONTENT_TYPE})
+    return web.Response(body=request.app[APP_STATE].metrics.expose(), headers={"Content-Type": CONTENT_TYPE})
 
 
 async def models(request: web.Request) -> web.Response:
     """What is served here and how full it is."""
-    state = request.app[STATE]
+    state = request.app[APP_STATE]
     listed = []
-    for name, recogniser in state.models.items():
-        room = recogniser.capacity()
+    for name, recognizer in state.models.items():
+        room = recognizer.capacity()
         listed.append(
             {
                 "name": name,
                 "default": name == state.models.names[0],
                 "device": state.settings.device,
-                "ready": recogniser.ready,
+                "ready": recognizer.ready,
                 "streams": room.streams,
-                "streams_most": room.streams_most,
+                "stream_capacity": room.stream_capacity,
                 "hop_s": room.hop_s,
                 "load": room.load,
             }
@@ -61,9 +61,9 @@ async def models(request: web.Request) -> web.Response:
     return web.json_response({**named, "models": listed, "version": build_version()})
 
 
-async def heartbeat(app: web.Application) -> AsyncIterator[None]:
+async def heartbeat_lifespan(app: web.Application) -> AsyncIterator[None]:
     """A tick that shows how long the loop is ever kept from its work."""
-    state = app[STATE]
+    state = app[APP_STATE]
 
     async def tick() -> None:
         while True:
@@ -85,4 +85,4 @@ def add_health_routes(app: web.Application) -> None:
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/v1/models", models)
-    app.cleanup_ctx.append(heartbeat)
+    app.cleanup_ctx.append(heartbeat_lifespan)

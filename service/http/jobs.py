@@ -15,56 +15,56 @@ from typing import Any
 from aiohttp import web
 
 from acoustic.files import data_folder
-from service.dialects import openai
+from service.auth.keys import ANONYMOUS
 from service.errors import ErrorCode, ServiceError
+from service.http.app_state import APP_STATE, AppState
 from service.http.auth import key_of
-from service.http.state import STATE, State
-from service.http.transcriptions import base_settings, most_bytes
-from service.http.uploads import Form, receive_form, scratch
+from service.http.transcriptions import base_settings, max_upload_bytes
+from service.http.uploads import Form, receive_form, temporary_folder
 from service.jobs.job import OPEN, Job
+from service.jobs.recordings import container_of
 from service.jobs.runner import JobRunner, RunnerSettings
 from service.jobs.store import JobStore, new_id
 from service.jobs.webhook import WebhookCaller, check_webhook
-from service.keys import ANONYMOUS
-from service.recordings import form_of
+from service.protocols import openai
 
 STATUSES = ("queued", "running", "done", "failed", "cancelled")
-MOST_LISTED = 200
+MAX_LISTED = 200
 IDEMPOTENCY = re.compile(r"[\x21-\x7e]{1,200}")
 
 
 @dataclass(frozen=True)
-class Desk:
+class JobApi:
     """What the routes need: where jobs are kept and who hears them."""
 
     store: JobStore
     runner: JobRunner
 
 
-DESK: web.AppKey[Desk] = web.AppKey("desk", Desk)
+JOB_API: web.AppKey[JobApi] = web.AppKey("desk", JobApi)
 
 
 def add_job_routes(app: web.Application) -> None:
     """The routes, and the runner that lives as long as the application."""
-    app.router.add_post("/v1/jobs", create)
-    app.router.add_get("/v1/jobs", listed)
-    app.router.add_get("/v1/jobs/{id}", shown)
+    app.router.add_post("/v1/jobs", create_job)
+    app.router.add_get("/v1/jobs", list_jobs)
+    app.router.add_get("/v1/jobs/{id}", show_job)
     app.router.add_get("/v1/jobs/{id}/transcript", transcript)
-    app.router.add_delete("/v1/jobs/{id}", deleted)
-    app.cleanup_ctx.append(at_work)
+    app.router.add_delete("/v1/jobs/{id}", delete_job)
+    app.cleanup_ctx.append(jobs_lifespan)
 
 
-async def at_work(app: web.Application) -> AsyncIterator[None]:
+async def jobs_lifespan(app: web.Application) -> AsyncIterator[None]:
     """Opens the store and goes on with what an earlier process left."""
-    state = app[STATE]
+    state = app[APP_STATE]
     settings = state.settings
     store = await asyncio.to_thread(JobStore, jobs_folder(state))
     runner = JobRunner(
         store,
         state.models.pick,
-        state.listening.nursery,
+        state.client_streams.audio_decoders,
         base_settings(state),
-        lambda owner, seconds: state.keys.heard(replace(ANONYMOUS, id=owner), seconds),
+        lambda owner, seconds: state.keys.add_usage(replace(ANONYMOUS, id=owner), seconds),
         RunnerSettings(
             concurrency=settings.jobs_concurrency,
             lease_s=settings.jobs_lease_s,
@@ -72,9 +72,9 @@ async def at_work(app: web.Application) -> AsyncIterator[None]:
         ),
     )
     caller = WebhookCaller(store, settings.allowed_webhook_hosts)
-    app[DESK] = Desk(store, runner)
-    if state.sisters is not None:
-        state.sisters.wakers.append(runner.wake)
+    app[JOB_API] = JobApi(store, runner)
+    if state.peers is not None:
+        state.peers.listeners.append(runner.wake)
     runner.start()
     caller.start()
     yield
@@ -83,26 +83,26 @@ async def at_work(app: web.Application) -> AsyncIterator[None]:
     await asyncio.to_thread(store.close)
 
 
-def jobs_folder(state: State) -> Path:
+def jobs_folder(state: AppState) -> Path:
     """In the data folder, unless a setting says otherwise."""
     return state.settings.jobs_folder or data_folder() / "jobs"
 
 
-async def create(request: web.Request) -> web.Response:
+async def create_job(request: web.Request) -> web.Response:
     """POST /v1/jobs: a multipart form with `file` and options; answered at once with the job."""
-    state, desk, key = request.app[STATE], request.app[DESK], key_of(request)
+    state, job_api, key = request.app[APP_STATE], request.app[JOB_API], key_of(request)
     idempotency = request.headers.get("Idempotency-Key")
     if idempotency is not None and not IDEMPOTENCY.fullmatch(idempotency):
         raise ServiceError(
             ErrorCode.REQUEST, "Idempotency-Key must be 1 to 200 printable ASCII characters without spaces."
         )
     state.keys.check_minutes(key)
-    async with scratch(desk.store.uploads) as folder:
-        form = await receive_form(request, folder, most_bytes(state))
+    async with temporary_folder(job_api.store.uploads) as folder:
+        form = await receive_form(request, folder, max_upload_bytes(state))
         if form.file is None:
             raise ServiceError(ErrorCode.REQUEST, "The form has no field `file`.", "Send the sound there.")
         options = options_of(form)
-        if form_of(form.file.path) is None and "encoding" not in options:
+        if container_of(form.file.path) is None and "encoding" not in options:
             raise ServiceError(
                 ErrorCode.AUDIO,
                 "The file is in no format known here.",
@@ -124,24 +124,26 @@ async def create(request: web.Request) -> web.Response:
             webhook=webhook,
             webhook_secret=secrets.token_urlsafe(32) if webhook is not None else None,
         )
-        kept = desk.store.file(job.id)
+        kept = job_api.store.file(job.id)
         # The file first: a job in the store always has its recording.
         await asyncio.to_thread(shutil.move, form.file.path, kept)
         try:
             quota = state.settings.jobs_quota_mb * 1024 * 1024
-            found, new = await asyncio.to_thread(desk.store.add, job, idempotency, quota)
+            found, new = await asyncio.to_thread(job_api.store.add, job, idempotency, quota)
         except BaseException:
             kept.unlink(missing_ok=True)
             raise
         if not new:
             kept.unlink(missing_ok=True)
-    desk.runner.wake()
-    if state.sisters is not None:
-        state.sisters.nudge()  # another process may be the one that hears jobs
-    told = found.told()
+    job_api.runner.wake()
+    if state.peers is not None:
+        state.peers.notify_peers()  # another process may be the one that hears jobs
+    as_json = found.as_json()
     if new and webhook is not None:
-        told["webhook"]["secret"] = job.webhook_secret
-    return web.json_response(told, status=202 if new else 200, headers={"Location": f"/v1/jobs/{found.id}"})
+        as_json["webhook"]["secret"] = job.webhook_secret
+    return web.json_response(
+        as_json, status=202 if new else 200, headers={"Location": f"/v1/jobs/{found.id}"}
+    )
 
 
 def options_of(form: Form) -> dict[str, Any]:
@@ -172,7 +174,7 @@ def options_of(form: Form) -> dict[str, Any]:
     return options
 
 
-async def listed(request: web.Request) -> web.Response:
+async def list_jobs(request: web.Request) -> web.Response:
     """GET /v1/jobs?status=&limit=&before=: newest first."""
     query = request.query
     status = query.get("status") or None
@@ -185,17 +187,17 @@ async def listed(request: web.Request) -> web.Response:
         before = float(query["before"]) if query.get("before") else None
     except ValueError:
         raise ServiceError(ErrorCode.REQUEST, "`limit` and `before` are numbers.") from None
-    if not 1 <= limit <= MOST_LISTED:
-        raise ServiceError(ErrorCode.REQUEST, f"`limit` is 1 to {MOST_LISTED}.")
-    store = request.app[DESK].store
+    if not 1 <= limit <= MAX_LISTED:
+        raise ServiceError(ErrorCode.REQUEST, f"`limit` is 1 to {MAX_LISTED}.")
+    store = request.app[JOB_API].store
     found = await asyncio.to_thread(store.owned_by, key_of(request).id, status, limit, before)
-    return web.json_response({"object": "list", "data": [job.told() for job in found]})
+    return web.json_response({"object": "list", "data": [job.as_json() for job in found]})
 
 
-async def shown(request: web.Request) -> web.Response:
+async def show_job(request: web.Request) -> web.Response:
     """GET /v1/jobs/{id}."""
     job = await _found(request)
-    return web.json_response(job.told())
+    return web.json_response(job.as_json())
 
 
 async def transcript(request: web.Request) -> web.Response:
@@ -208,21 +210,23 @@ async def transcript(request: web.Request) -> web.Response:
         raise ServiceError(
             ErrorCode.BUSY, f"The job is {job.status}.", "Wait until it is done, or ask with partial=true."
         )
-    finals = await asyncio.to_thread(request.app[DESK].store.finals, job.id)
-    content_type, body = openai.transcription(finals, job.length_s or job.heard_s, wanted)
+    finals = await asyncio.to_thread(request.app[JOB_API].store.finals, job.id)
+    content_type, body = openai.transcription(finals, job.length_s or job.processed_s, wanted)
     return web.Response(text=body, content_type=content_type, charset="utf-8")
 
 
-async def deleted(request: web.Request) -> web.Response:
+async def delete_job(request: web.Request) -> web.Response:
     """DELETE /v1/jobs/{id}: cancel what is not over, forget what is."""
-    store = request.app[DESK].store
+    store = request.app[JOB_API].store
     job = await _found(request)
     if job.status in OPEN:
         await asyncio.to_thread(store.end, job.id, None, "cancelled", time.time(), None, None)
-        return web.json_response((await _found(request)).told())
+        return web.json_response((await _found(request)).as_json())
     await asyncio.to_thread(store.remove, job.id)
     return web.Response(status=204)
 
 
 async def _found(request: web.Request) -> Job:
-    return await asyncio.to_thread(request.app[DESK].store.find, request.match_info["id"], key_of(request).id)
+    return await asyncio.to_thread(
+        request.app[JOB_API].store.find, request.match_info["id"], key_of(request).id
+    )

@@ -12,98 +12,100 @@ from aiohttp import web
 
 from acoustic.errors import AcousticError
 from lm.errors import LanguageError
-from lm.hotwords import Hotword
-from lm.text import normalise
-from service.audio.decoder import SoundDecoder
+from lm.search.hotwords import Hotword
+from lm.text.normalize import normalize
+from service.audio.decoder import AudioDecoder
 from service.audio.pcm import WIDTHS
-from service.dialects.commands import Command, KeepAlive, ListenRequest, Refuse, Say, Warn
-from service.dialects.deepgram import DeepgramDialect, StreamFacts
-from service.dialects.dialect import Dialect
-from service.dialects.query import read_query
-from service.dialects.vosk import VoskDialect
-from service.dialects.written import uuid_of
+from service.auth.keys import Key
 from service.errors import ErrorCode, ServiceError
+from service.http.app_state import APP_STATE, AppState
 from service.http.auth import SUBPROTOCOLS, key_of
 from service.http.client_socket import CLOSE_S, ClientSocket
-from service.http.conversation import Conversation
+from service.http.client_streams import ClientStream
 from service.http.headers import REQUEST_ID, set_headers
-from service.http.sessions import Session
-from service.http.sisters import pass_on
-from service.http.state import STATE, State
-from service.keys import Key
-from service.logs import say
+from service.http.peers import proxy_websocket
+from service.http.websocket_connection import WebSocketConnection
+from service.logs import log_event
 from service.metrics import build_version
-from service.readable import readable
-from service.streams import Recogniser, Stream, StreamSettings
+from service.output.formatting import formatter
+from service.protocols.commands import Command, KeepAlive, ListenRequest, Reject, SendText, Warn
+from service.protocols.deepgram import DeepgramProtocol, StreamFacts
+from service.protocols.formatted_words import uuid_of
+from service.protocols.query import read_query
+from service.protocols.vosk import VoskProtocol
+from service.protocols.wire_protocol import WireProtocol
+from service.recognizer import Recognizer, Stream, StreamSettings
 
 
 async def listen(request: web.Request) -> web.StreamResponse:
     """GET /v1/listen: a new stream, or a session resumed."""
-    state = request.app[STATE]
+    state = request.app[APP_STATE]
     check_upgrade(request)
-    asked = read_query(request.query.items())
+    options = read_query(request.query.items())
     key = key_of(request)
-    state.listening.enter_socket("deepgram")
+    state.client_streams.socket_opened("deepgram")
     try:
-        sister = state.sisters.owner(asked.resume) if asked.resume and state.sisters else None
-        if sister is not None:
-            return await pass_on(request, sister, state.settings.max_message_bytes)
-        if asked.resume is not None:
-            session = await state.listening.resume(asked.resume, key, asked.after)
-            say(logging.INFO, "resumed", session=session.id, after=asked.after)
+        peer = state.peers.owner(options.resume) if options.resume and state.peers else None
+        if peer is not None:
+            return await proxy_websocket(request, peer, state.settings.max_message_bytes)
+        if options.resume is not None:
+            session = await state.client_streams.resume(options.resume, key, options.after)
+            log_event(logging.INFO, "resumed", session=session.id, after=options.after)
         else:
             check_accepting(state)
-            if asked.encoding is not None and asked.encoding not in WIDTHS:
-                state.listening.nursery.check_room()
-            session = open_deepgram(request, state, asked, key)
-        return await converse(request, state, session, resumed=asked.resume is not None, after=asked.after)
+            if options.encoding is not None and options.encoding not in WIDTHS:
+                state.client_streams.audio_decoders.check_free()
+            session = open_deepgram(request, state, options, key)
+        return await run_connection(
+            request, state, session, resumed=options.resume is not None, after=options.after
+        )
     finally:
-        state.listening.leave_socket("deepgram")
+        state.client_streams.socket_closed("deepgram")
 
 
 async def vosk(request: web.Request) -> web.StreamResponse:
     """GET /vosk: the stream is opened with the first sound, when its configuration is known."""
-    state = request.app[STATE]
+    state = request.app[APP_STATE]
     check_upgrade(request)
     check_accepting(state)
     key = key_of(request)
     room = state.models.pick(None).capacity()
-    if room.streams >= room.streams_most:
+    if room.streams >= room.stream_capacity:
         raise ServiceError(
             ErrorCode.CAPACITY, "All streams are in use.", "Try again soon.", retry_after_s=2.0
         )
-    state.listening.enter_socket("vosk")
+    state.client_streams.socket_opened("vosk")
     try:
         limit = state.settings.max_message_bytes
         socket = socket_for(limit)
         await upgrade(request, socket)
-        dialect = VoskDialect()
-        client = ClientSocket(state, socket, dialect, limit)
-        await converse_when_configured(state, client, lambda: open_vosk(state, dialect, key))
+        protocol = VoskProtocol()
+        client = ClientSocket(state, socket, protocol, limit)
+        await converse_when_configured(state, client, lambda: open_vosk(state, protocol, key))
         return socket
     finally:
-        state.listening.leave_socket("vosk")
+        state.client_streams.socket_closed("vosk")
 
 
-def open_vosk(state: State, dialect: VoskDialect, key: Key) -> Session:
+def open_vosk(state: AppState, protocol: VoskProtocol, key: Key) -> ClientStream:
     """A stream for vosk's protocol, as its messages have configured it."""
-    decoder = SoundDecoder("linear16", dialect.request.sample_rate, 1, True, None, lambda *_: None)
-    state.keys.take(key)
+    decoder = AudioDecoder("linear16", protocol.request.sample_rate, 1, True, None, lambda *_: None)
+    state.keys.acquire_stream(key)
     return open_session(
-        state, dialect.request, lambda *_: dialect, decoder, key, lambda: state.keys.release(key)
+        state, protocol.request, lambda *_: protocol, decoder, key, lambda: state.keys.release_stream(key)
     )
 
 
 async def converse_when_configured(
-    state: State,
+    state: AppState,
     client: ClientSocket,
-    open_stream: Callable[[], Session],
+    open_stream: Callable[[], ClientStream],
     *,
     greeting: str | None = None,
     idle_timeout_s: float | None = None,
 ) -> None:
     """For protocols whose messages configure the stream: it is opened by the first command that needs it."""
-    opened: tuple[Session, list[Command]] | None = None
+    opened: tuple[ClientStream, list[Command]] | None = None
     try:
         if greeting is not None:
             await client.send(greeting)
@@ -125,12 +127,12 @@ async def converse_when_configured(
         client.count_closed()
         return
     session, commands = opened
-    await Conversation(state, session, client).run(0, commands)
+    await WebSocketConnection(state, session, client).run(0, commands)
 
 
 async def first_commands(
-    client: ClientSocket, open_stream: Callable[[], Session], idle_timeout_s: float
-) -> tuple[Session, list[Command]] | None:
+    client: ClientSocket, open_stream: Callable[[], ClientStream], idle_timeout_s: float
+) -> tuple[ClientStream, list[Command]] | None:
     """The session, and the commands that are for it. None when the client leaves before it needs one."""
     while True:
         try:
@@ -143,9 +145,9 @@ async def first_commands(
         if commands is None:
             return None
         for index, command in enumerate(commands):
-            if isinstance(command, Say):
+            if isinstance(command, SendText):
                 await client.send(command.text)
-            elif isinstance(command, Refuse):
+            elif isinstance(command, Reject):
                 raise ServiceError(command.code, command.message, command.advice)
             elif not isinstance(command, KeepAlive | Warn):
                 return open_stream(), commands[index:]
@@ -169,7 +171,7 @@ def check_upgrade(request: web.Request) -> None:
         )
 
 
-def check_accepting(state: State) -> None:
+def check_accepting(state: AppState) -> None:
     """Nothing new is taken in while draining."""
     if state.draining:
         raise ServiceError(
@@ -180,26 +182,31 @@ def check_accepting(state: State) -> None:
         )
 
 
-def open_deepgram(request: web.Request, state: State, asked: ListenRequest, key: Key) -> Session:
+def open_deepgram(request: web.Request, state: AppState, options: ListenRequest, key: Key) -> ClientStream:
     """A stream for Deepgram's dialect, with its facts and its sound decoder."""
     settings = state.settings
-    mix = not asked.multichannel
-    warn_later: list[Warn] = []
-    dialect: DeepgramDialect | None = None
+    mix = not options.multichannel
+    pending_warnings: list[Warn] = []
+    protocol: DeepgramProtocol | None = None
 
     def warn(code: str, message: str, advice: str) -> None:
-        told = Warn(code, message, advice)
-        if dialect is None:
-            warn_later.append(told)
-        elif dialect.warn(told):
+        warning = Warn(code, message, advice)
+        if protocol is None:
+            pending_warnings.append(warning)
+        elif protocol.warn(warning):
             state.metrics.warnings.labels(code).inc()
 
-    decoder = SoundDecoder(
-        asked.encoding, asked.sample_rate, asked.channels, mix, state.listening.nursery, warn
+    decoder = AudioDecoder(
+        options.encoding,
+        options.sample_rate,
+        options.channels,
+        mix,
+        state.client_streams.audio_decoders,
+        warn,
     )
 
-    def speak(stream_id: str, model: str) -> DeepgramDialect:
-        nonlocal dialect
+    def make_protocol(stream_id: str, model: str) -> DeepgramProtocol:
+        nonlocal protocol
         facts = StreamFacts(
             request_id=stream_id,
             model=model,
@@ -209,74 +216,76 @@ def open_deepgram(request: web.Request, state: State, asked: ListenRequest, key:
             resume_s=settings.resume_timeout_s,
             max_message_bytes=settings.max_message_bytes,
         )
-        dialect = DeepgramDialect(asked, facts, readable(asked.figures, asked.punctuate))
-        for told in warn_later:
-            if dialect.warn(told):
-                state.metrics.warnings.labels(told.code).inc()
-        return dialect
+        protocol = DeepgramProtocol(options, facts, formatter(options.figures, options.punctuate))
+        for warning in pending_warnings:
+            if protocol.warn(warning):
+                state.metrics.warnings.labels(warning.code).inc()
+        return protocol
 
-    state.keys.take(key)
-    return open_session(state, asked, speak, decoder, key, lambda: state.keys.release(key))
+    state.keys.acquire_stream(key)
+    return open_session(state, options, make_protocol, decoder, key, lambda: state.keys.release_stream(key))
 
 
 def open_session(
-    state: State,
-    asked: ListenRequest,
-    speak: Callable[[str, str], Dialect],
-    decoder: SoundDecoder,
+    state: AppState,
+    options: ListenRequest,
+    make_protocol: Callable[[str, str], WireProtocol],
+    decoder: AudioDecoder,
     key: Key,
     release: Callable[[], None],
     idle_timeout_s: float | None = None,
-) -> Session:
-    """Take a stream of the recogniser's. `release` gives back the key's slot, exactly once, and also if this fails.
+) -> ClientStream:
+    """Take a stream of the recognizer's. `release` gives back the key's slot, exactly once, and also if this fails.
 
-    `speak` answers the dialect of a stream with this id and model.
+    `make_protocol` answers the dialect of a stream with this id and model.
     """
     try:
-        recogniser = state.models.pick(asked.model)
-        stream = _open_stream(state, recogniser, asked, key, idle_timeout_s or state.settings.idle_timeout_s)
+        recognizer = state.models.pick(options.model)
+        stream = _open_stream(
+            state, recognizer, options, key, idle_timeout_s or state.settings.idle_timeout_s
+        )
     except BaseException:
         release()
         raise
-    session = Session(
+    session = ClientStream(
         stream=stream,
-        recogniser=recogniser,
-        request=asked,
-        dialect=speak(stream.id, recogniser.model_name),
+        recognizer=recognizer,
+        request=options,
+        protocol=make_protocol(stream.id, recognizer.model_name),
         decoder=decoder,
         key=key,
         began_s=state.clock(),
         release=release,
     )
-    state.listening.add(session)
-    say(logging.INFO, "stream opened", session=session.id, key=key.name, model=recogniser.model_name)
+    state.client_streams.add(session)
+    log_event(logging.INFO, "stream opened", session=session.id, key=key.name, model=recognizer.model_name)
     return session
 
 
 def _open_stream(
-    state: State, recogniser: Recogniser, asked: ListenRequest, key: Key, idle_timeout_s: float
+    state: AppState, recognizer: Recognizer, options: ListenRequest, key: Key, idle_timeout_s: float
 ) -> Stream:
     settings = state.settings
-    endpointing = settings.endpointing_ms if asked.endpointing_ms == -1 else asked.endpointing_ms
+    endpointing = settings.endpointing_ms if options.endpointing_ms == -1 else options.endpointing_ms
     wanted = StreamSettings(
-        channels=asked.heard_channels,
-        interim=asked.interim,
+        channels=options.output_channels,
+        interim=options.interim,
         endpointing_ms=endpointing,
-        utterance_end_ms=asked.utterance_end_ms,
+        utterance_end_ms=options.utterance_end_ms,
         max_utterance_s=settings.max_utterance_s,
         hotwords=tuple(
-            Hotword(spelled, one.weight) for one in asked.hotwords if (spelled := normalise(one.phrase))
+            Hotword(spelled, one.weight) for one in options.hotwords if (spelled := normalize(one.phrase))
         ),
-        n_best=asked.alternatives,
-        priority="batch" if asked.source_is_file else "live",
-        declared_file=asked.source_is_file,
+        n_best=options.alternatives,
+        priority="batch" if options.source_is_file else "live",
+        declared_file=options.source_is_file,
         decoder=settings.decoder,
         owner=key.id,
         idle_limit_s=idle_timeout_s,
-        progress_every_s=settings.heartbeat_interval_s if asked.extensions else None,
+        progress_every_s=settings.heartbeat_interval_s if options.extensions else None,
     )
     try:
-        return recogniser.open(wanted)
+        return recognizer.open(wanted)
     except (LanguageError, AcousticError) as error:
         raise ServiceError(ErrorCode.REQUEST, str(error)) from None
 
@@ -295,8 +304,8 @@ def socket_for(max_message_bytes: int, protocols: Sequence[str] = SUBPROTOCOLS) 
     )
 
 
-async def converse(
-    request: web.Request, state: State, session: Session, *, resumed: bool, after: int
+async def run_connection(
+    request: web.Request, state: AppState, session: ClientStream, *, resumed: bool, after: int
 ) -> web.StreamResponse:
     """Upgrade and talk; a client that is gone before the upgrade leaves nothing behind but what it came back for."""
     limit = state.settings.max_message_bytes
@@ -308,29 +317,29 @@ async def converse(
         await upgrade(request, socket)
     except BaseException:
         if resumed and not state.draining:
-            state.listening.park(session)
+            state.client_streams.park(session)
         else:
             session.stream.cancel("never_connected")
-            state.listening.forget(session)
+            state.client_streams.forget(session)
         raise
-    client = ClientSocket(state, socket, session.dialect, limit)
-    await Conversation(state, session, client, resumed).run(after)
+    client = ClientSocket(state, socket, session.protocol, limit)
+    await WebSocketConnection(state, session, client, resumed).run(after)
     return socket
 
 
-async def belongings(app: web.Application) -> AsyncIterator[None]:
+async def decoder_and_session_lifespan(app: web.Application) -> AsyncIterator[None]:
     """The confined decoders and the sessions live as long as the application."""
-    listening = app[STATE].listening
-    if listening.nursery.most:
-        listening.nursery.start()
-    listening.start()
+    client_streams = app[APP_STATE].client_streams
+    if client_streams.audio_decoders.max_children:
+        client_streams.audio_decoders.start()
+    client_streams.start()
     yield
-    listening.close()
-    await asyncio.to_thread(listening.nursery.stop)
+    client_streams.close()
+    await asyncio.to_thread(client_streams.audio_decoders.stop)
 
 
 def add_listen_routes(app: web.Application) -> None:
     """Both websocket faces."""
     app.router.add_get("/v1/listen", listen)
     app.router.add_get("/vosk", vosk)
-    app.cleanup_ctx.append(belongings)
+    app.cleanup_ctx.append(decoder_and_session_lifespan)

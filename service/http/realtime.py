@@ -9,10 +9,12 @@ import uuid
 from aiohttp import web
 
 from service.audio.decoder import open_decoder
-from service.dialects.openai_realtime import RealtimeDialect
+from service.auth.keys import Key
 from service.errors import ErrorCode, ServiceError
+from service.http.app_state import APP_STATE, AppState
 from service.http.auth import key_of
 from service.http.client_socket import ClientSocket
+from service.http.client_streams import ClientStream
 from service.http.listen import (
     check_accepting,
     check_upgrade,
@@ -21,9 +23,7 @@ from service.http.listen import (
     socket_for,
     upgrade,
 )
-from service.http.sessions import Session
-from service.http.state import STATE, State
-from service.keys import Key
+from service.protocols.openai_realtime import RealtimeProtocol
 
 IDLE_TIMEOUT_S = 900.0
 """Far longer than `idle_s`: this protocol has no keep-alive, and who speaks at the push of a button may be silent for
@@ -39,39 +39,39 @@ def add_realtime_routes(app: web.Application) -> None:
 
 async def realtime(request: web.Request) -> web.StreamResponse:
     """One socket, from its opening to its end. It takes the key's slot at once, sound or not."""
-    state, key = request.app[STATE], key_of(request)
+    state, key = request.app[APP_STATE], key_of(request)
     check_upgrade(request)
     check_accepting(state)
     if request.query.get("intent", "transcription") != "transcription":
         raise ServiceError(
             ErrorCode.REQUEST, "Only intent=transcription is served here.", "This server does not speak."
         )
-    state.listening.enter_socket("openai")
+    state.client_streams.socket_opened("openai")
     try:
-        state.keys.take(key)
+        state.keys.acquire_stream(key)
         try:
             socket = socket_for(MAX_MESSAGE_BYTES, protocols=("realtime",))
             await upgrade(request, socket)
             model = request.query.get("model") or state.models.names[0]
-            dialect = RealtimeDialect(uuid.uuid4().hex, model)
+            protocol = RealtimeProtocol(uuid.uuid4().hex, model)
             await converse_when_configured(
                 state,
-                ClientSocket(state, socket, dialect, MAX_MESSAGE_BYTES),
-                lambda: open_realtime(state, dialect, key),
-                greeting=dialect.created(),
+                ClientSocket(state, socket, protocol, MAX_MESSAGE_BYTES),
+                lambda: open_realtime(state, protocol, key),
+                greeting=protocol.created(),
                 idle_timeout_s=IDLE_TIMEOUT_S,
             )
             return socket
         finally:
-            state.keys.release(key)
+            state.keys.release_stream(key)
     finally:
-        state.listening.leave_socket("openai")
+        state.client_streams.socket_closed("openai")
 
 
-def open_realtime(state: State, dialect: RealtimeDialect, key: Key) -> Session:
+def open_realtime(state: AppState, protocol: RealtimeProtocol, key: Key) -> ClientStream:
     """A stream as the session's settings want it. The key's slot stays with the socket."""
-    asked = dialect.settings.request
+    asked = protocol.settings.request
     decoder = open_decoder(asked.encoding, asked.sample_rate)
     return open_session(
-        state, asked, lambda *_: dialect, decoder, key, lambda: None, idle_timeout_s=IDLE_TIMEOUT_S
+        state, asked, lambda *_: protocol, decoder, key, lambda: None, idle_timeout_s=IDLE_TIMEOUT_S
     )

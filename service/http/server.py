@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from service.auth.usage import Usage, usage_file
 from service.http.app import make_app
-from service.http.sisters import Sisters
-from service.http.state import STATE
-from service.logs import say
+from service.http.app_state import APP_STATE
+from service.http.peers import Peers
+from service.logs import log_event
 from service.metrics import Metrics
-from service.models import ServedModels
-from service.preflight import cannot_listen, check_exposed, keys_file, open_keys, tls_context
-from service.screen import address
+from service.scheduling.served_models import ServedModels
 from service.settings import Settings
-from service.usage import Usage, usage_file
+from service.startup.preflight import cannot_listen, check_exposed, keys_file, open_keys, tls_context
+from service.startup.startup_banner import address
 
 
 class Server:
@@ -33,7 +33,7 @@ class Server:
         models: ServedModels | None = None,
         *,
         owns_models: bool | None = None,
-        sisters: Sisters | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.keys = open_keys(settings)
         if self.keys.file is not None:
@@ -43,8 +43,8 @@ class Server:
         self.metrics = metrics if metrics is not None else Metrics()
         self._owns_models = models is None if owns_models is None else owns_models
         self.models = models if models is not None else ServedModels(settings, self.metrics)
-        self.app = make_app(settings, self.metrics, self.models, self.keys, sisters)
-        self._sisters = sisters
+        self.app = make_app(settings, self.metrics, self.models, self.keys, peers)
+        self._peers = peers
         self.port = settings.port
         self._runner: web.AppRunner | None = None
         self._stopping = asyncio.Event()
@@ -82,12 +82,12 @@ class Server:
                 self.settings.port,
                 ssl_context=tls,
                 backlog=1024,
-                reuse_port=self._sisters is not None,
+                reuse_port=self._peers is not None,
             )
             await site.start()
-            if self._sisters is not None:
-                self._sisters.own_socket.unlink(missing_ok=True)
-                await web.UnixSite(self._runner, str(self._sisters.own_socket), backlog=1024).start()
+            if self._peers is not None:
+                self._peers.own_socket.unlink(missing_ok=True)
+                await web.UnixSite(self._runner, str(self._peers.own_socket), backlog=1024).start()
         except OSError as error:
             await self._close()
             raise cannot_listen(self.settings.host, self.settings.port, error) from None
@@ -112,9 +112,9 @@ class Server:
             await self._stopping.wait()
             self._stopping.clear()
             drain = asyncio.create_task(self.stop(self.settings.drain_timeout_s))
-            hurry = asyncio.create_task(self._stopping.wait())
-            await asyncio.wait({drain, hurry}, return_when=asyncio.FIRST_COMPLETED)
-            hurry.cancel()
+            second_signal = asyncio.create_task(self._stopping.wait())
+            await asyncio.wait({drain, second_signal}, return_when=asyncio.FIRST_COMPLETED)
+            second_signal.cancel()
             if not drain.done():
                 drain.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -126,7 +126,7 @@ class Server:
 
     def begin_drain(self) -> None:
         """Take in nothing new from now on."""
-        self.app[STATE].draining = True
+        self.app[APP_STATE].draining = True
         self.metrics.draining.set(1)
 
     async def stop(self, drain_s: float) -> None:
@@ -134,15 +134,15 @@ class Server:
         if self._stopped:
             return
         self._stopped = True
-        state = self.app[STATE]
+        state = self.app[APP_STATE]
         self.begin_drain()
-        say(logging.INFO, "draining", streams=state.listening.count, seconds=drain_s)
+        log_event(logging.INFO, "draining", streams=state.client_streams.count, seconds=drain_s)
         if self._owns_models:
             await self.models.stop(drain_s)
         # The last finals are with the sessions now; they still have to reach their sockets.
-        await state.listening.delivered(self.settings.send_timeout_s)
+        await state.client_streams.wait_delivered(self.settings.send_timeout_s)
         await self._close()
-        say(logging.INFO, "stopped")
+        log_event(logging.INFO, "stopped")
 
     def _signalled(self) -> None:
         self._stopping.set()

@@ -14,10 +14,10 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from service.errors import ErrorCode, ServiceError
-from service.http.state import STATE
+from service.http.app_state import APP_STATE
 
-MOST_FIELD_BYTES = 64 * 1024
-MOST_FIELDS = 256
+MAX_FIELD_BYTES = 64 * 1024
+MAX_FIELDS = 256
 PIECE_BYTES = 256 * 1024
 
 
@@ -40,22 +40,22 @@ class Form:
 
 
 @contextlib.asynccontextmanager
-async def scratch(beside: Path | None = None) -> AsyncIterator[Path]:
+async def temporary_folder(beside: Path | None = None) -> AsyncIterator[Path]:
     """A folder of this request; `beside` puts it on the disk where the file will stay."""
     with tempfile.TemporaryDirectory(prefix="silica-upload-", dir=beside) as folder:
         yield Path(folder)
 
 
-async def receive_body(request: web.Request, folder: Path, most: int) -> Upload:
+async def receive_body(request: web.Request, folder: Path, max_bytes: int) -> Upload:
     """The whole body; ServiceError "size" when it is larger than allowed."""
-    _check_announced(request, most)
+    _check_content_length(request, max_bytes)
     async with _receiving(request):
-        return await _store(request.content.iter_chunked(PIECE_BYTES), folder / "body", "body", most)
+        return await _store(request.content.iter_chunked(PIECE_BYTES), folder / "body", "body", max_bytes)
 
 
-async def receive_form(request: web.Request, folder: Path, most: int) -> Form:
+async def receive_form(request: web.Request, folder: Path, max_bytes: int) -> Form:
     """A multipart form whose field `file` goes to disk; everything else must be short text."""
-    _check_announced(request, most)
+    _check_content_length(request, max_bytes)
     if not request.content_type.startswith("multipart/"):
         raise ServiceError(
             ErrorCode.REQUEST,
@@ -63,13 +63,13 @@ async def receive_form(request: web.Request, folder: Path, most: int) -> Form:
             "Send the sound as the form field `file`.",
         )
     async with _receiving(request):
-        return await _read_form(request, folder, most)
+        return await _read_form(request, folder, max_bytes)
 
 
 @contextlib.asynccontextmanager
 async def _receiving(request: web.Request) -> AsyncIterator[None]:
     """ServiceError "gone" when the client goes away while it sends, "stalled" when it stays and sends nothing."""
-    limit_s = request.app[STATE].settings.upload_timeout_s
+    limit_s = request.app[APP_STATE].settings.upload_timeout_s
     loop, seen = asyncio.get_running_loop(), -1
     watch: asyncio.TimerHandle | None = None
 
@@ -98,7 +98,7 @@ async def _receiving(request: web.Request) -> AsyncIterator[None]:
             watch.cancel()
 
 
-async def _read_form(request: web.Request, folder: Path, most: int) -> Form:
+async def _read_form(request: web.Request, folder: Path, max_bytes: int) -> Form:
     form = Form()
     try:
         reader = await request.multipart()
@@ -110,10 +110,10 @@ async def _read_form(request: web.Request, folder: Path, most: int) -> Form:
                     raise ServiceError(
                         ErrorCode.REQUEST, "There are two fields `file`.", "Send one file a request."
                     )
-                form.file = await _store(_part(part), folder / "file", part.filename or "file", most)
+                form.file = await _store(_part(part), folder / "file", part.filename or "file", max_bytes)
                 continue
-            if sum(len(values) for values in form.fields.values()) >= MOST_FIELDS:
-                raise ServiceError(ErrorCode.REQUEST, f"More than {MOST_FIELDS} form fields.", "Send fewer.")
+            if sum(len(values) for values in form.fields.values()) >= MAX_FIELDS:
+                raise ServiceError(ErrorCode.REQUEST, f"More than {MAX_FIELDS} form fields.", "Send fewer.")
             form.fields.setdefault(part.name, []).append(await _text(part))
     except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as error:
         raise ServiceError(
@@ -122,16 +122,16 @@ async def _read_form(request: web.Request, folder: Path, most: int) -> Form:
     return form
 
 
-def _check_announced(request: web.Request, most: int) -> None:
+def _check_content_length(request: web.Request, max_bytes: int) -> None:
     """Refuse what is announced as too large before it travels."""
-    if request.content_length is not None and request.content_length > most:
-        raise _too_large(most)
+    if request.content_length is not None and request.content_length > max_bytes:
+        raise _too_large(max_bytes)
 
 
-def _too_large(most: int) -> ServiceError:
+def _too_large(max_bytes: int) -> ServiceError:
     return ServiceError(
         ErrorCode.SIZE,
-        f"The file is larger than {most // 1024**2} MiB, the most that is taken.",
+        f"The file is larger than {max_bytes // 1024**2} MiB, the most that is taken.",
         "Compress or split it.",
     )
 
@@ -145,7 +145,7 @@ async def _text(part: BodyPartReader) -> str:
     found = bytearray()
     while piece := await part.read_chunk(8192):
         found += piece
-        if len(found) > MOST_FIELD_BYTES:
+        if len(found) > MAX_FIELD_BYTES:
             raise ServiceError(
                 ErrorCode.REQUEST,
                 f"The form field {str(part.name)[:40]!r} is too long.",
@@ -159,15 +159,15 @@ async def _text(part: BodyPartReader) -> str:
         ) from None
 
 
-async def _store(pieces: AsyncIterator[bytes], path: Path, name: str, most: int) -> Upload:
+async def _store(pieces: AsyncIterator[bytes], path: Path, name: str, max_bytes: int) -> Upload:
     """To disk, written beside the event loop."""
     digest, size = hashlib.sha256(), 0
     file = path.open("wb")  # not beside the event loop: given up then, nobody would close it
     try:
         async for piece in pieces:
             size += len(piece)
-            if size > most:
-                raise _too_large(most)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
             digest.update(piece)
             try:
                 await asyncio.to_thread(file.write, piece)

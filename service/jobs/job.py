@@ -22,7 +22,7 @@ class Job:
     sha256: str
     options: dict[str, Any] = field(default_factory=dict)
     finished: float | None = None
-    heard_s: float = 0.0
+    processed_s: float = 0.0
     length_s: float | None = None
     share: float = 0.0
     """How much of the file has been heard, 0 to 1."""
@@ -32,7 +32,7 @@ class Job:
     webhook_secret: str | None = None
     webhook_status: str | None = None
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """What its owner is told. The webhook's secret is told once, when the job is made."""
         return {
             "id": self.id,
@@ -44,7 +44,7 @@ class Job:
             "bytes": self.bytes,
             "sha256": self.sha256,
             "options": self.options,
-            "progress": {"share": round(self.share, 4), "heard_s": round(self.heard_s, 3)},
+            "progress": {"share": round(self.share, 4), "processed_s": round(self.processed_s, 3)},
             "duration": None if self.length_s is None else round(self.length_s, 3),
             "attempts": self.attempts,
             "error": self.error,

@@ -16,14 +16,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from service.core.events import Alternative, Final, Word
 from service.errors import ErrorCode, ServiceError
 from service.jobs.job import Job
+from service.session.events import Alternative, Final, Word
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, status TEXT NOT NULL, created REAL NOT NULL, name TEXT NOT NULL,
-    bytes INTEGER NOT NULL, sha256 TEXT NOT NULL, options TEXT NOT NULL, finished REAL, heard_s REAL NOT NULL,
+    bytes INTEGER NOT NULL, sha256 TEXT NOT NULL, options TEXT NOT NULL, finished REAL, processed_s REAL NOT NULL,
     length_s REAL, share REAL NOT NULL, attempts INTEGER NOT NULL, error TEXT, webhook TEXT, webhook_secret TEXT,
     webhook_status TEXT, webhook_tries INTEGER NOT NULL DEFAULT 0, webhook_due REAL, idempotency TEXT,
     lease_by TEXT, lease_until REAL NOT NULL DEFAULT 0
@@ -37,10 +37,10 @@ CREATE TABLE IF NOT EXISTS segments (
 """
 UPLOAD_S = 86400.0
 """An upload into which nothing has come for so long was left behind by a process that was killed."""
-AGAIN_S = 10.0
+RETRY_DELAY_S = 10.0
 """After so long it is tried again where the disk let us down."""
 COLUMNS = (
-    "id, owner, status, created, name, bytes, sha256, options, finished, heard_s, length_s, share, attempts, "
+    "id, owner, status, created, name, bytes, sha256, options, finished, processed_s, length_s, share, attempts, "
     "error, webhook, webhook_secret, webhook_status"
 )
 
@@ -144,7 +144,7 @@ class JobStore:
             ).fetchone()
         return None if row is None else _job(row)
 
-    def settled(self, id: str) -> tuple[float, int]:
+    def resume_point(self, id: str) -> tuple[float, int]:
         """Where hearing can go on: after the last pause that was decided. What came after it is forgotten."""
         with self._transaction() as database:
             row = database.execute(
@@ -160,16 +160,16 @@ class JobStore:
         id: str,
         runner: str,
         lease_until: float,
-        heard_s: float,
+        processed_s: float,
         share: float,
         segment: tuple[int, Final] | None,
     ) -> bool:
         """Keep one more segment and how far it is. False: the job was cancelled or is somebody else's now."""
         with self._transaction() as database:
             changed = database.execute(
-                "UPDATE jobs SET lease_until = ?, heard_s = ?, share = ? "
+                "UPDATE jobs SET lease_until = ?, processed_s = ?, share = ? "
                 "WHERE id = ? AND lease_by = ? AND status = 'running'",
-                (lease_until, heard_s, share, id, runner),
+                (lease_until, processed_s, share, id, runner),
             )
             if changed.rowcount == 0:
                 return False
@@ -273,7 +273,7 @@ class JobStore:
             row = database.execute("SELECT min(webhook_due) FROM jobs WHERE webhook IS NOT NULL").fetchone()
         return None if row[0] is None else max(0.0, float(row[0]) - now)
 
-    def webhook_told(self, id: str, status: str, due: float | None) -> None:
+    def webhook_result(self, id: str, status: str, due: float | None) -> None:
         """How the call went; `due` None: no further try."""
         with self._transaction() as database:
             database.execute(
@@ -296,7 +296,7 @@ class JobStore:
                         ErrorCode.STORAGE,
                         f"The list of jobs cannot be read or written ({error}).",
                         "Is the disk full?",
-                        retry_after_s=AGAIN_S,
+                        retry_after_s=RETRY_DELAY_S,
                     ) from error
                 raise
 
@@ -329,7 +329,7 @@ def _row(job: Job) -> Sequence[Any]:
             job.sha256,
             json.dumps(job.options),
         ),
-        *(job.finished, job.heard_s, job.length_s, job.share, job.attempts, error),
+        *(job.finished, job.processed_s, job.length_s, job.share, job.attempts, error),
         *(job.webhook, job.webhook_secret, job.webhook_status),
     )
 
@@ -343,5 +343,5 @@ def _job(row: Sequence[Any]) -> Job:
 
 def _final(row: Sequence[Any]) -> Final:
     start_s, end_s, speech_final, words = row
-    heard = tuple(Word(str(t), float(s), float(e), float(c)) for t, s, e, c in json.loads(words))
-    return Final(0, float(start_s), float(end_s), (Alternative(heard),), bool(speech_final))
+    words_heard = tuple(Word(str(t), float(s), float(e), float(c)) for t, s, e, c in json.loads(words))
+    return Final(0, float(start_s), float(end_s), (Alternative(words_heard),), bool(speech_final))

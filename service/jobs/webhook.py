@@ -20,9 +20,9 @@ import aiohttp
 
 from service.errors import ErrorCode, ServiceError
 from service.jobs.job import Job
-from service.jobs.runner import unceasing
+from service.jobs.runner import run_forever
 from service.jobs.store import JobStore
-from service.logs import say
+from service.logs import log_event
 
 WAITS_S = (5.0, 30.0, 120.0, 600.0, 3600.0)
 CALL_S = 15.0
@@ -85,7 +85,7 @@ class WebhookCaller:
     async def _work(self) -> None:
         timeout = aiohttp.ClientTimeout(total=CALL_S)
         async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
-            await unceasing(lambda: self._next(session))
+            await run_forever(lambda: self._next(session))
 
     async def _next(self, session: aiohttp.ClientSession) -> None:
         now = self.clock()
@@ -99,8 +99,8 @@ class WebhookCaller:
         again = outcome is not None and tries <= len(self.waits_s)
         due_at = self.clock() + self.waits_s[tries - 1] if again else None
         status = "told" if outcome is None else f"try {tries}: {outcome}"
-        await asyncio.to_thread(self.store.webhook_told, job.id, status, due_at)
-        say(logging.INFO, "webhook called", job=job.id, outcome=status)
+        await asyncio.to_thread(self.store.webhook_result, job.id, status, due_at)
+        log_event(logging.INFO, "webhook called", job=job.id, outcome=status)
 
     async def _call(self, session: aiohttp.ClientSession, job: Job) -> str | None:
         """None when it was taken (2xx), else what happened."""
@@ -109,7 +109,7 @@ class WebhookCaller:
             check_webhook(job.webhook, self.hosts)
         except ServiceError:
             return "the host is no longer listed"
-        body = json.dumps({"type": f"job.{job.status}", "job": job.told()}).encode()
+        body = json.dumps({"type": f"job.{job.status}", "job": job.as_json()}).encode()
         signed = signature(job.webhook_secret or "", int(self.clock()), body)
         headers = {"Content-Type": "application/json", SIGNATURE: signed, "User-Agent": "silica"}
         try:

@@ -21,21 +21,21 @@ NARROW_LOAD = 0.65
 """A narrower hop is taken again only when it would load the machine less than this."""
 CORRECTION = 0.02
 """Weight of one batch in the live correction."""
-MEMORY_S = 300.0
+AVERAGING_S = 300.0
 """So much sound weighs as much as everything that was learned before it."""
 LATE = 0.5
 """Windows that wait for longer than this share of the hop are late: something the curve does not know takes time."""
-MOST_PRESSURE = 8.0
-LEAST_STREAMS = 2
-HURRIES_PER_S = 0.4
+MAX_PRESSURE = 8.0
+MIN_STREAMS = 2
+EARLY_CUTS_PER_S = 0.4
 """Windows a second of speech that pauses cut short, beside those whose hop fills: people pause, and a final hurries."""
 LOOP_BY_SOUND, LOOP_BY_WINDOW = 8.0, 3.5
 """A first guess at the event loop's work: so many times what a bare session takes to take a second of sound in.
 Sockets, JSON and pipes are the rest (3.5 ms a second of sound at 100 streams, where the session's part was 0.3 ms)."""
-LINKED = 1.5
-"""Several fronts and the house that they are linked to need so many times what one process needs (tests/perf/load.py,
+IPC_OVERHEAD = 1.5
+"""Several fronts and the house that they are linked to need so many times what one process needs (benchmarks/load.py,
 120 streams of `tiny`: 5.6 ms a second of sound instead of 3.8)."""
-HOUSE_SHARE = 0.25
+SUPERVISOR_SHARE = 0.25
 """... and the house so much of that, however many the fronts are."""
 
 
@@ -86,23 +86,29 @@ class Costs:
     """... and each window, with what it brings about."""
 
     @staticmethod
-    def guessed(curve: Curve, decode_s_per_s: float, session_s_per_s: float, fronts: int = 1) -> "Costs":
+    def guessed(
+        curve: Curve, decode_s_per_s: float, session_s_per_s: float, server_processes: int = 1
+    ) -> "Costs":
         """Before any client has come: the engine and the search as measured, event loops from a bare session."""
-        loops = session_s_per_s * (LINKED if fronts > 1 else 1.0)
+        loops = session_s_per_s * (IPC_OVERHEAD if server_processes > 1 else 1.0)
         return Costs(curve, decode_s_per_s, LOOP_BY_SOUND * loops, LOOP_BY_WINDOW * loops)
 
     def loop_s(self, sound_s: float, windows: float) -> float:
         """What so much sound in so many windows costs the event loop."""
         return sound_s * self.loop_s_per_s + windows * self.loop_s_per_window
 
-    def observe(self, heard_s: float, windows: int, decode_s: float, loop_s: float) -> None:
+    def observe(self, processed_s: float, windows: int, decode_s: float, loop_s: float) -> None:
         """So much sound was heard, and cost so much: what is believed follows, upwards as downwards."""
-        weight = heard_s / (heard_s + MEMORY_S)
-        self.decode_s_per_s += weight * (min(10.0, decode_s / heard_s) - self.decode_s_per_s)
-        # The error is shared out by what may have caused it (normalised least mean squares): hops of different
+        weight = processed_s / (processed_s + AVERAGING_S)
+        self.decode_s_per_s += weight * (min(10.0, decode_s / processed_s) - self.decode_s_per_s)
+        # The error is shared out by what may have caused it (normalized least mean squares): hops of different
         # widths tell in time which part is the sound's and which the windows'.
-        error = weight * (min(heard_s, loop_s) - self.loop_s(heard_s, windows)) / (heard_s**2 + windows**2)
-        self.loop_s_per_s = max(1e-5, self.loop_s_per_s + error * heard_s)
+        error = (
+            weight
+            * (min(processed_s, loop_s) - self.loop_s(processed_s, windows))
+            / (processed_s**2 + windows**2)
+        )
+        self.loop_s_per_s = max(1e-5, self.loop_s_per_s + error * processed_s)
         self.loop_s_per_window = max(1e-5, self.loop_s_per_window + error * windows)
 
 
@@ -111,14 +117,14 @@ class CapacityModel:
     """Load and room, from the costs and what there is of engine, decoders and processors."""
 
     costs: Costs
-    lanes: int
+    executors: int
     processors: float
     """Processors that engine, decoders and loops share; infinite where the engine is a device of its own."""
     context_samples: int
     """Left context and look-ahead of a window."""
     hops_s: tuple[float, ...]
-    decode_lanes: int = 1
-    fronts: int = 1
+    decode_executors: int = 1
+    server_processes: int = 1
     """Processes that share the streams; more than one have the device in a house of its own."""
     batch: int = 8
     hop_s: float = field(default=0.0)
@@ -140,16 +146,16 @@ class CapacityModel:
         decode = streams * self.costs.decode_s_per_s
         loop = streams * self.costs.loop_s(1.0, windows_per_s(hop_s))
         return self.pressure * max(
-            engine / self.lanes,
-            decode / self.decode_lanes,
-            loop * fullest_loop(self.fronts),
+            engine / self.executors,
+            decode / self.decode_executors,
+            loop * busiest_loop_share(self.server_processes),
             (engine + decode + loop) / self.processors,
         )
 
-    def streams_most(self, others: float = 0.0) -> int:
+    def stream_capacity(self, others: float = 0.0) -> int:
         """Live streams that fit at the widest hop beside what other models load the machine with."""
         room = max(0.0, TARGET_LOAD - others)
-        return max(LEAST_STREAMS, int(room / self.load(1.0, self.hops_s[-1])))
+        return max(MIN_STREAMS, int(room / self.load(1.0, self.hops_s[-1])))
 
     def choose_hop(self, streams: float, others: float = 0.0) -> float:
         """The narrowest hop that the load allows; it widens at once and narrows only with room to spare."""
@@ -164,19 +170,21 @@ class CapacityModel:
     def observe_wait(self, wait_s: float | None) -> None:
         """Windows waited so long lately (None: there were none): pressure rises quickly and falls slowly."""
         if wait_s is not None and wait_s > LATE * self.hop_s:
-            self.pressure = min(MOST_PRESSURE, self.pressure * 1.3)
+            self.pressure = min(MAX_PRESSURE, self.pressure * 1.3)
         else:
             self.pressure = max(1.0, self.pressure * 0.95)
 
 
-def fullest_loop(fronts: int) -> float:
+def busiest_loop_share(server_processes: int) -> float:
     """How much of all event loops' work the fullest one does."""
-    return 1.0 if fronts == 1 else max(HOUSE_SHARE, (1.0 - HOUSE_SHARE) / fronts)
+    return (
+        1.0 if server_processes == 1 else max(SUPERVISOR_SHARE, (1.0 - SUPERVISOR_SHARE) / server_processes)
+    )
 
 
 def windows_per_s(hop_s: float) -> float:
     """Windows a second of sound."""
-    return 1.0 / hop_s + HURRIES_PER_S
+    return 1.0 / hop_s + EARLY_CUTS_PER_S
 
 
 def curve_key(*parts: object) -> str:
@@ -185,14 +193,14 @@ def curve_key(*parts: object) -> str:
     return hashlib.sha256(repr((parts, machine)).encode()).hexdigest()[:24]
 
 
-KEPT = ("base_s", "per_sample_s", "decode_s_per_s", "loop_s_per_s", "loop_s_per_window")
+SAVED_FIELDS = ("base_s", "per_sample_s", "decode_s_per_s", "loop_s_per_s", "loop_s_per_window")
 
 
 def load_capacity(folder: Path, key: str) -> Costs | None:
     """Kept costs; None when there are none or they cannot be read (they are then measured again)."""
     try:
-        kept = json.loads((folder / f"capacity-{key}.json").read_text(encoding="utf-8"))
-        base_s, per_sample_s, *rest = (float(kept[name]) for name in KEPT)
+        saved = json.loads((folder / f"capacity-{key}.json").read_text(encoding="utf-8"))
+        base_s, per_sample_s, *rest = (float(saved[name]) for name in SAVED_FIELDS)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     sound = all(math.isfinite(each) and each >= 0 for each in (base_s, per_sample_s, *rest))
@@ -204,8 +212,8 @@ def save_capacity(folder: Path, key: str, costs: Costs) -> None:
     curve = costs.curve
     engine = (curve.base_s * curve.scale, curve.per_sample_s * curve.scale)
     loop = (costs.loop_s_per_s, costs.loop_s_per_window)
-    kept = dict(zip(KEPT, (*engine, costs.decode_s_per_s, *loop), strict=True))
+    saved = dict(zip(SAVED_FIELDS, (*engine, costs.decode_s_per_s, *loop), strict=True))
     try:
-        write_file(folder / f"capacity-{key}.json", json.dumps(kept))
+        write_file(folder / f"capacity-{key}.json", json.dumps(saved))
     except OSError:
         return

@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 from acoustic.constants import OUTPUT_S
 from lm.hypothesis import Hypothesis
-from lm.search_settings import SearchSettings
-from service.core.messages import Conclude, Push, Replay
-from service.scheduling.process import Unable, one_thread, serve, tell
+from lm.search.settings import SearchSettings
+from service.scheduling.process import StartFailed, limit_to_one_thread, send_message, serve_messages
+from service.session.messages import EndUtterance, PushFrames, Replay
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-REHEARSED = "the people who came to the house that night said they had never heard such a thing before "
-FRAMES_A_LETTER = 4
-REHEARSED_READINGS = 8
+WARM_UP_TEXT = "the people who came to the house that night said they had never heard such a thing before "
+FRAMES_PER_CHARACTER = 4
+WARM_UP_HYPOTHESES = 8
 """So many of an utterance's readings are ranked again: 7.5 on average over dev-clean."""
-TOLD_AT = 0.15
+LIVE_PARTIAL_AGREEMENT = 0.15
 """While it is spoken a word is told once this share of the readings stands behind it, an utterance's first at once.
-What that costs in words taken back and in seconds: tests/perf/partials.py and latency.py."""
+What that costs in words taken back and in seconds: benchmarks/partials.py and latency.py."""
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenStream:
     """A stream comes to this worker: how its words are searched."""
 
     n_best: int
@@ -37,18 +37,18 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class ForgetStream:
     """The stream is gone."""
 
 
 Slices = Iterator[tuple[Hypothesis, ...] | None]
-Command = Open | Forget | Push | Conclude | Replay
-Batch = list[tuple[str, Command]]
+DecodeCommand = OpenStream | ForgetStream | PushFrames | EndUtterance | Replay
+DecodeBatch = list[tuple[str, DecodeCommand]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What one Push or Conclude brought, the processor seconds since the answer before it, or why it failed."""
+class DecodeResult:
+    """What one Push or EndUtterance brought, the processor seconds since the answer before it, or why it failed."""
 
     stream: str
     serial: int
@@ -58,21 +58,21 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class DecoderReady:
     """The decoders are loaded and compiled; what a second of sound costs them."""
 
     decode_s_per_s: float
 
 
 @dataclass
-class Ranking:
+class PendingRescoring:
     """An ended utterance whose readings are being ranked again, a slice at a time."""
 
-    answer: Answer
+    answer: DecodeResult
     slices: "Slices"
 
 
-class Desk:
+class UtteranceTable:
     """The state of one worker: decoders by kind, streams, open utterances."""
 
     def __init__(
@@ -81,68 +81,70 @@ class Desk:
         language_model: str | None,
         search: SearchSettings = SearchSettings(),
     ) -> None:
-        from lm.language import Language
+        from lm.language_model import LanguageModel
 
         self._alphabet = alphabet
         self._search = search
-        self._language = Language.load(language_model or "none")
+        self._language = LanguageModel.load(language_model or "none")
         self._decoders: dict[str, Any] = {}
         self._streams: dict[str, tuple[Any, Any]] = {}
         self._utterances: dict[tuple[str, int, int], Any] = {}
-        self._ranking: dict[str, deque[Ranking | Answer]] = {}
+        self._pending_rescoring: dict[str, deque[PendingRescoring | DecodeResult]] = {}
         self._counted_s = time.process_time()
 
-    def warm(self) -> float:
+    def warm_up(self) -> float:
         """Compile and touch everything once, so that the first stream waits for nothing; then measure.
 
         Answers the seconds that a second of rehearsed speech takes.
         """
-        frames = rehearsal(self._alphabet)
-        self.handle([("", Open(1, (), "beam"))])
-        self.handle([("", Push(1, 0, 1, frames[:32], True)), ("", Conclude(2, 0, 1))])
-        while self.go_on() is not None:
+        frames = warm_up_frames(self._alphabet)
+        self.handle([("", OpenStream(1, (), "beam"))])
+        self.handle([("", PushFrames(1, 0, 1, frames[:32], True)), ("", EndUtterance(2, 0, 1))])
+        while self.rescore_slice() is not None:
             pass
-        self._rank_rehearsed()
+        self._warm_up_rescoring()
         begin = time.process_time()
-        pieces = [Push(3, 0, 2, frames[at : at + 32], True) for at in range(0, len(frames), 32)]
-        self.handle([*(("", piece) for piece in pieces), ("", Conclude(4, 0, 2)), ("", Forget())])
-        self._ranking.clear()
+        pieces = [PushFrames(3, 0, 2, frames[at : at + 32], True) for at in range(0, len(frames), 32)]
+        self.handle([*(("", piece) for piece in pieces), ("", EndUtterance(4, 0, 2)), ("", ForgetStream())])
+        self._pending_rescoring.clear()
         searched_s = time.process_time() - begin
         begin = time.process_time()
-        self._rank_rehearsed()
+        self._warm_up_rescoring()
         ranked_s = time.process_time() - begin
         return searched_s / (len(frames) * OUTPUT_S) + ranked_s / (
-            len(REHEARSED) * FRAMES_A_LETTER * OUTPUT_S
+            len(WARM_UP_TEXT) * FRAMES_PER_CHARACTER * OUTPUT_S
         )
 
-    def _rank_rehearsed(self) -> None:
+    def _warm_up_rescoring(self) -> None:
         """Rank as many readings as an utterance usually has."""
-        from lm.rescore import log_probs
+        from lm.rescoring.n_best import log_probs
 
-        words = REHEARSED.split()
-        readings = [" ".join(words[:place] + words[place + 1 :]) for place in range(REHEARSED_READINGS)]
+        words = WARM_UP_TEXT.split()
+        hypotheses = [" ".join(words[:place] + words[place + 1 :]) for place in range(WARM_UP_HYPOTHESES)]
         for rescorer in self._language.rescoring.rescorers if self._language.rescoring else ():
-            log_probs(rescorer, readings)
+            log_probs(rescorer, hypotheses)
 
-    def handle(self, batch: Batch) -> list[Answer]:
+    def handle(self, batch: DecodeBatch) -> list[DecodeResult]:
         """Every command in order; an answer for each that wants one, if it does not wait for a ranking."""
-        answers: list[Answer] = []
+        answers: list[DecodeResult] = []
         for stream, command in batch:
-            if isinstance(command, Push | Conclude):
+            if isinstance(command, PushFrames | EndUtterance):
                 hypotheses: tuple[Hypothesis, ...] = ()
                 slices, error = None, None
                 try:
-                    if isinstance(command, Conclude):
-                        slices, hypotheses = self._conclude(stream, command)
+                    if isinstance(command, EndUtterance):
+                        slices, hypotheses = self._end_utterance(stream, command)
                     else:
                         hypotheses = self._push(stream, command)
                 except Exception as trouble:  # one stream's trouble stays that stream's
                     error = f"{type(trouble).__name__}: {trouble}"
-                answer = Answer(stream, command.serial, hypotheses, self._spent_s(), error)
+                answer = DecodeResult(stream, command.serial, hypotheses, self._spent_s(), error)
                 if slices is not None:
-                    self._ranking.setdefault(stream, deque()).append(Ranking(answer, slices))
-                elif stream in self._ranking:
-                    self._ranking[stream].append(answer)  # a stream's answers keep their order
+                    self._pending_rescoring.setdefault(stream, deque()).append(
+                        PendingRescoring(answer, slices)
+                    )
+                elif stream in self._pending_rescoring:
+                    self._pending_rescoring[stream].append(answer)  # a stream's answers keep their order
                 else:
                     answers.append(answer)
             else:
@@ -151,32 +153,32 @@ class Desk:
                     self._note(stream, command)
         return answers
 
-    def go_on(self) -> list[Answer] | None:
+    def rescore_slice(self) -> list[DecodeResult] | None:
         """Rank a few readings of one ended utterance, then the next stream's: no stream waits for all of it.
 
         Answers what is finished by that; None when there is nothing to rank.
         """
-        if not self._ranking:
+        if not self._pending_rescoring:
             return None
-        stream, waiting = next(iter(self._ranking.items()))
+        stream, waiting = next(iter(self._pending_rescoring.items()))
         ranking = waiting[0]
-        assert isinstance(ranking, Ranking)
-        del self._ranking[stream]
+        assert isinstance(ranking, PendingRescoring)
+        del self._pending_rescoring[stream]
         try:
             found, error = next(ranking.slices), None
         except Exception as trouble:
             found, error = (), f"{type(trouble).__name__}: {trouble}"
         spent_s = ranking.answer.decode_s + self._spent_s()
         ranking.answer = replace(ranking.answer, hypotheses=found or (), decode_s=spent_s, error=error)
-        answers: list[Answer] = []
+        answers: list[DecodeResult] = []
         if found is not None:
             waiting.popleft()
             answers.append(ranking.answer)
-            while waiting and isinstance(following := waiting[0], Answer):
+            while waiting and isinstance(following := waiting[0], DecodeResult):
                 answers.append(following)
                 waiting.popleft()
         if waiting:
-            self._ranking[stream] = waiting
+            self._pending_rescoring[stream] = waiting
         return answers
 
     def _spent_s(self) -> float:
@@ -184,23 +186,25 @@ class Desk:
         before_s, self._counted_s = self._counted_s, time.process_time()
         return self._counted_s - before_s
 
-    def _note(self, stream: str, command: Open | Forget | Replay) -> None:
-        if isinstance(command, Open):
+    def _note(self, stream: str, command: OpenStream | ForgetStream | Replay) -> None:
+        if isinstance(command, OpenStream):
             self._streams[stream] = self._settings(command)
-        elif isinstance(command, Forget):
+        elif isinstance(command, ForgetStream):
             self._streams.pop(stream, None)
             for key in [key for key in self._utterances if key[0] == stream]:
                 del self._utterances[key]
         elif stream in self._streams:
             self._utterance(stream, command.channel, command.utterance).push(command.log_probs)
 
-    def _push(self, stream: str, command: Push) -> tuple[Hypothesis, ...]:
+    def _push(self, stream: str, command: PushFrames) -> tuple[Hypothesis, ...]:
         utterance = self._utterance(stream, command.channel, command.utterance)
         if len(command.log_probs):
             utterance.push(command.log_probs)
-        return (utterance.best(),) if command.want else ()
+        return (utterance.best(),) if command.want_hypothesis else ()
 
-    def _conclude(self, stream: str, command: Conclude) -> "tuple[Slices | None, tuple[Hypothesis, ...]]":
+    def _end_utterance(
+        self, stream: str, command: EndUtterance
+    ) -> "tuple[Slices | None, tuple[Hypothesis, ...]]":
         """The readings; or, where they are ranked again, the way to them."""
         utterance = self._utterance(stream, command.channel, command.utterance)
         del self._utterances[stream, command.channel, command.utterance]
@@ -215,7 +219,7 @@ class Desk:
             self._utterances[key] = decoder.start(settings)
         return self._utterances[key]
 
-    def _settings(self, command: Open) -> tuple[Any, Any]:
+    def _settings(self, command: OpenStream) -> tuple[Any, Any]:
         if command.decoder not in self._decoders:
             kind: Any = command.decoder
             self._decoders[kind] = self._language.decoder(kind, self._alphabet)
@@ -224,26 +228,26 @@ class Desk:
             n_best=command.n_best,
             hotwords=command.hotwords,
             # Without a language model a word is hardly ever taken back.
-            partial_agreement=TOLD_AT if self._language.ngram else 0.0,
+            partial_agreement=LIVE_PARTIAL_AGREEMENT if self._language.ngram else 0.0,
         )
         return self._decoders[command.decoder], settings
 
 
-def rehearsal(alphabet: str) -> "npt.NDArray[np.float32]":
+def warm_up_frames(alphabet: str) -> "npt.NDArray[np.float32]":
     """Log-probabilities as of somebody who speaks without a pause and is heard with doubt: to search them costs a
     quarter more than what the model in the box makes of speech in noise."""
     import numpy as np
 
-    classes = [alphabet.find(letter) for letter in REHEARSED * 2]
+    classes = [alphabet.find(letter) for letter in WARM_UP_TEXT * 2]
     rng = np.random.default_rng(0)
-    doubt = rng.dirichlet(np.full(len(alphabet) + 1, 0.3), len(classes) * FRAMES_A_LETTER)
+    doubt = rng.dirichlet(np.full(len(alphabet) + 1, 0.3), len(classes) * FRAMES_PER_CHARACTER)
     share = rng.beta(0.3, 3.0, (len(doubt), 1))
-    heard = np.zeros_like(doubt)
-    heard[:, -1] = 1.0
+    certain = np.zeros_like(doubt)
+    certain[:, -1] = 1.0
     for at, letter in enumerate(classes):
-        heard[at * FRAMES_A_LETTER] = 0.0
-        heard[at * FRAMES_A_LETTER, letter] = 1.0
-    found: npt.NDArray[np.float32] = np.log(np.maximum((1 - share) * heard + share * doubt, 1e-6)).astype(
+        certain[at * FRAMES_PER_CHARACTER] = 0.0
+        certain[at * FRAMES_PER_CHARACTER, letter] = 1.0
+    found: npt.NDArray[np.float32] = np.log(np.maximum((1 - share) * certain + share * doubt, 1e-6)).astype(
         "f4"
     )
     return found
@@ -251,14 +255,14 @@ def rehearsal(alphabet: str) -> "npt.NDArray[np.float32]":
 
 def main(channel: socket.socket, alphabet: str, language_model: str | None, search: SearchSettings) -> None:
     """Load and compile, say so, then answer until the parent is gone."""
-    one_thread()
+    limit_to_one_thread()
     from lm.errors import LanguageError
 
     try:
-        desk = Desk(alphabet, language_model, search)
-        decode_s_per_s = desk.warm()
+        table = UtteranceTable(alphabet, language_model, search)
+        decode_s_per_s = table.warm_up()
     except (LanguageError, OSError) as error:
-        tell(channel, Unable(str(error)))
+        send_message(channel, StartFailed(str(error)))
         return
-    tell(channel, Ready(decode_s_per_s))
-    serve(channel, desk.handle, desk.go_on)
+    send_message(channel, DecoderReady(decode_s_per_s))
+    serve_messages(channel, table.handle, table.rescore_slice)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from acoustic.windows import Heard, Span, Window
-from service.scheduling.process import Unable, one_thread, serve, tell
+from acoustic.windows import Span, Window, WindowOutput
+from service.scheduling.process import StartFailed, limit_to_one_thread, send_message, serve_messages
 
 if TYPE_CHECKING:
-    from acoustic.runtime.backend import Device, Precision
+    from acoustic.runtime.backend import DeviceKind, Precision
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BatchRequest:
     """A batch: where each window's samples lie in the shared memory, and what else belongs to it."""
 
     number: int
@@ -25,12 +25,12 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class BatchDone:
     """The outputs of a batch, the seconds it took, and the processor seconds it cost with its messages (elsewhere:
     the same)."""
 
     number: int
-    heard: tuple[Heard, ...]
+    outputs: tuple[WindowOutput, ...]
     forward_s: float
     cost_s: float
     features_s: float | None = None
@@ -38,7 +38,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Crashed:
+class BatchFailed:
     """The backend raised: none of the batch was heard."""
 
     number: int
@@ -46,7 +46,7 @@ class Crashed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class EngineReady:
     """The backend is open: what it is."""
 
     config: Any
@@ -55,10 +55,10 @@ class Ready:
 
 
 def main(
-    channel: socket.socket, model: str, device: "Device", precision: "Precision | None", arena: Any
+    channel: socket.socket, model: str, device: "DeviceKind", precision: "Precision | None", arena: Any
 ) -> None:
     """Open the backend, say so, then run batches until the parent is gone."""
-    one_thread()
+    limit_to_one_thread()
     import torch
 
     # The fork server may have loaded it before the environment said so.
@@ -69,16 +69,18 @@ def main(
     try:
         backend = open_backend(model, device, precision)
     except (AcousticError, OSError) as error:
-        tell(channel, Unable(str(error)))
+        send_message(channel, StartFailed(str(error)))
         return
-    tell(channel, Ready(backend.config, backend.plan, getattr(backend, "precision", precision or "")))
+    send_message(
+        channel, EngineReady(backend.config, backend.plan, getattr(backend, "precision", precision or ""))
+    )
     memory = np.frombuffer(arena, dtype=np.float32)
     counted_s = time.process_time()
 
     def features_spent_s() -> float:
         return float(getattr(backend, "features_s", 0.0))
 
-    def handle(job: Job) -> Done | Crashed:
+    def handle(job: BatchRequest) -> BatchDone | BatchFailed:
         nonlocal counted_s
         windows = [
             Window(memory[at : at + size], span, kept)
@@ -86,11 +88,11 @@ def main(
         ]
         begin, features_s = time.perf_counter(), features_spent_s()
         try:
-            heard = backend.forward(windows)
+            outputs = backend.forward(windows)
         except Exception as error:
-            return Crashed(job.number, f"{type(error).__name__}: {error}")
+            return BatchFailed(job.number, f"{type(error).__name__}: {error}")
         counted_before_s, counted_s = counted_s, time.process_time()
         forward_s, cost_s = time.perf_counter() - begin, counted_s - counted_before_s
-        return Done(job.number, tuple(heard), forward_s, cost_s, features_spent_s() - features_s)
+        return BatchDone(job.number, tuple(outputs), forward_s, cost_s, features_spent_s() - features_s)
 
-    serve(channel, handle)
+    serve_messages(channel, handle)

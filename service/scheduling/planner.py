@@ -7,9 +7,9 @@ import heapq
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from service.core.messages import WindowKey
+from service.session.messages import WindowKey
 
-LONGEST_LATE_S = 0.5
+MAX_LATE_BATCH_S = 0.5
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -21,7 +21,7 @@ class CostCurve(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingWindow:
     """A window that waits to be run. `samples` is its shape; `hop_s` the new sound in it."""
 
     stream: str
@@ -37,23 +37,23 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Schedule:
     """Batches for idle lanes, and when to ask again though nothing happens (None: when something does)."""
 
-    batches: tuple[tuple[Waiting, ...], ...] = ()
+    batches: tuple[tuple[WaitingWindow, ...], ...] = ()
     wake_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class PlannerLimits:
     """The planner's limits."""
 
-    largest_batch: int = 16
-    longest_live_s: float = 0.25
+    max_batch: int = 16
+    max_live_batch_s: float = 0.25
     """A batch of live windows takes no longer than this (one window always may)."""
-    longest_batch_s: float = 0.08
+    max_file_batch_s: float = 0.08
     """... and one of file windows no longer than this, since a live window may come and wait for it."""
-    most_samples: int = 1_600_000
+    max_samples: int = 1_600_000
     """Room for a batch's sound."""
     gather_s: float = 0.004
     """How long an idle lane waits for company when company is likely."""
@@ -70,12 +70,12 @@ class _Queue:
 class Planner:
     """Holds the waiting windows. Adding, taking and forgetting one costs O(log waiting)."""
 
-    def __init__(self, rules: Rules = Rules()) -> None:
-        self.rules = rules
-        self._items: dict[int, Waiting] = {}
+    def __init__(self, limits: PlannerLimits = PlannerLimits()) -> None:
+        self.limits = limits
+        self._items: dict[int, WaitingWindow] = {}
         self._of_stream: dict[str, set[int]] = {}
         self._queues: dict[tuple[bool, int], _Queue] = {}
-        self._alone: list[int] = []
+        self._file_lock: list[int] = []
         self._last_deadline: dict[str, float] = {}
         self._ticket = 0
 
@@ -83,11 +83,11 @@ class Planner:
         return len(self._items)
 
     @property
-    def live_waiting(self) -> int:
+    def live_queued(self) -> int:
         """Live windows that wait."""
         return sum(queue.alive for (live, _), queue in self._queues.items() if live)
 
-    def add(self, item: Waiting) -> None:
+    def add(self, item: WaitingWindow) -> None:
         """A window is ready. Deadlines of one stream are a hop apart, however fast its sound comes: fairness."""
         if item.urgent:
             self._promote(item.stream, item.ready_s)
@@ -105,38 +105,42 @@ class Planner:
             item = self._items.pop(ticket)
             self._lost(item)
 
-    def plan(self, now_s: float, idle_lanes: int, lanes: int, live_streams: int, curve: CostCurve) -> Plan:
+    def plan(
+        self, now_s: float, idle_executors: int, executors: int, live_streams: int, curve: CostCurve
+    ) -> Schedule:
         """Batches for the idle lanes. They are taken out: whoever asks runs them."""
-        batches: list[tuple[Waiting, ...]] = []
+        batches: list[tuple[WaitingWindow, ...]] = []
         wake_s: float | None = None
-        while idle_lanes > len(batches):
-            lanes_left = idle_lanes - len(batches)
-            if self._alone:
-                ticket = self._alone.pop()
+        while idle_executors > len(batches):
+            executors_left = idle_executors - len(batches)
+            if self._file_lock:
+                ticket = self._file_lock.pop()
                 if ticket in self._items:
                     batches.append((self._take(ticket),))
                 continue
             shape = self._first(live=True)
             if shape is None:
-                if live_streams and lanes > 1 and lanes_left == 1:
+                if live_streams and executors > 1 and executors_left == 1:
                     break  # one lane stays free for live sound
                 shape = self._first(live=False)
                 if shape is None:
                     break
-            elif (later := self._gather_until(shape, now_s, lanes_left == lanes, live_streams)) is not None:
+            elif (
+                later := self._gather_until(shape, now_s, executors_left == executors, live_streams)
+            ) is not None:
                 wake_s = later
                 break
-            batches.append(self._batch(shape, now_s, lanes_left, curve))
-        return Plan(tuple(batches), wake_s)
+            batches.append(self._batch(shape, now_s, executors_left, curve))
+        return Schedule(tuple(batches), wake_s)
 
     # ---- inside
 
-    def _enqueue(self, item: Waiting) -> None:
+    def _enqueue(self, item: WaitingWindow) -> None:
         self._ticket += 1
         self._items[self._ticket] = item
         self._of_stream.setdefault(item.stream, set()).add(self._ticket)
         if item.alone:
-            self._alone.append(self._ticket)
+            self._file_lock.append(self._ticket)
             return
         queue = self._queues.setdefault((item.live, item.samples), _Queue())
         queue.alive += 1
@@ -150,7 +154,7 @@ class Planner:
                 self._take(ticket)
                 self._enqueue(replace(item, deadline_s=deadline_s, urgent=True))
 
-    def _take(self, ticket: int) -> Waiting:
+    def _take(self, ticket: int) -> WaitingWindow:
         item = self._items.pop(ticket)
         tickets = self._of_stream[item.stream]
         tickets.discard(ticket)
@@ -159,7 +163,7 @@ class Planner:
         self._lost(item)
         return item
 
-    def _lost(self, item: Waiting) -> None:
+    def _lost(self, item: WaitingWindow) -> None:
         if item.alone:
             return
         queue = self._queues[item.live, item.samples]
@@ -189,33 +193,33 @@ class Planner:
         queue = self._queues[shape]
         self._head(queue)
         oldest = self._items[queue.heap[0][1]]
-        hopeful = live_streams * self.rules.gather_s >= oldest.hop_s
-        until = oldest.ready_s + self.rules.gather_s
+        hopeful = live_streams * self.limits.gather_s >= oldest.hop_s
+        until = oldest.ready_s + self.limits.gather_s
         if not all_idle or oldest.urgent or not hopeful or now_s >= until:
             return None
-        return None if queue.alive >= self.rules.largest_batch else until
+        return None if queue.alive >= self.limits.max_batch else until
 
     def _batch(
-        self, shape: tuple[bool, int], now_s: float, lanes_left: int, curve: CostCurve
-    ) -> tuple[Waiting, ...]:
+        self, shape: tuple[bool, int], now_s: float, executors_left: int, curve: CostCurve
+    ) -> tuple[WaitingWindow, ...]:
         live, samples = shape
         queue = self._queues[shape]
-        share = -(-queue.alive // lanes_left)
-        longest = self.rules.longest_live_s if live else self.rules.longest_batch_s
+        share = -(-queue.alive // executors_left)
+        longest = self.limits.max_live_batch_s if live else self.limits.max_file_batch_s
         if live:
             # Who has waited long gains more from fewer turns of the loop than from a short batch.
             self._head(queue)
             waited_s = now_s - self._items[queue.heap[0][1]].ready_s
-            longest = max(longest, min(LONGEST_LATE_S, waited_s / 2))
+            longest = max(longest, min(MAX_LATE_BATCH_S, waited_s / 2))
         size = 1
-        largest = min(self.rules.largest_batch, self.rules.most_samples // max(1, samples))
+        largest = min(self.limits.max_batch, self.limits.max_samples // max(1, samples))
         for bucket in BUCKETS:
             if bucket > largest or curve.forward_s(bucket, samples) > longest:
                 break
             size = bucket
             if bucket >= share:
                 break
-        taken: list[Waiting] = []
+        taken: list[WaitingWindow] = []
         heap = queue.heap
         while heap and len(taken) < min(size, share):
             ticket = heapq.heappop(heap)[1]

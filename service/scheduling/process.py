@@ -1,6 +1,6 @@
 """A worker process and the pipe to it: start, send, hear back, notice its death or silence, start another.
 
-Parent side: everything on the event loop, nothing blocks on a worker. Child side: `serve`, a plain loop.
+Parent side: everything on the event loop, nothing blocks on a worker. Child side: `serve_messages`, a plain loop.
 Messages are pickles between one parent and its own children; nothing from outside is ever unpickled.
 """
 
@@ -20,13 +20,13 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar, cast
 
 HEADER = struct.Struct("<I")
-LONGEST_MESSAGE = 64 * 1024 * 1024
-START_S = 600.0
+MAX_MESSAGE_SIZE = 64 * 1024 * 1024
+START_TIMEOUT_S = 600.0
 """So long a worker may take to be ready: the first on a machine compiles the search, on a crowded core for minutes."""
-OVERLOADED = "Is the machine overloaded? What was compiled is kept: the next start is quicker."
+OVERLOADED_ADVICE = "Is the machine overloaded? What was compiled is kept: the next start is quicker."
 PRELOAD = [
     "acoustic.runtime",
-    "lm.language",
+    "lm.language_model",
     "service.scheduling.engine_worker",
     "service.scheduling.decode_worker",
 ]
@@ -37,13 +37,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Unable:
+class StartFailed:
     """A worker's first and last message when it cannot work: the sentence for the user."""
 
     message: str
 
 
-class Frames:
+class MessageReader:
     """Bytes from a pipe, back into the messages that were framed."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Frames:
         whole, at = [], 0
         while len(self._buffer) - at >= HEADER.size:
             (size,) = HEADER.unpack_from(self._buffer, at)
-            if size > LONGEST_MESSAGE:
+            if size > MAX_MESSAGE_SIZE:
                 raise ValueError(f"a message of {size} bytes")
             end = at + HEADER.size + size
             if len(self._buffer) < end:
@@ -78,7 +78,7 @@ class WorkerProcess(asyncio.Protocol):
     ) -> None:
         self._target, self._arguments = target, arguments
         self._on_message, self._on_lost = on_message, on_lost
-        self._frames = Frames()
+        self._frames = MessageReader()
         self._transport: asyncio.Transport | None = None
         self._process: BaseProcess | None = None
         self._closed = False
@@ -90,7 +90,7 @@ class WorkerProcess(asyncio.Protocol):
         ours.setblocking(False)
         process = context.Process(target=self._target, args=(theirs, *self._arguments), daemon=True)
         # Asking the fork server takes a moment (and the first time, an import of everything).
-        starting = loop.run_in_executor(None, start_through_server, process)
+        starting = loop.run_in_executor(None, start_in_fork_server, process)
         try:
             await asyncio.shield(starting)
         except BaseException:
@@ -114,7 +114,7 @@ class WorkerProcess(asyncio.Protocol):
     def send(self, message: Any) -> None:
         """Send without waiting; a worker that is gone loses it (its owner is told by `on_lost`)."""
         if self._transport is not None and not self._closed:
-            self._transport.write(framed(message))
+            self._transport.write(encode_message(message))
 
     def kill(self) -> None:
         """End it now, whatever it is doing. `on_lost` follows unless `close` came first."""
@@ -157,7 +157,7 @@ class WorkerProcess(asyncio.Protocol):
             self._on_lost(self)
 
 
-def begin_fork_server() -> None:
+def start_fork_server() -> None:
     """Start the fork server, which imports once what every worker needs: seconds, beside our own imports."""
     context.set_forkserver_preload(PRELOAD)
     # Ctrl-C reaches the whole group of processes. Only the server answers it, not an import half done.
@@ -169,13 +169,13 @@ def begin_fork_server() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def start_through_server(process: BaseProcess) -> None:
+def start_in_fork_server(process: BaseProcess) -> None:
     """Start it with everything that workers import loaded already."""
-    begin_fork_server()
+    start_fork_server()
     process.start()
 
 
-async def together(*starts: Coroutine[Any, Any, T]) -> list[T]:
+async def gather_or_cancel(*starts: Coroutine[Any, Any, T]) -> list[T]:
     """All at once; when one fails the others are cancelled and waited for, and its exception is raised."""
     tasks = [asyncio.ensure_future(start) for start in starts]
     try:
@@ -187,18 +187,18 @@ async def together(*starts: Coroutine[Any, Any, T]) -> list[T]:
         raise
 
 
-def framed(message: Any) -> bytes:
+def encode_message(message: Any) -> bytes:
     """A message with its length in front."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(len(body)) + body
 
 
-def serve(
-    channel: socket.socket, handle: Callable[[Any], Any], go_on: Callable[[], Any] = lambda: None
+def serve_messages(
+    channel: socket.socket, handle: Callable[[Any], Any], idle_work: Callable[[], Any] = lambda: None
 ) -> None:
     """The child's life: each message is handled and answered, until the parent is gone.
 
-    `go_on` does a little of what can wait and answers None once there is none left: it is asked while no message
+    `idle_work` does a little of what can wait and answers None once there is none left: it is asked while no message
     waits, and once after each, so that neither starves the other.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -206,24 +206,26 @@ def serve(
     channel.setblocking(True)
     with channel, contextlib.suppress(ConnectionError, EOFError):
         while True:
-            if (done := go_on()) is not None:
+            if (done := idle_work()) is not None:
                 if done:
-                    channel.sendall(framed(done))
+                    channel.sendall(encode_message(done))
                 if not select.select([channel], [], [], 0)[0]:
                     continue
             (size,) = HEADER.unpack(_exactly(channel, HEADER.size))
             answer = handle(pickle.loads(_exactly(channel, size)))
             if answer is not None:
-                channel.sendall(framed(answer))
+                channel.sendall(encode_message(answer))
 
 
-def tell(channel: socket.socket, message: Any) -> None:
-    """Say something before `serve`. A parent that is gone meanwhile is no error: `serve` then ends at once."""
+def send_message(channel: socket.socket, message: Any) -> None:
+    """Say something before `serve_messages`. A parent that is gone meanwhile is no error: `serve_messages` then ends
+    at once.
+    """
     with contextlib.suppress(ConnectionError):
-        channel.sendall(framed(message))
+        channel.sendall(encode_message(message))
 
 
-def one_thread() -> None:
+def limit_to_one_thread() -> None:
     """A worker uses one core: there are as many workers as cores."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[name] = "1"

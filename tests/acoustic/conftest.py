@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from acoustic import calibration
+from acoustic.quantization import calibration
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
+def limit_to_one_thread() -> Iterator[None]:
     """Small products on several threads mostly wait for one another on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

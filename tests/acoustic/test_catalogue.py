@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from acoustic import catalogue, checkpoint, publishers
-from acoustic.calibration import calibrate
+from acoustic import catalogue, checkpoint, downloads
+from acoustic.architectures import published
 from acoustic.catalogue import untrained
-from acoustic.config import published
 from acoustic.errors import AcousticError
-from acoustic.quantization.ranges import known_ranges
+from acoustic.quantization.calibration import calibrate
+from acoustic.quantization.ranges import find_ranges
 from acoustic.runtime.cpu import open_session
 from service.commands import main
 from tests.acoustic.signals import sound
@@ -88,10 +88,10 @@ def test_the_default_is_the_model_in_the_box(empty_box: Path) -> None:
     with pytest.raises(AcousticError, match="silica models import"):
         catalogue.default_name()
     with pytest.raises(AcousticError, match="silica models import"):
-        catalogue.find("silica-small-en")
-    checkpoint.save(empty_box / "silica-small-en.safetensors", TINY.config, TINY.state, dtype="int8")
-    assert catalogue.default_name() == "silica-small-en"
-    assert catalogue.find("silica-small-en").config == TINY.config
+        catalogue.find("silica-streaming-en")
+    checkpoint.save(empty_box / "silica-streaming-en.safetensors", TINY.config, TINY.state, dtype="int8")
+    assert catalogue.default_name() == "silica-streaming-en"
+    assert catalogue.find("silica-streaming-en").config == TINY.config
     assert next(iter(catalogue.entries())).origin == "shipped"
 
 
@@ -174,10 +174,10 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
         self.wfile.write(content[begin : len(content) // 2 if breaks else None])
 
 
-def offer(shop: tuple[Path, str], file_name: str, sha256: str | None = None) -> publishers.Publication:
+def offer(shop: tuple[Path, str], file_name: str, sha256: str | None = None) -> downloads.Publication:
     folder, address = shop
     checkpoint.save(folder / file_name, TINY.config, TINY.state, {"licence": "free"})
-    return publishers.Publication("pulled", "A model", f"{address}/{file_name}", "terms", sha256)
+    return downloads.Publication("pulled", "A model", f"{address}/{file_name}", "terms", sha256)
 
 
 def test_pulling_checks_imports_and_installs(shop: tuple[Path, str]) -> None:
@@ -186,8 +186,8 @@ def test_pulling_checks_imports_and_installs(shop: tuple[Path, str]) -> None:
     content = (shop[0] / "m.safetensors").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     for expected in (None, digest):
-        wanted = publishers.Publication(wanted.name, "A model", wanted.address, "terms", expected)
-        path, found = publishers.pull(wanted, lambda done, total: seen.append((done, total)))
+        wanted = downloads.Publication(wanted.name, "A model", wanted.address, "terms", expected)
+        path, found = downloads.pull(wanted, lambda done, total: seen.append((done, total)))
         assert found == digest
     assert seen[-1] == (len(content), len(content))
     model = catalogue.find("pulled")
@@ -199,19 +199,19 @@ def test_pulling_checks_imports_and_installs(shop: tuple[Path, str]) -> None:
 
 def test_pulling_something_else_than_was_published(shop: tuple[Path, str], home: Path) -> None:
     with pytest.raises(AcousticError, match="not the file it was"):
-        publishers.pull(offer(shop, "m.safetensors", "0" * 64))
+        downloads.pull(offer(shop, "m.safetensors", "0" * 64))
     assert not [path for path in home.rglob("*") if path.is_file()]
 
 
 def test_pulling_what_is_gone_or_cannot_be_reached(shop: tuple[Path, str], home: Path) -> None:
-    gone = publishers.Publication("x", "x", shop[1] + "/gone.nemo", "")
+    gone = downloads.Publication("x", "x", shop[1] + "/gone.nemo", "")
     with pytest.raises(AcousticError, match="404"):
-        publishers.pull(gone)
-    nobody = publishers.Publication("x", "x", "http://127.0.0.1:1/x.nemo", "")
+        downloads.pull(gone)
+    nobody = downloads.Publication("x", "x", "http://127.0.0.1:1/x.nemo", "")
     with pytest.raises(AcousticError, match=r"cannot be reached .*import FILE --name x"):
-        publishers.pull(nobody)
+        downloads.pull(nobody)
     with pytest.raises(AcousticError, match="no http"):
-        publishers.pull(publishers.Publication("x", "x", "file:///etc/passwd", ""))
+        downloads.pull(downloads.Publication("x", "x", "file:///etc/passwd", ""))
     assert not home.exists()
 
 
@@ -219,9 +219,9 @@ def test_a_download_that_broke_off_goes_on_where_it_stopped(shop: tuple[Path, st
     wanted = offer(shop, "cut.safetensors")
     content = (shop[0] / "cut.safetensors").read_bytes()
     with pytest.raises(AcousticError, match=r"broke off after .* goes on from there"):
-        publishers.pull(wanted)
+        downloads.pull(wanted)
     seen: list[tuple[int, int | None]] = []
-    publishers.pull(wanted, lambda done, total: seen.append((done, total)))
+    downloads.pull(wanted, lambda done, total: seen.append((done, total)))
     assert QuietHandler.asked == ["cut.safetensors 0", f"cut.safetensors {len(content) // 2}"]
     assert seen[-1] == (len(content), len(content))
     assert catalogue.find("pulled").card["sha256"] == hashlib.sha256(content).hexdigest()
@@ -234,13 +234,13 @@ def test_a_full_disk_is_not_taken_for_a_missing_network(shop: tuple[Path, str], 
         full_disk(),
         pytest.raises(AcousticError, match=r"cannot be written to .*downloads.* \(File too large\)"),
     ):
-        publishers.pull(wanted)
-    publishers.pull(wanted)
+        downloads.pull(wanted)
+    downloads.pull(wanted)
     assert same(catalogue.find("pulled"), TINY)
     (home / "cache").rmdir()
     (home / "cache").write_text("a file in the way")
     with pytest.raises(AcousticError, match=r"cannot be written to .* \(Not a directory\)"):
-        publishers.pull(wanted)
+        downloads.pull(wanted)
 
 
 @pytest.mark.parametrize("name", ["cut", "stubborn"])
@@ -248,12 +248,12 @@ def test_a_part_of_another_file_is_never_joined(shop: tuple[Path, str], home: Pa
     """The file changed meanwhile, or its server cannot send parts: from the start."""
     wanted = offer(shop, f"{name}.safetensors")
     with pytest.raises(AcousticError, match="broke off"):
-        publishers.pull(wanted)
+        downloads.pull(wanted)
     checkpoint.save(shop[0] / f"{name}.safetensors", TINY.config, TINY.state, {"licence": "another"})
     if name == "cut":  # it is begun anew, and breaks off again
         with pytest.raises(AcousticError, match="broke off"):
-            publishers.pull(wanted)
-    publishers.pull(wanted)
+            downloads.pull(wanted)
+    downloads.pull(wanted)
     assert catalogue.find("pulled").card["licence"] == "another"
 
 
@@ -261,21 +261,21 @@ def test_a_part_that_is_all_of_it_is_fetched_again(shop: tuple[Path, str], home:
     """Killed between the last byte and the import."""
     wanted = offer(shop, "cut.safetensors")
     with pytest.raises(AcousticError, match="broke off"):
-        publishers.pull(wanted)
+        downloads.pull(wanted)
     (part,) = (home / "cache" / "downloads").glob("*/*.safetensors")
     part.write_bytes((shop[0] / "cut.safetensors").read_bytes())
     with pytest.raises(AcousticError, match="broke off"):
-        publishers.pull(wanted)
-    publishers.pull(wanted)
+        downloads.pull(wanted)
+    downloads.pull(wanted)
     assert same(catalogue.find("pulled"), TINY)
 
 
 def test_known_addresses() -> None:
-    for name, one in publishers.PUBLICATIONS.items():
+    for name, one in downloads.PUBLICATIONS.items():
         assert one.name == name == catalogue.check_name(name)
         assert one.address.startswith("https://")
     with pytest.raises(AcousticError, match="quartznet15x5-en"):
-        publishers.publication("nowhere")
+        downloads.publication("nowhere")
 
 
 def silica(capsys: pytest.CaptureFixture[str], *line: object, status: int = 0) -> str:
@@ -331,7 +331,7 @@ def test_import_replaces_nothing_unless_told_to(capsys: pytest.CaptureFixture[st
     answer = silica(capsys, "models", "import", source, status=2)
     assert "There is a model second already" in answer
     silica(capsys, "models", "import", source, "--force")
-    answer = silica(capsys, "models", "import", source, "--name", catalogue.SHIPPED, status=2)
+    answer = silica(capsys, "models", "import", source, "--name", catalogue.DEFAULT_MODEL, status=2)
     assert "is the model in the box" in answer
 
 
@@ -340,7 +340,7 @@ def test_export_takes_along_what_was_calibrated(capsys: pytest.CaptureFixture[st
     ranges = calibrate(catalogue.find("mine"), [sound(12)])
     for form in ("--fp16", "--int8"):
         silica(capsys, "models", "export", "mine", tmp_path / "out.safetensors", form)
-        assert known_ranges(catalogue.find(str(tmp_path / "out.safetensors"))) == ranges
+        assert find_ranges(catalogue.find(str(tmp_path / "out.safetensors"))) == ranges
 
 
 def test_export_as_onnx(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from acoustic import checkpoint, header
+from acoustic import checkpoint, checkpoint_header
+from acoustic.architectures import published
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
-from acoustic.config import published
+from acoustic.config import BlockConfig, ModelConfig
 from acoustic.errors import AcousticError
-from acoustic.folding import fold
 from acoustic.network import build
-from acoustic.shape import BlockConfig, ModelConfig
+from acoustic.network.folding import fold
 
 TINY = untrained(published["tiny"])
 
@@ -53,7 +53,7 @@ def test_what_is_saved_comes_back(tmp_path: Path, dtype: checkpoint.Dtype, toler
         assert again.state[name].dtype == tensor.dtype
         largest = tensor.abs().max().item() if tensor.is_floating_point() else 0.0
         torch.testing.assert_close(again.state[name], tensor, atol=largest * tolerance, rtol=0)
-    assert header.describe(path) == (TINY.config, {"title": "t"})
+    assert checkpoint_header.describe(path) == (TINY.config, {"title": "t"})
 
 
 def test_int8_is_a_quarter_of_fp32_and_close(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def damaged(path: Path, what: str) -> Path:
     """Files that are not ours, each wrong in one way."""
     good = checkpoint.save(path / "good.safetensors", TINY.config, TINY.state, dtype="int8")
     tensors = load_file(good)
-    metadata = {"format": header.FORMAT, "config": json.dumps(TINY.config.to_dict()), "card": "{}"}
+    metadata = {"format": checkpoint_header.FORMAT, "config": json.dumps(TINY.config.to_dict()), "card": "{}"}
     file = path / "bad.safetensors"
     if what == "text":
         file.write_text("RIFF, no: just words")
@@ -154,7 +154,7 @@ def damaged(path: Path, what: str) -> Path:
     elif what == "no table":
         save_file(tensors, file, metadata | {"card": "[]"})
     elif what == "no config":
-        save_file(tensors, file, {"format": header.FORMAT})
+        save_file(tensors, file, {"format": checkpoint_header.FORMAT})
     elif what == "no scale":
         tensors.pop("output.weight" + checkpoint.SCALE_SUFFIX)
         save_file(tensors, file, metadata)

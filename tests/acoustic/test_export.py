@@ -10,16 +10,17 @@ import onnx
 import pytest
 import torch
 
-from acoustic import calibration, onnx_cache
-from acoustic.calibration import calibrate
+from acoustic.architectures import published
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
-from acoustic.config import published
+from acoustic.config import BlockConfig, ModelConfig
 from acoustic.errors import AcousticError
-from acoustic.export import export_onnx, onnx_bytes
-from acoustic.quantization.ranges import CARD_KEY, known_ranges, with_ranges
+from acoustic.export import cache
+from acoustic.export.onnx import export_onnx, onnx_bytes
+from acoustic.quantization import calibration
+from acoustic.quantization.calibration import calibrate
+from acoustic.quantization.ranges import CARD_KEY, find_ranges, with_ranges
 from acoustic.runtime.cpu import CpuBackend, open_session
-from acoustic.shape import BlockConfig, ModelConfig
 from tests.acoustic.signals import enlivened, sound
 
 FEATURES = published["tiny"].features
@@ -119,21 +120,21 @@ def test_int8_without_ranges_says_what_to_do() -> None:
 
 def test_calibration_is_remembered_in_the_cache() -> None:
     checkpoint = untrained(published["tiny"])
-    assert known_ranges(checkpoint) is None
+    assert find_ranges(checkpoint) is None
     ranges = calibrate(checkpoint, [sound(12)])
-    assert known_ranges(checkpoint) == ranges
+    assert find_ranges(checkpoint) == ranges
     assert CpuBackend(checkpoint).precision == "int8"
     assert CpuBackend(checkpoint, "fp32").precision == "fp32"
     # Other weights, other ranges: nothing known about those.
-    assert known_ranges(untrained(published["tiny"], seed=9)) is None
+    assert find_ranges(untrained(published["tiny"], seed=9)) is None
 
 
 def test_what_was_measured_here_counts_for_more_than_the_card() -> None:
     checkpoint = untrained(published["tiny"])
     carded = with_ranges(checkpoint, calibrate(checkpoint, [sound(12)], keep=False))
-    before = known_ranges(carded)
+    before = find_ranges(carded)
     after = calibrate(carded, [sound(12) * 0.01])
-    assert known_ranges(carded) == after != before
+    assert find_ranges(carded) == after != before
 
 
 def test_int8_keeps_the_offset_of_a_channel_whose_weights_are_nearly_nothing() -> None:
@@ -192,7 +193,7 @@ def test_a_built_file_is_kept_and_used_again(home: Path, monkeypatch: pytest.Mon
     checkpoint = untrained(published["tiny"])
     first = CpuBackend(checkpoint, "fp32").whole(sound(1))
     (kept,) = (home / "cache").glob("*.onnx")
-    monkeypatch.setattr(onnx_cache, "export_onnx", lambda *_, **__: pytest.fail("built a second time"))
+    monkeypatch.setattr(cache, "export_onnx", lambda *_, **__: pytest.fail("built a second time"))
     np.testing.assert_array_equal(CpuBackend(checkpoint, "fp32").whole(sound(1)), first)
     assert kept.exists()
 
@@ -212,9 +213,9 @@ def test_processes_that_build_the_same_file_at_once_all_find_it_whole(tmp_path: 
 
 
 def test_the_cache_has_a_limit(home: Path) -> None:
-    for seed in range(onnx_cache.KEPT_FILES + 3):
-        onnx_cache.onnx_content(untrained(published["tiny"], seed=seed))
-    assert len(list((home / "cache").glob("*.onnx"))) == onnx_cache.KEPT_FILES
+    for seed in range(cache.KEPT_FILES + 3):
+        cache.onnx_content(untrained(published["tiny"], seed=seed))
+    assert len(list((home / "cache").glob("*.onnx"))) == cache.KEPT_FILES
 
 
 def test_without_a_place_for_the_cache_the_file_is_built_in_memory(

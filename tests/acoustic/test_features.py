@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acoustic.config import FIXED
+from acoustic.architectures import FIXED
+from acoustic.config import FeatureConfig
 from acoustic.errors import AcousticError
-from acoustic.features import FeatureStream, FrontEnd, mel_filters
-from acoustic.framing import frame_count, frames_ready, line_up, sample_span
-from acoustic.shape import FeatureConfig
+from acoustic.features.framing import frame_count, frames_ready, line_up, sample_span
+from acoustic.features.front_end import FeatureStream, FrontEnd, mel_filters
 
 CONFIG = FeatureConfig()
 FRONT_END = FrontEnd(CONFIG)
@@ -138,7 +138,7 @@ def test_equal_spans_have_equal_shapes() -> None:
 def test_long_sound_in_stretches_equals_it_at_once(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     signal = sound(samples)
     at_once = FRONT_END.frames(signal, 0, frame_count(CONFIG, samples))
-    monkeypatch.setattr("acoustic.features.AT_ONCE_FRAMES", 7)
+    monkeypatch.setattr("acoustic.features.front_end.AT_ONCE_FRAMES", 7)
     torch.testing.assert_close(FRONT_END.whole(signal), at_once, atol=1e-5, rtol=0)
 
 

@@ -12,22 +12,22 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from acoustic.carried import State
+from acoustic.architectures import published
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
-from acoustic.config import published
-from acoustic.runtime import gpu, hear_stream
-from acoustic.runtime.backend import NOT_HEARD, Precision
+from acoustic.config import BlockConfig
+from acoustic.runtime import gpu, stream_log_probs
+from acoustic.runtime.backend import NETWORK_NOT_FINITE, Precision
 from acoustic.runtime.gpu import GpuBackend, convolutions
-from acoustic.shape import BlockConfig
+from acoustic.stream_state import StreamState
 from acoustic.windows import StreamWindows, Window, with_hop
 from tests.acoustic.signals import enlivened, sound
 
 TINY = published["tiny"]
 
 
-def normalised(kind: str, blocks: tuple[BlockConfig, ...] = TINY.blocks) -> Checkpoint:
-    features = replace(TINY.features, normalise=kind, memory_frames=500, prior_frames=300)  # type: ignore[arg-type]
+def normalized(kind: str, blocks: tuple[BlockConfig, ...] = TINY.blocks) -> Checkpoint:
+    features = replace(TINY.features, normalize=kind, memory_frames=500, prior_frames=300)  # type: ignore[arg-type]
     return enlivened(untrained(replace(TINY, features=features, blocks=blocks)))
 
 
@@ -36,10 +36,10 @@ BACK = (
     *[BlockConfig(11, 16, 2, separable=True, residual="identity", look_ahead=0)] * 4,
 )
 MODELS = {
-    "fixed": normalised("fixed"),
-    "running": normalised("running"),
-    "carried": normalised("fixed", BACK),
-    "causal": normalised("causal", BACK),
+    "fixed": normalized("fixed"),
+    "running": normalized("running"),
+    "carried": normalized("fixed", BACK),
+    "causal": normalized("causal", BACK),
 }
 CARRYING = ("carried", "causal")
 
@@ -59,7 +59,7 @@ def windows_of(backend: GpuBackend, seed: int, seconds: float = 3.0) -> list[Win
     windows = []
     for window in [*stream.push(sound(seconds, seed)), *stream.finish()]:
         windows.append(stream.renewed(window))
-        stream.heard(backend.forward([windows[-1]])[0])
+        stream.accept(backend.forward([windows[-1]])[0])
     return windows
 
 
@@ -74,7 +74,7 @@ def test_captured_graphs_hear_what_the_cpu_hears(
 ) -> None:
     cpu, fast = opened(name), GpuBackend(MODELS[name], "cuda", precision, batches=(1, 4))
     plan = with_hop(cpu.config, cpu.plan, hop_s)
-    exact, heard = hear_stream(cpu, sound(4), plan), hear_stream(fast, sound(4), plan)
+    exact, heard = stream_log_probs(cpu, sound(4), plan), stream_log_probs(fast, sound(4), plan)
     assert np.abs(np.exp(exact) - np.exp(heard)).max() < apart
     whole = np.exp(fast.whole(sound(4)))
     assert np.abs(np.exp(cpu.whole(sound(4))) - whole).max() < apart
@@ -163,7 +163,7 @@ def test_a_state_has_room_of_its_own_which_ends_with_its_stream(name: str) -> No
     states = [heard.memory for heard in backend.forward(windows)]
     rows = []
     for state in states:
-        assert isinstance(state, State) and isinstance(state.values, torch.Tensor)
+        assert isinstance(state, StreamState) and isinstance(state.values, torch.Tensor)
         assert state.values.untyped_storage().nbytes() == state.values.nbytes
         rows.append(weakref.ref(state.values))
     del state, states[0]
@@ -186,12 +186,12 @@ def test_a_state_goes_over_the_host_where_another_device_takes_its_stream(name: 
     backend, other = opened(name), opened(name)
     window = windows_of(backend, seed=1)[1]
     sent = pickle.loads(pickle.dumps(window.memory))
-    assert isinstance(sent, State) and isinstance(sent.values, np.ndarray)
+    assert isinstance(sent, StreamState) and isinstance(sent.values, np.ndarray)
     there = other.forward([replace(window, memory=sent), window])
     here = backend.forward([window, window])
     for one, same in zip(there, here, strict=True):
         np.testing.assert_array_equal(one.log_probs, same.log_probs)
-        assert isinstance(one.memory, State) and isinstance(same.memory, State)
+        assert isinstance(one.memory, StreamState) and isinstance(same.memory, StreamState)
         np.testing.assert_array_equal(one.memory.array(), same.memory.array())
 
 
@@ -204,7 +204,7 @@ def test_a_state_that_is_not_finite_harms_its_own_stream_alone_and_is_not_handed
     windows = [windows_of(backend, seed)[1] for seed in range(3)]
     clean = backend.forward(windows)
     state, carrying = windows[1].memory, backend.carrying
-    assert isinstance(state, State) and carrying is not None
+    assert isinstance(state, StreamState) and carrying is not None
     bad = replace(state, values=torch.full_like(torch.as_tensor(state.values), torch.nan))
     given = backend.forward([windows[0], replace(windows[1], memory=bad), windows[2]])
 
@@ -215,7 +215,7 @@ def test_a_state_that_is_not_finite_harms_its_own_stream_alone_and_is_not_handed
 
     monkeypatch.setattr(backend, "carrying", overflowing)
     for heard, before in ((given, bad), (backend.forward(windows), state)):
-        assert heard[1].error == NOT_HEARD and heard[1].memory is before
+        assert heard[1].error == NETWORK_NOT_FINITE and heard[1].memory is before
         for index in (0, 2):
             assert heard[index].error is None
             np.testing.assert_array_equal(heard[index].log_probs, clean[index].log_probs)

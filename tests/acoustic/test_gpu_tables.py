@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.perf import acoustic as perf
+from benchmarks import acoustic as perf
 
 
 def test_the_table_of_the_gpu_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from acoustic import importers
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
-from acoustic.folding import fold
-from tests.acoustic.foreign import (
+from acoustic.network.folding import fold
+from tests.acoustic.foreign_checkpoints import (
     MODELS,
     archive,
     assert_equal,
@@ -32,7 +32,7 @@ def test_nemo_archives_come_back_equal(tmp_path: Path, kind: str, mode: str) -> 
     model = lived_in(MODELS[kind])
     imported = importers.read(archive(tmp_path / "model.nemo", nemo_members(model), mode))
     assert_equal(imported, model)
-    assert imported.config.features.normalise == "utterance"
+    assert imported.config.features.normalize == "utterance"
     assert imported.config.features.log_floor == 2.0**-24
     assert imported.card["imported_from"] == "NVIDIA NeMo archive"
 

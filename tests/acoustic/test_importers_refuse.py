@@ -15,9 +15,17 @@ import yaml
 
 from acoustic import importers
 from acoustic.errors import AcousticError
-from acoustic.folding import fold
 from acoustic.importers import untrusted
-from tests.acoustic.foreign import MODELS, archive, folded_folder, lived_in, nemo_members, nemo_table, saved
+from acoustic.network.folding import fold
+from tests.acoustic.foreign_checkpoints import (
+    MODELS,
+    archive,
+    folded_folder,
+    lived_in,
+    nemo_members,
+    nemo_table,
+    saved,
+)
 
 
 def link(kind: bytes, target: str) -> tarfile.TarInfo:
@@ -48,7 +56,7 @@ def test_unsafe_archives_are_refused(tmp_path: Path, what: str) -> None:
 def test_oversize_archives_are_refused_unread(tmp_path: Path) -> None:
     """A small file that promises a large member: nothing of it is unpacked."""
     info = tarfile.TarInfo("model_weights.ckpt")
-    info.size = untrusted.LARGEST_MEMBER_BYTES + 1
+    info.size = untrusted.MAX_MEMBER_BYTES + 1
     path = tmp_path / "m.nemo"
     path.write_bytes(gzip.compress(info.tobuf() + bytes(10_240)))
     with pytest.raises(AcousticError, match="more than"):
@@ -56,7 +64,7 @@ def test_oversize_archives_are_refused_unread(tmp_path: Path) -> None:
 
 
 def test_archives_of_too_many_members_are_refused(tmp_path: Path) -> None:
-    path = archive(tmp_path / "m.nemo", {f"m{index}": b"" for index in range(untrusted.MOST_MEMBERS + 1)})
+    path = archive(tmp_path / "m.nemo", {f"m{index}": b"" for index in range(untrusted.MAX_MEMBERS + 1)})
     with pytest.raises(AcousticError, match="members"):
         importers.read(path)
 
@@ -112,7 +120,7 @@ MISTAKES: dict[str, tuple[Callable[[dict[str, bytes]], dict[str, bytes]], str]] 
     "strides": (lambda m: replaced(m, encoder=rows(stride=[2])), "strides in each"),
     "few blocks": (lambda m: replaced(m, encoder={"jasper": []}), "describes 0 blocks"),
     "activation": (lambda m: replaced(m, encoder=rows() | {"activation": "selu"}), "not relu"),
-    "front end": (lambda m: replaced(m, preprocessor={"normalize": "all_features"}), "normalises"),
+    "front end": (lambda m: replaced(m, preprocessor={"normalize": "all_features"}), "normalizes"),
     "window": (lambda m: replaced(m, preprocessor={"window": "hamming"}), "another window"),
     "alphabet": (lambda m: replaced(m, decoder={"vocabulary": ["a"]}), "has the shape"),
     "lost decoder": (lambda m: without_weight(m, "decoder.decoder_layers.0.bias"), "no whole"),

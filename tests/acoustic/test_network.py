@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from acoustic.config import FEATURES, published, quartznet
+from acoustic.architectures import FEATURES, published, quartznet
+from acoustic.config import Activation, BlockConfig, FeatureConfig, ModelConfig, Norm
 from acoustic.errors import AcousticError
-from acoustic.network import Network, assemble, build
-from acoustic.network.parts import LayerNorm, Masks, activate, by_step, shuffle
-from acoustic.shape import Activation, BlockConfig, FeatureConfig, ModelConfig, Norm
-from acoustic.size import parameter_count
+from acoustic.network import Network, build, network
+from acoustic.network.modules import LayerNorm, Masks, activate, shuffle, time_major
+from acoustic.parameter_count import parameter_count
 
 # The table of the developers' notes, where published sizes (201 M, 333 M, 6.4 M, 18.9 M) are reproduced.
 PUBLISHED = [
@@ -62,13 +62,15 @@ def test_the_dense_variants_are_of_the_size_of_the_others() -> None:
     ("name", "millions"),
     [
         ("silica-small", 3.45),
-        ("silica-staged", 11.34),
+        ("silica-streaming", 11.34),
     ],
 )
 def test_the_students(name: str, millions: float) -> None:
     config = published[name]
     # Steps of 80 ms with four outputs each, or of 20 ms with one.
-    assert (config.stride_frames, config.outputs_per_step) == ((2, 1) if name == "silica-staged" else (8, 4))
+    assert (config.stride_frames, config.outputs_per_step) == (
+        (2, 1) if name == "silica-streaming" else (8, 4)
+    )
     assert config.frames_per_output == 2
     assert config.look_ahead_s <= 0.5
     assert all(block.channels % 16 == 0 for block in config.blocks)
@@ -379,7 +381,7 @@ def test_impossible_blocks_are_refused(fields: dict[str, object]) -> None:
         {"mels": 0},
         {"window_samples": 321},
         {"high_hz": 9_000.0},
-        {"normalise": "fixed"},
+        {"normalize": "fixed"},
         {"mean": (1.0,) * 63},
         {"deviation": (0.0,) * 64},
         {"edge": "wrap"},
@@ -439,10 +441,10 @@ def test_training_on_a_cpu_by_step_is_the_same_arithmetic(name: str, monkeypatch
     state = copy.deepcopy(model.state_dict())
     features = torch.randn(3, config.features.mels, 64, generator=torch.Generator().manual_seed(4)).double()
     lengths = torch.tensor([64, 50, 33])
-    layouts: list[Callable[[Tensor], Tensor]] = [by_step, lambda x: x]
+    layouts: list[Callable[[Tensor], Tensor]] = [time_major, lambda x: x]
     results = []
     for layout in layouts:
-        monkeypatch.setattr(assemble, "by_step", layout)
+        monkeypatch.setattr(network, "by_step", layout)
         model.load_state_dict(state)
         model.zero_grad()
         scores = model.logits(features, lengths)

@@ -9,28 +9,28 @@ import numpy as np
 import pytest
 import torch
 
-from acoustic.calibration import calibrate
+from acoustic.architectures import published
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
-from acoustic.config import published
+from acoustic.config import BlockConfig
 from acoustic.errors import AcousticError
-from acoustic.features import FrontEnd
-from acoustic.framing import frame_count
+from acoustic.features.framing import frame_count
+from acoustic.features.front_end import FrontEnd
+from acoustic.quantization.calibration import calibrate
 from acoustic.quantization.ranges import with_ranges
-from acoustic.runtime import Backend, hear_stream, open_backend
-from acoustic.runtime.backend import in_pieces, whole_features
+from acoustic.runtime import Backend, open_backend, stream_log_probs
+from acoustic.runtime.backend import run_in_blocks, whole_features
 from acoustic.runtime.cpu import CpuBackend
 from acoustic.runtime.gpu import GpuBackend
-from acoustic.shape import BlockConfig
 from acoustic.windows import StreamWindows, Window, WindowPlan, default_plan, windows_of
 from tests.acoustic.signals import sound
 
 TINY = untrained(published["tiny"])
 RUNNING = replace(
-    TINY, config=replace(TINY.config, features=replace(TINY.config.features, normalise="running"))
+    TINY, config=replace(TINY.config, features=replace(TINY.config.features, normalize="running"))
 )
 UTTERANCE = replace(
-    TINY, config=replace(TINY.config, features=replace(TINY.config.features, normalise="utterance"))
+    TINY, config=replace(TINY.config, features=replace(TINY.config.features, normalize="utterance"))
 )
 # Like the student: steps of 80 ms with four outputs, little look-ahead.
 STEPS = untrained(
@@ -85,7 +85,7 @@ def test_with_bounded_context_a_stream_hears_what_the_whole_recording_hears(
     whole = backend.whole(samples)
     for hop in (8, 16, 64):
         plan = replace(default_plan(checkpoint.config), hop_frames=hop)
-        streamed = hear_stream(backend, samples, plan)
+        streamed = stream_log_probs(backend, samples, plan)
         assert streamed.shape == whole.shape
         if backend.precision == "int8":
             # A feature that differs in its last bit may round to the next of 256 steps.
@@ -124,7 +124,7 @@ def first_windows(backend: Backend, samples: np.ndarray) -> list[Window]:
     windows = []
     for window in [*stream.push(samples), *stream.finish()]:
         windows.append(stream.renewed(window))
-        stream.heard(backend.forward([windows[-1]])[0])
+        stream.accept(backend.forward([windows[-1]])[0])
     return windows
 
 
@@ -157,22 +157,22 @@ def test_both_backends_hear_the_same() -> None:
         samples = sound(4.2, seed=8)
         np.testing.assert_allclose(buckets.whole(samples), cpu.whole(samples), atol=1e-4)
         np.testing.assert_allclose(
-            hear_stream(buckets, samples, PLAN), hear_stream(cpu, samples, PLAN), atol=1e-4
+            stream_log_probs(buckets, samples, PLAN), stream_log_probs(cpu, samples, PLAN), atol=1e-4
         )
 
 
-def test_running_normalisation_refuses_windows_out_of_order(make: Maker) -> None:
+def test_running_normalization_refuses_windows_out_of_order(make: Maker) -> None:
     backend = make(RUNNING)
     windows = list(windows_of(sound(3), backend.config, PLAN))
     with pytest.raises(AcousticError, match="in order"):
         backend.forward([windows[1]])
 
 
-def test_a_model_of_whole_utterances_streams_with_running_normalisation(make: Maker) -> None:
+def test_a_model_of_whole_utterances_streams_with_running_normalization(make: Maker) -> None:
     backend = make(UTTERANCE)
-    assert backend.config.features.normalise == "running"
+    assert backend.config.features.normalize == "running"
     assert StreamWindows(backend.config, backend.plan).needs_order
-    assert hear_stream(backend, sound(2)).shape == (100, 29)
+    assert stream_log_probs(backend, sound(2)).shape == (100, 29)
 
 
 def test_long_recordings_are_heard_in_pieces_that_join_without_a_seam(make: Maker) -> None:
@@ -197,7 +197,7 @@ def test_pieces_have_all_the_context_that_a_network_reaches(name: str) -> None:
         heard.append((int(piece[0, 0]), int(piece[0, -1]) + 1))
         return np.zeros((config.outputs_for(piece.shape[-1]), config.classes), np.float32)
 
-    kept = [len(piece) * config.frames_per_output for piece in in_pieces(config, [frames], run)]
+    kept = [len(piece) * config.frames_per_output for piece in run_in_blocks(config, [frames], run)]
     assert sum(kept) == frames.shape[-1]
     far = name.startswith("quartznet")
     left, right = (600, 600) if far else (config.left_frames, config.look_ahead_frames)
@@ -214,14 +214,14 @@ def test_very_short_sounds(make: Maker, samples: int) -> None:
     backend = make(TINY)
     outputs = TINY.config.outputs_for(frame_count(TINY.config.features, samples))
     assert backend.whole(sound(1)[:samples]).shape == (outputs, 29)
-    assert hear_stream(backend, sound(1)[:samples]).shape == (outputs, 29)
+    assert stream_log_probs(backend, sound(1)[:samples]).shape == (outputs, 29)
 
 
 def test_silence_is_heard_like_anything_else(make: Maker) -> None:
     for checkpoint in (TINY, RUNNING, UTTERANCE):
         backend = make(checkpoint)
         assert np.isfinite(backend.whole(np.zeros(16_000, np.float32))).all()
-        assert np.isfinite(hear_stream(backend, np.zeros(16_000, np.float32), PLAN)).all()
+        assert np.isfinite(stream_log_probs(backend, np.zeros(16_000, np.float32), PLAN)).all()
 
 
 def test_a_recording_of_nothing_is_not_heard_as_average_speech() -> None:
@@ -238,7 +238,7 @@ def test_whole_recordings_with_bad_samples_are_refused(make: Maker) -> None:
     with pytest.raises(AcousticError, match="not finite"):
         make(TINY).whole(samples)
     with pytest.raises(AcousticError, match="not finite"):
-        hear_stream(make(TINY), samples, PLAN)
+        stream_log_probs(make(TINY), samples, PLAN)
     with pytest.raises(AcousticError, match="one channel"):
         make(TINY).whole(np.zeros((2, 100), np.float32))
 
@@ -259,7 +259,7 @@ def test_more_windows_than_the_largest_bucket() -> None:
 def test_a_window_longer_than_any_bucket_still_runs() -> None:
     backend = buckets_on_cpu(TINY)
     plan = WindowPlan(200, 400, 20)
-    np.testing.assert_allclose(hear_stream(backend, sound(7), plan), backend.whole(sound(7)), atol=2e-5)
+    np.testing.assert_allclose(stream_log_probs(backend, sound(7), plan), backend.whole(sound(7)), atol=2e-5)
 
 
 @pytest.mark.parametrize(("device", "precision"), [("cpu", "fp16"), ("cpu", "int8"), ("tpu", "fp32")])
@@ -290,14 +290,14 @@ class Blocks:
 
     def __init__(self, seconds: int) -> None:
         self.seconds = seconds
-        self.given, self.held, self.most_held = 0, 0, 0
+        self.given, self.held, self.max_held = 0, 0, 0
 
     def __iter__(self) -> Iterator[np.ndarray]:
         self.given = 0
         for second in range(self.seconds):
             block = sound(1, seed=second)
             self.given, self.held = self.given + 1, self.held + 1
-            self.most_held = max(self.most_held, self.held)
+            self.max_held = max(self.max_held, self.held)
             weakref.finalize(block, self.let_go)
             yield block
             del block
@@ -316,6 +316,6 @@ def test_a_recording_heard_block_by_block_is_never_held_whole(checkpoint: Checkp
         ahead_s.append(blocks.given - 30 * len(pieces))
     assert len(pieces) == 5
     assert max(ahead_s) < 20  # little more is read than a piece and its look-ahead need
-    assert blocks.most_held < 5
+    assert blocks.max_held < 5
     whole = backend.whole(np.concatenate(list(blocks)))
     np.testing.assert_array_equal(np.concatenate(pieces), whole)

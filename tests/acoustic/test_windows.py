@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acoustic.config import published
+from acoustic.architectures import published
+from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
-from acoustic.features import FrontEnd
-from acoustic.framing import frame_count
-from acoustic.shape import ModelConfig
+from acoustic.features.framing import frame_count
+from acoustic.features.front_end import FrontEnd
 from acoustic.windows import (
     StreamWindows,
     Window,

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from service.audio.containers import Confinement, Nursery
 from service.audio.decoder import open_decoder
+from service.audio.decoder_pool import AudioDecoderPool, SandboxLimits
 from service.errors import ServiceError
-from service.recordings import ReadSoFar, Sound, channels_of, decoded
-from tests.audio.test_containers import CASES, container, everything, limits_of
+from service.jobs.recordings import ReadProgress, Sound, channels_of, decoded
+from tests.audio.test_decoder_pool import CASES, container, everything, limits_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def nursery() -> AsyncIterator[Nursery]:
-    own = Nursery(8, Confinement(memory_mb=64, timeout_s=20.0))
+async def audio_decoders() -> AsyncIterator[AudioDecoderPool]:
+    own = AudioDecoderPool(8, SandboxLimits(memory_mb=64, timeout_s=20.0))
     own.start()
     yield own
     await asyncio.to_thread(own.stop)
@@ -39,40 +39,42 @@ def index_first(form: str = "mp4", codec: str = "aac", seconds: float = 3.0) -> 
     return data
 
 
-async def of_file(path: Path, data: bytes, nursery: Nursery, read: ReadSoFar | None = None) -> np.ndarray:
+async def of_file(
+    path: Path, data: bytes, audio_decoders: AudioDecoderPool, read: ReadProgress | None = None
+) -> np.ndarray:
     await asyncio.to_thread(path.write_bytes, data)
-    parts = [samples async for samples in decoded(path, Sound(), 1, nursery, read)]
+    parts = [samples async for samples in decoded(path, Sound(), 1, audio_decoders, read)]
     return np.concatenate(parts, axis=1)
 
 
 @pytest.mark.parametrize(("form", "codec"), [("mp4", "aac"), ("mov", "pcm_s16le"), ("ipod", "alac")])
-async def test_the_place_of_the_index_changes_no_sample(nursery, tmp_path, form, codec):
+async def test_the_place_of_the_index_changes_no_sample(audio_decoders, tmp_path, form, codec):
     first, last = index_first(form, codec), index_last(form, codec)
-    streamed = await everything(open_decoder(None, mix=True, nursery=nursery), first, 777)
+    streamed = await everything(open_decoder(None, mix=True, audio_decoders=audio_decoders), first, 777)
     assert streamed.shape[1] == pytest.approx(48000, abs=500) and np.abs(streamed).max() > 0.3
     for data in (first, last):
-        np.testing.assert_array_equal(await of_file(tmp_path / "file", data, nursery), streamed)
-    assert nursery.children == 0
+        np.testing.assert_array_equal(await of_file(tmp_path / "file", data, audio_decoders), streamed)
+    assert audio_decoders.children == 0
 
 
-async def test_a_long_file_is_decoded_in_little_memory_and_its_progress_is_known(nursery, tmp_path):
-    path, read, shares, samples = tmp_path / "long.mov", ReadSoFar(), [], 0
+async def test_a_long_file_is_decoded_in_little_memory_and_its_progress_is_known(audio_decoders, tmp_path):
+    path, read, shares, samples = tmp_path / "long.mov", ReadProgress(), [], 0
     path.write_bytes(container("mov", "pcm_s16le", "7.1", seconds=100.0))
     size = path.stat().st_size
-    assert size > nursery.confinement.memory_mb * 1024 * 1024
-    async for part in decoded(path, Sound(), 1, nursery, read):
+    assert size > audio_decoders.limits.memory_mb * 1024 * 1024
+    async for part in decoded(path, Sound(), 1, audio_decoders, read):
         samples += part.shape[1]
         shares.append(read.bytes / size)
     assert samples == 100 * 16000
     assert shares == sorted(shares) and shares[0] < 0.05 and shares[-1] > 0.95
 
 
-async def test_the_channels_are_counted_wherever_the_index_is(nursery, tmp_path):
+async def test_the_channels_are_counted_wherever_the_index_is(audio_decoders, tmp_path):
     for movflags in (None, "faststart"):
         data = container("mp4", "aac", layout="stereo", seconds=0.5, movflags=movflags)
         (tmp_path / "two.m4a").write_bytes(data)
-        assert await channels_of(tmp_path / "two.m4a", Sound(multichannel=True), nursery) == 2
-    assert nursery.children == 0
+        assert await channels_of(tmp_path / "two.m4a", Sound(multichannel=True), audio_decoders) == 2
+    assert audio_decoders.children == 0
 
 
 def with_entries(data: bytes, table: bytes, at: int, value: int) -> bytes:
@@ -96,39 +98,39 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("harm", HOSTILE)
-async def test_a_broken_index_is_a_clear_error(nursery, tmp_path, harm):
+async def test_a_broken_index_is_a_clear_error(audio_decoders, tmp_path, harm):
     data = HOSTILE[harm](index_last())
     with pytest.raises(ServiceError, match="cannot be decoded") as error:
-        await of_file(tmp_path / "file", data, nursery)
+        await of_file(tmp_path / "file", data, audio_decoders)
     assert error.value.code == "audio" and "Errno" not in error.value.message
-    assert nursery.children == 0
-    assert (await of_file(tmp_path / "file", index_last(), nursery)).shape[1] > 47000
+    assert audio_decoders.children == 0
+    assert (await of_file(tmp_path / "file", index_last(), audio_decoders)).shape[1] > 47000
 
 
-async def test_what_is_whole_of_a_cut_off_file_is_decoded(nursery, tmp_path):
+async def test_what_is_whole_of_a_cut_off_file_is_decoded(audio_decoders, tmp_path):
     data = index_first()
-    assert (await of_file(tmp_path / "file", data[: len(data) // 2], nursery)).shape[1] > 15_000
+    assert (await of_file(tmp_path / "file", data[: len(data) // 2], audio_decoders)).shape[1] > 15_000
 
 
-async def test_a_stream_with_its_index_at_the_end_is_told_what_to_do(nursery):
+async def test_a_stream_with_its_index_at_the_end_is_told_what_to_do(audio_decoders):
     with pytest.raises(ServiceError, match="upload it as a file") as error:
-        await everything(open_decoder("mp4", mix=True, nursery=nursery), index_last(), 5000)
+        await everything(open_decoder("mp4", mix=True, audio_decoders=audio_decoders), index_last(), 5000)
     assert error.value.code == "DATA-0000"
-    assert nursery.children == 0
+    assert audio_decoders.children == 0
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_a_file_of_any_container_gives_what_a_stream_of_it_gives(nursery, tmp_path, name):
+async def test_a_file_of_any_container_gives_what_a_stream_of_it_gives(audio_decoders, tmp_path, name):
     data = container(*CASES[name])
-    streamed = await everything(open_decoder(None, mix=True, nursery=nursery), data, 5000)
-    np.testing.assert_array_equal(await of_file(tmp_path / "file", data, nursery), streamed)
+    streamed = await everything(open_decoder(None, mix=True, audio_decoders=audio_decoders), data, 5000)
+    np.testing.assert_array_equal(await of_file(tmp_path / "file", data, audio_decoders), streamed)
 
 
-async def test_the_child_of_a_file_holds_the_file_and_cannot_write_it(nursery, tmp_path):
+async def test_the_child_of_a_file_holds_the_file_and_cannot_write_it(audio_decoders, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(index_last("mov", "pcm_s16le", seconds=60.0))
     with path.open("rb") as file:
-        decoder = nursery.open("mp4", 1, True, file)
+        decoder = audio_decoders.open("mp4", 1, True, file)
     sounds = decoder.finish()
     await anext(sounds)
     limits, held = limits_of(decoder._pid)
@@ -140,21 +142,21 @@ async def test_the_child_of_a_file_holds_the_file_and_cannot_write_it(nursery, t
     assert int(flags, 8) & 3 == 0  # O_RDONLY
     await sounds.aclose()
     decoder.close()
-    assert nursery.children == 0
+    assert audio_decoders.children == 0
 
 
-async def test_a_file_that_is_given_up_ends_its_child(nursery, tmp_path):
+async def test_a_file_that_is_given_up_ends_its_child(audio_decoders, tmp_path):
     (tmp_path / "file").write_bytes(index_last("mov", "pcm_s16le", seconds=60.0))
-    sounds = decoded(tmp_path / "file", Sound(), 1, nursery)
+    sounds = decoded(tmp_path / "file", Sound(), 1, audio_decoders)
     await anext(sounds)
-    assert nursery.children == 1
+    assert audio_decoders.children == 1
     await sounds.aclose()
-    assert nursery.children == 0
+    assert audio_decoders.children == 0
 
 
-async def test_a_file_that_cannot_be_read_is_no_fault_of_its_audio(nursery, tmp_path):
+async def test_a_file_that_cannot_be_read_is_no_fault_of_its_audio(audio_decoders, tmp_path):
     with (tmp_path / "file").open("wb") as file:  # reading a descriptor that is open for writing fails
-        decoder = nursery.open("mp4", 1, True, file)
+        decoder = audio_decoders.open("mp4", 1, True, file)
     with pytest.raises(OSError, match="Bad file descriptor"):
         await anext(decoder.finish())
-    assert nursery.children == 0
+    assert audio_decoders.children == 0

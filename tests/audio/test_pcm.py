@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from service.audio.decoder import open_decoder
 from service.audio.pcm import PcmDecoder
-from service.audio.rate_watch import RateWatch
+from service.audio.rate_monitor import RateMonitor
 from service.errors import ServiceError
 
 
@@ -121,7 +121,7 @@ async def test_a_short_stream_is_not_lost_while_its_beginning_is_looked_at():
     assert (await everything(open_decoder("linear16", 16000), data, 1)).shape == (1, 4)
 
 
-async def test_what_is_neither_declared_nor_recognised_is_refused_unless_a_rate_is_given():
+async def test_what_is_neither_declared_nor_recognized_is_refused_unless_a_rate_is_given():
     with pytest.raises(ServiceError, match="no container that is known"):
         await everything(open_decoder(None), b"0123456789abcdef", 16)
     warnings = []
@@ -130,10 +130,10 @@ async def test_what_is_neither_declared_nor_recognised_is_refused_unless_a_rate_
     assert warnings == ["no_encoding"]
 
 
-def heard(watch, pace, seconds, step_s=0.1):
+def detected_rate(watch, pace, seconds, step_s=0.1):
     """What a watch says of sound that comes at this pace."""
     for turn in range(int(seconds / step_s)):
-        looks = watch.heard(turn * step_s, int((turn + 1) * step_s * pace * 16000))
+        looks = watch.observe(turn * step_s, int((turn + 1) * step_s * pace * 16000))
         if looks is not None:
             return looks
     return None
@@ -143,12 +143,12 @@ def heard(watch, pace, seconds, step_s=0.1):
     ("declared", "real", "says"), [(16000, 48000, 48000), (16000, 8000, 8000), (48000, 16000, 16000)]
 )
 def test_a_wrong_declared_rate_is_noticed(declared, real, says):
-    assert heard(RateWatch(declared), real / declared, 20) == says
+    assert detected_rate(RateMonitor(declared), real / declared, 20) == says
 
 
 @pytest.mark.parametrize("pace", [1.0, 0.97, 1.1, 20.0, 0.6])
 def test_other_paces_are_left_alone(pace):
-    assert heard(RateWatch(16000), pace, 30) is None
+    assert detected_rate(RateMonitor(16000), pace, 30) is None
 
 
 def test_a_wav_header_is_seen_through_a_raw_declaration():
@@ -158,6 +158,6 @@ def test_a_wav_header_is_seen_through_a_raw_declaration():
         out.setsampwidth(2)
         out.setframerate(8000)
         out.writeframes(bytes(100))
-    from service.audio.containers import recognised
+    from service.audio.decoder_pool import detect_container
 
-    assert recognised(file.getvalue()[:12]) == "wav"
+    assert detect_container(file.getvalue()[:12]) == "wav"

@@ -4,7 +4,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from service.clients.models import ModelsClient, model_there
+from service.clients.models import ModelsClient, resolve_model
 from service.errors import ServiceError
 
 SERVED = [{"name": "one", "default": True}, {"name": "two", "default": False}]
@@ -34,16 +34,16 @@ async def test_a_server_that_still_loads_refuses_no_name_for_good(server):
     async with ModelsClient(server) as client:
         for asked in (None, "two"):
             with pytest.raises(ServiceError) as refused:
-                await client.named(asked)
+                await client.resolve(asked)
             assert refused.value.code == "starting" and refused.value.retry_after_s == 2.0
-        assert await client.named(None) == "one"
-        assert await client.named("two") == "two"
+        assert await client.resolve(None) == "one"
+        assert await client.resolve("two") == "two"
         with pytest.raises(ServiceError, match=r"has no model 'whale'\. It serves one, two") as refused:
-            await client.named("whale")
+            await client.resolve("whale")
         assert refused.value.code == "model"
 
 
 async def test_it_is_waited_for_and_said_so(server, capsys, monkeypatch):
-    monkeypatch.setattr("service.clients.http.MOST_WAIT_S", 0.0)
-    assert await model_there(server, None, "two") == "two"
+    monkeypatch.setattr("service.clients.http.MAX_WAIT_S", 0.0)
+    assert await resolve_model(server, None, "two") == "two"
     assert capsys.readouterr().err == f"silica: {server} is still loading its models. Waiting for it.\n"

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.clients.replay import LONGEST_OPEN_S, ReplayLog
+from service.clients.replay import MAX_UNDECIDED_S, ReplayLog
 
 
 def payloads(entries):
@@ -101,10 +101,10 @@ def test_hours_of_silence_are_let_go_too_and_a_new_session_goes_on_at_their_end(
     for _ in range(3 * 3600):
         log.add(bytes(20))
         log.acknowledge(log.sent_bytes, 0)
-    assert sum(len(entry.payload) for entry in log._entries) <= (LONGEST_OPEN_S + 1) * 20
+    assert sum(len(entry.payload) for entry in log._entries) <= (MAX_UNDECIDED_S + 1) * 20
     sent = log.restart()
-    assert log.offset_s == 3 * 3600 - LONGEST_OPEN_S
-    assert sum(map(len, payloads(sent))) == LONGEST_OPEN_S * 20
+    assert log.offset_s == 3 * 3600 - MAX_UNDECIDED_S
+    assert sum(map(len, payloads(sent))) == MAX_UNDECIDED_S * 20
 
 
 def test_silence_of_which_the_server_has_nothing_is_kept():

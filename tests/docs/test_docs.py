@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from service.commands import build_parser, verb_modules
+from service.commands import build_parser, command_modules
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -75,7 +75,7 @@ def test_generated_pages_are_up_to_date() -> None:
 
 
 def test_every_command_line_is_accepted() -> None:
-    parser, found = build_parser(verb_modules()), 0
+    parser, found = build_parser(command_modules()), 0
     for place, words in command_lines():
         found += 1
         said = io.StringIO()
@@ -88,7 +88,7 @@ def test_every_command_line_is_accepted() -> None:
 
 
 def test_commands_and_options_named_in_the_text_exist() -> None:
-    every = list(parsers(build_parser(verb_modules())))
+    every = list(parsers(build_parser(command_modules())))
     commands = {parser.prog for parser in every}
     options = {option for parser in every for action in parser._actions for option in action.option_strings}
     for page in set(PAGES) - GENERATED:

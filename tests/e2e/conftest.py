@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Playwright, sync_playwright
 
-from tests.e2e.house import Served, serve, stop
-from tests.laws.babbler import make_babbler
+from tests.e2e.server_process import Served, serve, stop
+from tests.invariants.fake_model import make_fake_model
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = (
@@ -29,7 +29,7 @@ FAKE_MICROPHONE = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-medi
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One server for all tests of this folder."""
     home = tmp_path_factory.mktemp("home")
-    running = serve(home, "--max-upload-mb", "4", model=str(make_babbler(home)))
+    running = serve(home, "--max-upload-mb", "4", model=str(make_fake_model(home)))
     yield running
     stop(running)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.e2e.house import Served, speech, write_m4a, write_wav
+from tests.e2e.server_process import Served, speech, write_m4a, write_wav
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -13,7 +13,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 import service
-from tests.e2e.house import Served
+from tests.e2e.server_process import Served
 
 schema = schemathesis.openapi.from_path(Path(service.__file__).parent / "openapi.yaml")
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from service.jobs.webhook import signature
-from tests.e2e.house import Served, speech, write_wav
+from tests.e2e.server_process import Served, speech, write_wav
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted((REPOSITORY / "docs" / "how-to" / "clients").glob("*.md"))

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.e2e.house import MAIN, Served, serve, speech, stop, write_wav
-from tests.laws.babbler import make_babbler
+from tests.e2e.server_process import MAIN, Served, serve, speech, stop, write_wav
+from tests.invariants.fake_model import make_fake_model
 
 PROMPTS = ("all-circuits-busy-now", "call-forwarding", "vm-goodbye", "demo-thanks")
 WAIT_S = 90.0
@@ -162,7 +162,7 @@ def killed_in_the_middle(home: Path, sound: bytes, webhook: str, *options: str) 
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
             _, now = ask(first, "GET", f"/v1/jobs/{job['id']}")
-            if now["progress"]["heard_s"] > 20 or now["status"] == "done":
+            if now["progress"]["processed_s"] > 20 or now["status"] == "done":
                 break
     finally:
         first.process.kill()
@@ -176,7 +176,7 @@ def test_a_job_survives_kill_9_goes_on_where_it_was_and_calls_back(
     port, calls = hook
     address = f"http://127.0.0.1:{port}/done"
     options = ("--jobs-lease-s", "0.5", "--allowed-webhook-hosts", f"127.0.0.1:{port}")
-    model = str(make_babbler(tmp_path))
+    model = str(make_fake_model(tmp_path))
     for times in (25, 100, 400):
         sound = write_wav(tmp_path / "long.wav", talk(times), 16000).read_bytes()
         second, job = killed_in_the_middle(tmp_path, sound, address, *options, "--model", model)
@@ -185,7 +185,7 @@ def test_a_job_survives_kill_9_goes_on_where_it_was_and_calls_back(
             break
         stop(second)  # a quick machine had heard it all: longer
     try:
-        assert found["progress"]["heard_s"] > 20
+        assert found["progress"]["processed_s"] > 20
         done = until(second, job["id"])
         assert done["attempts"] == 2 and done["duration"] == pytest.approx(len(sound) / 32000, abs=0.05)
         told = transcript(second, job["id"])

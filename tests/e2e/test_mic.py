@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.e2e.house import MAIN, Served, speech, write_wav
+from tests.e2e.server_process import MAIN, Served, speech, write_wav
 
 PROMPT = "all-circuits-busy-now"
 

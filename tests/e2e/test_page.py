@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Error, Page, WebSocketRoute, expect
 
-from tests.e2e.house import Served, speech, write_m4a, write_wav
+from tests.e2e.server_process import Served, speech, write_m4a, write_wav
 
 pytestmark = pytest.mark.browser
 LONG_MS = 30_000
@@ -85,15 +85,19 @@ def recording() -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def talking(browse: Callable[..., Browser], recording: np.ndarray, tmp_path_factory: Any) -> Browser:
+def page_with_microphone(
+    browse: Callable[..., Browser], recording: np.ndarray, tmp_path_factory: Any
+) -> Browser:
     sound = np.concatenate([np.zeros(12_000, np.float32), recording, np.zeros(48_000, np.float32)])
     return browse(write_wav(tmp_path_factory.mktemp("sound") / "talk.wav", sound, 48000))
 
 
 @contextlib.contextmanager
-def watched(talking: Browser, served: Served, script: str = "") -> Iterator[Page]:
+def watched(page_with_microphone: Browser, served: Served, script: str = "") -> Iterator[Page]:
     """A page that may not fail: any error in its console, and any request to elsewhere, fails the test."""
-    context = talking.new_context(viewport={"width": 1200, "height": 800}, permissions=["clipboard-write"])
+    context = page_with_microphone.new_context(
+        viewport={"width": 1200, "height": 800}, permissions=["clipboard-write"]
+    )
     context.add_init_script(script)
     page = context.new_page()
     problems: list[str] = []
@@ -109,13 +113,13 @@ def watched(talking: Browser, served: Served, script: str = "") -> Iterator[Page
 
 
 @pytest.fixture
-def page(talking: Browser, served: Served) -> Iterator[Page]:
-    with watched(talking, served) as opened:
+def page(page_with_microphone: Browser, served: Served) -> Iterator[Page]:
+    with watched(page_with_microphone, served) as opened:
         yield opened
 
 
 @dataclass(frozen=True)
-class Spoken:
+class SpokenSession:
     """A page on which something has been said, by keyboard only, and what was sent for it."""
 
     page: Page
@@ -124,9 +128,11 @@ class Spoken:
 
 
 @pytest.fixture(scope="module", params=RATES)
-def spoken(request: pytest.FixtureRequest, talking: Browser, served: Served) -> Iterator[Spoken]:
+def spoken(
+    request: pytest.FixtureRequest, page_with_microphone: Browser, served: Served
+) -> Iterator[SpokenSession]:
     """One recording for all tests that look at what came of it, at each rate that devices have."""
-    with watched(talking, served, AT_RATE % request.param) as page:
+    with watched(page_with_microphone, served, AT_RATE % request.param) as page:
         sent = sent_by(page)
         page.keyboard.press("Space")
         wait_for_state(page, "listening")
@@ -134,7 +140,7 @@ def spoken(request: pytest.FixtureRequest, talking: Browser, served: Served) -> 
         wait_for_sound(page, 3)
         page.keyboard.press("Space")
         wait_for_state(page, "idle")
-        yield Spoken(page, b"".join(sent), request.param)
+        yield SpokenSession(page, b"".join(sent), request.param)
 
 
 def sent_by(page: Page) -> list[bytes]:
@@ -162,7 +168,7 @@ def shown_words(page: Page) -> list[str]:
     return page.locator(".session .word").all_text_contents()
 
 
-def heard_as_file(served: Served, body: bytes, query: str = "") -> list[str]:
+def file_transcript(served: Served, body: bytes, query: str = "") -> list[str]:
     """What the server makes of the same sound as one file, written as the page asks for it."""
     address = f"{served.address}/v1/listen?smart_format=true{query}"
     request = urllib.request.Request(address, body, method="POST")
@@ -176,7 +182,7 @@ RAW = "&encoding=linear16&sample_rate=16000"
 
 
 def correlation(long: np.ndarray, short: np.ndarray) -> float:
-    """The largest normalised cross-correlation of `short` anywhere in `long`."""
+    """The largest normalized cross-correlation of `short` anywhere in `long`."""
     size = 1 << int(np.ceil(np.log2(len(long) + len(short))))
     product = np.fft.irfft(np.fft.rfft(long, size) * np.conj(np.fft.rfft(short, size)), size)
     at = int(np.argmax(product[: len(long)]))
@@ -185,7 +191,7 @@ def correlation(long: np.ndarray, short: np.ndarray) -> float:
     return float(part @ short / (np.linalg.norm(part) * np.linalg.norm(short)))
 
 
-def test_what_is_spoken_is_sent_whole_and_its_words_are_shown(spoken: Spoken, served: Served) -> None:
+def test_what_is_spoken_is_sent_whole_and_its_words_are_shown(spoken: SpokenSession, served: Served) -> None:
     counted = spoken.page.evaluate("counted")
     # Every sample that the device gave has become sound that was sent: none lost, none doubled.
     assert counted["sent"] == math.ceil(counted["received"] * 16000 / spoken.rate) == len(spoken.sound) // 2
@@ -195,10 +201,10 @@ def test_what_is_spoken_is_sent_whole_and_its_words_are_shown(spoken: Spoken, se
     middle = speech("all-circuits-busy-now", 16000)[4_000:25_000].astype(np.float64)
     alike = sorted(correlation(heard, piece) for piece in np.split(middle, 7))
     assert correlation(heard, middle) > 0.95 or alike[2] > 0.99, alike
-    assert shown_words(spoken.page) == heard_as_file(served, spoken.sound, RAW) != []
+    assert shown_words(spoken.page) == file_transcript(served, spoken.sound, RAW) != []
 
 
-def test_the_transcript_can_be_copied_and_saved(spoken: Spoken) -> None:
+def test_the_transcript_can_be_copied_and_saved(spoken: SpokenSession) -> None:
     page, words = spoken.page, shown_words(spoken.page)
     for name in ("txt", "srt", "vtt", "json"):
         with page.expect_download() as saving:
@@ -210,7 +216,7 @@ def test_the_transcript_can_be_copied_and_saved(spoken: Spoken) -> None:
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
 
 
-def test_how_sure_it_is_is_told_on_hover_and_by_the_arrow_keys(spoken: Spoken) -> None:
+def test_how_sure_it_is_is_told_on_hover_and_by_the_arrow_keys(spoken: SpokenSession) -> None:
     page, words = spoken.page, shown_words(spoken.page)
     page.locator(".word").first.hover()
     expect(page.get_by_role("tooltip")).to_contain_text("% sure")
@@ -225,12 +231,12 @@ def test_how_sure_it_is_is_told_on_hover_and_by_the_arrow_keys(spoken: Spoken) -
     expect(page.get_by_role("tooltip")).to_be_hidden()
 
 
-def test_a_screen_reader_is_told_each_line_once(spoken: Spoken) -> None:
-    told = spoken.page.get_by_role("log", name="Recognised speech").locator("p").all_text_contents()
+def test_a_screen_reader_is_told_each_line_once(spoken: SpokenSession) -> None:
+    told = spoken.page.get_by_role("log", name="Recognized speech").locator("p").all_text_contents()
     assert " ".join(told).split() == shown_words(spoken.page)
 
 
-def test_every_control_has_a_name_and_is_reached_by_tab(spoken: Spoken) -> None:
+def test_every_control_has_a_name_and_is_reached_by_tab(spoken: SpokenSession) -> None:
     page = spoken.page
     page.evaluate("document.activeElement.blur()")
     reached = []
@@ -248,7 +254,7 @@ def test_every_control_has_a_name_and_is_reached_by_tab(spoken: Spoken) -> None:
     assert page.evaluate("document.activeElement.id") == "open-settings"
 
 
-def test_every_text_can_be_read(spoken: Spoken, tmp_path: Path) -> None:
+def test_every_text_can_be_read(spoken: SpokenSession, tmp_path: Path) -> None:
     """Contrast as WCAG AA wants it, light and dark, in every state; nothing moves for those who asked for that."""
     page = spoken.page
     letter = tmp_path / "letter.txt"
@@ -286,14 +292,14 @@ def test_a_file_dropped_on_the_page_is_read(
     assert (
         section.locator(".meta").text_content() == f"0:0{len(sound) // 48_000}"
     )  # silence too is of its length
-    assert shown_words(page) == heard_as_file(served, path.read_bytes()) != []
+    assert shown_words(page) == file_transcript(served, path.read_bytes()) != []
 
 
 def test_a_phone_s_memo_is_read(page: Page, served: Served, tmp_path: Path) -> None:
     path = write_m4a(tmp_path / "memo.m4a", speech("all-circuits-busy-now", 16000))
     page.set_input_files("#file-input", path)
     expect(page.locator(".session").get_by_role("button", name="Remove")).to_be_visible(timeout=LONG_MS)
-    assert shown_words(page) == heard_as_file(served, path.read_bytes()) != []
+    assert shown_words(page) == file_transcript(served, path.read_bytes()) != []
 
 
 def test_several_files_are_read_at_once_and_a_bad_one_says_so_where_it_stands(
@@ -309,7 +315,7 @@ def test_several_files_are_read_at_once_and_a_bad_one_says_so_where_it_stands(
         expect(section.get_by_role("alert")).to_contain_text(told, timeout=LONG_MS)
     expect(page.get_by_role("button", name="Remove")).to_have_count(3, timeout=LONG_MS)
     expect(page.locator("#failure")).to_be_hidden()
-    assert shown_words(page) == heard_as_file(served, good.read_bytes()) != []
+    assert shown_words(page) == file_transcript(served, good.read_bytes()) != []
 
 
 def test_a_file_can_be_cancelled_while_it_waits_and_while_it_is_heard(
@@ -389,14 +395,14 @@ def test_a_broken_connection_is_shown_and_nothing_is_lost(page: Page, served: Se
     sound = b""
     for begin, part in sorted(received.items()):
         sound = sound[:begin] + part
-    assert shown_words(page) == heard_as_file(served, sound, RAW) != []
+    assert shown_words(page) == file_transcript(served, sound, RAW) != []
 
 
-def test_no_script_can_make_markup_of_text(talking: Browser, served: Served) -> None:
+def test_no_script_can_make_markup_of_text(page_with_microphone: Browser, served: Served) -> None:
     with urllib.request.urlopen(served.address) as answer:
         policy = answer.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
-    context = talking.new_context()
+    context = page_with_microphone.new_context()
     page = context.new_page()
     page.goto(served.address)
     with pytest.raises(Error, match="TrustedHTML"):

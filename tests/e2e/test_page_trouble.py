@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.e2e.house import Served, serve, speech, stop, write_wav
-from tests.laws.babbler import make_babbler
+from tests.e2e.server_process import Served, serve, speech, stop, write_wav
+from tests.invariants.fake_model import make_fake_model
 
 pytestmark = pytest.mark.browser
 LONG_MS = 30_000
@@ -40,13 +40,13 @@ CUT = """() => {
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with one place, that forgets who goes away."""
     home = tmp_path_factory.mktemp("home")
-    running = serve(home, "--max-streams", "1", "--resume-timeout-s", "0", model=str(make_babbler(home)))
+    running = serve(home, "--max-streams", "1", "--resume-timeout-s", "0", model=str(make_fake_model(home)))
     yield running
     stop(running)
 
 
 @pytest.fixture(scope="module")
-def talking(browse: Callable[..., Browser], tmp_path_factory: pytest.TempPathFactory) -> Browser:
+def page_with_microphone(browse: Callable[..., Browser], tmp_path_factory: pytest.TempPathFactory) -> Browser:
     sound = np.concatenate([np.zeros(12_000, np.float32), *[speech("all-circuits-busy-now")] * 40])
     return browse(write_wav(tmp_path_factory.mktemp("sound") / "talk.wav", sound, 48000))
 
@@ -60,14 +60,14 @@ def opened(browser: Browser, served: Served) -> Page:
 
 
 def test_a_forgotten_session_is_begun_anew_and_a_full_server_says_so(
-    talking: Browser, small: Served, tmp_path: Path
+    page_with_microphone: Browser, small: Served, tmp_path: Path
 ) -> None:
-    page = opened(talking, small)
+    page = opened(page_with_microphone, small)
     page.click("#speak")
     expect(page.locator("#elapsed")).to_have_text(re.compile(r"0:(0[3-9]|[1-9]\d)"), timeout=LONG_MS)
     expect(page.locator(".word").first).to_be_attached(timeout=LONG_MS)
 
-    other = opened(talking, small)
+    other = opened(page_with_microphone, small)
     other.click("#speak")
     expect(other.get_by_role("alert")).to_contain_text("The server is full right now", timeout=LONG_MS)
     expect(other.locator("body[data-state=idle]")).to_be_attached(timeout=LONG_MS)
@@ -93,10 +93,10 @@ def test_a_forgotten_session_is_begun_anew_and_a_full_server_says_so(
 
 
 def test_a_break_longer_than_what_is_kept_is_said_and_a_new_session_goes_on(
-    talking: Browser, served: Served, tmp_path: Path
+    page_with_microphone: Browser, served: Served, tmp_path: Path
 ) -> None:
     """The page keeps two minutes; here five seconds, so that ten are too long."""
-    page = opened(talking, served)
+    page = opened(page_with_microphone, served)
     kept = re.compile(r"BYTES_PER_SECOND \* 120")
     page.route("**/session/listen.js", lambda route: shortened(route, kept))
     page.reload()
@@ -152,8 +152,8 @@ def test_no_permission_and_no_microphone_are_said_in_words(
     page.context.close()
 
 
-def test_a_key_shows_the_models_that_it_opens(talking: Browser, small: Served) -> None:
-    context = talking.new_context()
+def test_a_key_shows_the_models_that_it_opens(page_with_microphone: Browser, small: Served) -> None:
+    context = page_with_microphone.new_context()
     page = context.new_page()
     page.route(
         re.compile("/v1/models"),

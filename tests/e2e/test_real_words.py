@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, expect
 
-from lm.text import normalise
-from tests.e2e.house import Served, serve, speech, stop, write_wav
+from lm.text.normalize import normalize
+from tests.e2e.server_process import Served, serve, speech, stop, write_wav
 
 TEACHER = Path(__file__).parents[3] / "shared" / "models" / "quartznet15x5-en"
 
@@ -40,5 +40,5 @@ def test_the_words_that_were_spoken_appear(
     expect(line.locator(".word").nth(4)).to_be_attached(timeout=60_000)
     page.click("#speak")
     expect(page.locator("body[data-state=idle]")).to_be_attached(timeout=60_000)
-    assert normalise(" ".join(page.locator(".word").all_text_contents())) == "all circuits are busy now"
+    assert normalize(" ".join(page.locator(".word").all_text_contents())) == "all circuits are busy now"
     page.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from websockets.sync.client import connect
 
-from tests.e2e.house import Served, speech
+from tests.e2e.server_process import Served, speech
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

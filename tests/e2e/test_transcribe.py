@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.e2e.house import MAIN, Served, speech, write_wav
+from tests.e2e.server_process import MAIN, Served, speech, write_wav
 
 
 @pytest.fixture(scope="module")

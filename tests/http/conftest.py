@@ -15,10 +15,10 @@ from websockets.exceptions import ConnectionClosedError
 
 from service.http.server import Server
 from service.metrics import Metrics
-from service.models import ServedModels
+from service.scheduling.served_models import ServedModels
 from service.settings import Settings
 
-Front = Callable[..., contextlib.AbstractAsyncContextManager[Server]]
+ServerFactory = Callable[..., contextlib.AbstractAsyncContextManager[Server]]
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +56,8 @@ async def server(settings: Settings, models: ServedModels) -> AsyncIterator[Serv
 
 
 @pytest.fixture
-def front(settings: Settings, models: ServedModels) -> Front:
-    """`async with front(idle_timeout_s=1) as server:` another front over the same models, with other settings."""
+def make_server(settings: Settings, models: ServedModels) -> ServerFactory:
+    """`async with make_server(idle_timeout_s=1) as server:` another front over the same models, with other settings."""
 
     def make(**changes: Any) -> contextlib.AbstractAsyncContextManager[Server]:
         return Server(replace(settings, **changes), models=models)
@@ -77,12 +77,12 @@ def speech() -> bytes:
 RAW = "encoding=linear16&sample_rate=16000"
 
 
-class Talk:
+class TestClient:
     """One connection of a plain websocket client, and what it was told."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
-        self.told: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
 
     async def send(self, *parts: bytes | dict[str, Any]) -> None:
         for part in parts:
@@ -92,18 +92,18 @@ class Talk:
         """Read up to the first message of this type with these fields."""
         async for raw in self.socket:
             message = json.loads(raw)
-            self.told.append(message)
+            self.received.append(message)
             if message["type"] == kind and all(message.get(name) == value for name, value in fields.items()):
                 return message
         raise AssertionError(
-            f"closed with {self.closed} before {kind}; told {[m['type'] for m in self.told]}"
+            f"closed with {self.closed} before {kind}; told {[m['type'] for m in self.received]}"
         )
 
     async def to_the_end(self) -> tuple[int, str]:
         """Read until the server closes; its code and reason."""
         with contextlib.suppress(ConnectionClosedError):
             async for raw in self.socket:
-                self.told.append(json.loads(raw))
+                self.received.append(json.loads(raw))
         return self.closed
 
     @property
@@ -115,23 +115,23 @@ class Talk:
         """Transcripts of the finals, in order."""
         return [
             message["channel"]["alternatives"][0]["transcript"]
-            for message in self.told
+            for message in self.received
             if message["type"] == "Results" and message["is_final"]
         ]
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        return [message for message in self.told if message["type"] == kind]
+        return [message for message in self.received if message["type"] == kind]
 
 
 @pytest.fixture
-def talk() -> Callable[..., contextlib.AbstractAsyncContextManager[Talk]]:
-    """`async with talk(server, "query") as client:` a plain client of /v1/listen."""
+def open_client() -> Callable[..., contextlib.AbstractAsyncContextManager[TestClient]]:
+    """`async with open_client(server, "query") as client:` a plain client of /v1/listen."""
 
     @contextlib.asynccontextmanager
-    async def open_talk(server: Server, query: str = RAW, **more: Any) -> AsyncIterator[Talk]:
+    async def open_talk(server: Server, query: str = RAW, **more: Any) -> AsyncIterator[TestClient]:
         address = f"{server.address.replace('http', 'ws', 1)}/v1/listen?{query}"
         async with connect(address, compression=None, **more) as socket:
-            yield Talk(socket)
+            yield TestClient(socket)
 
     return open_talk
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import service
-from service.dialects.query import CONTAINERS, RAW, read_query
+from service.protocols.query import CONTAINERS, RAW, read_query
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 TOLD = yaml.safe_load((Path(service.__file__).parent / "asyncapi.yaml").read_text())
@@ -19,21 +19,21 @@ def schema(kind: str) -> dict:
     return {**TOLD["components"]["messages"][kind]["payload"], "components": TOLD["components"]}
 
 
-async def test_every_message_fits_its_schema(server, talk, speech, pieces):
+async def test_every_message_fits_its_schema(server, open_client, speech, pieces):
     query = (
         "encoding=linear16&sample_rate=16000&interim_results=true&extensions=true&vad_events=true"
         "&alternatives=2&utterance_end_ms=200&diarize=true"
     )
     quiet = bytes(32000)
-    async with talk(server, query) as client:
+    async with open_client(server, query) as client:
         await client.send(*pieces(speech, 3200), *pieces(quiet, 3200), {"type": "Configure"})
         await client.send({"type": "Marker", "name": "m"}, {"type": "Finalize"}, {"type": "CloseStream"})
         assert await client.to_the_end() == (1000, "")
-    async with talk(server, "extensions=true") as other:
+    async with open_client(server, "extensions=true") as other:
         await other.send(b"no sound that anybody knows, and long enough")
         await other.to_the_end()
     seen = set()
-    for message in client.told + other.told:
+    for message in client.received + other.received:
         seen.add(message["type"])
         jsonschema_rs.Draft202012Validator(schema(message["type"])).validate(message)
     assert {"Started", "Results", "SpeechStarted", "Heartbeat", "Marker", "Metadata", "Error"} <= seen

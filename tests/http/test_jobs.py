@@ -16,23 +16,23 @@ import aiohttp
 import numpy as np
 import pytest
 
-from service.audio.containers import Nursery
-from service.core.events import Closed
+from service.audio.decoder_pool import AudioDecoderPool
+from service.auth.keys import add_key
 from service.errors import ErrorCode, ServiceError
-from service.http.jobs import DESK
+from service.http.app_state import APP_STATE
+from service.http.jobs import JOB_API
 from service.http.server import Server
-from service.http.state import STATE
 from service.http.transcriptions import base_settings
 from service.jobs import runner
 from service.jobs.job import Job
+from service.jobs.recordings import AudioFormat, decoded, transcribe
 from service.jobs.store import JobStore
-from service.keys import add_key
-from service.models import ServedModels
-from service.recordings import Sound, decoded, heard
+from service.scheduling.served_models import ServedModels
+from service.session.events import Closed
 from service.settings import Settings
 from service.stream import Stream
-from tests.http.conftest import Front
-from tests.http.test_doors import get
+from tests.http.conftest import ServerFactory
+from tests.http.test_auth_and_health import get
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -88,20 +88,20 @@ async def test_what_a_stop_breaks_off_waits_and_is_heard_whole_after_it(
     async with Server(mine) as first:
         job = await send(first, sound)
         asked = asyncio.create_task(post(first, sound))
-        await until(first.app[DESK].store, job["id"], lambda now: now.heard_s > 0)
+        await until(first.app[JOB_API].store, job["id"], lambda now: now.processed_s > 0)
         await first.stop(0.0)
-        status, headers, told = await asked
-    assert status == 503 and told["err_code"] == "DRAINING" and int(headers["Retry-After"]) > 0
+        status, headers, received = await asked
+    assert status == 503 and received["err_code"] == "DRAINING" and int(headers["Retry-After"]) > 0
     store = JobStore(tmp_path / "jobs")
     waiting = store.find(job["id"], "")
     assert (waiting.status, waiting.attempts, waiting.error) == ("queued", 0, None)
-    assert waiting.heard_s < 300.0 and store.file(job["id"]).read_bytes() == sound
+    assert waiting.processed_s < 300.0 and store.file(job["id"]).read_bytes() == sound
     store.close()
     async with Server(mine) as second:
         done = await until(
-            second.app[DESK].store, job["id"], lambda now: now.status not in ("queued", "running")
+            second.app[JOB_API].store, job["id"], lambda now: now.status not in ("queued", "running")
         )
-        finals = second.app[DESK].store.finals(job["id"])
+        finals = second.app[JOB_API].store.finals(job["id"])
     assert done.status == "done" and done.length_s == pytest.approx(300.0)
     places = [0.0, *(place for final in finals for place in (final.start_s, final.end_s)), 300.0]
     assert places == sorted(places) and finals[-1].end_s == pytest.approx(300.0, abs=0.1)
@@ -118,15 +118,15 @@ async def test_sound_that_fails_in_any_way_ends_its_hearing(
 
     expected = ServiceError if isinstance(trouble, OSError) else ValueError
     async with asyncio.timeout(60):
-        with pytest.raises(expected) as told:
-            async for _ in heard(models.pick(None), base_settings(server.app[STATE]), sound()):
+        with pytest.raises(expected) as received:
+            async for _ in transcribe(models.pick(None), base_settings(server.app[APP_STATE]), sound()):
                 pass
-    if isinstance(told.value, ServiceError):
-        assert told.value.code == "storage" and "Input/output error" in told.value.message
+    if isinstance(received.value, ServiceError):
+        assert received.value.code == "storage" and "Input/output error" in received.value.message
     assert not batch_streams(models)
 
 
-async def test_a_recording_is_not_over_when_its_recogniser_is_stopped_while_it_waits_for_more(
+async def test_a_recording_is_not_over_when_its_recognizer_is_stopped_while_it_waits_for_more(
     server: Server, models: ServedModels
 ) -> None:
     async def sound() -> AsyncIterator[np.ndarray]:
@@ -136,63 +136,66 @@ async def test_a_recording_is_not_over_when_its_recogniser_is_stopped_while_it_w
         await asyncio.Event().wait()
 
     async with asyncio.timeout(60):
-        with pytest.raises(ServiceError) as told:
-            async for event in heard(models.pick(None), base_settings(server.app[STATE]), sound()):
+        with pytest.raises(ServiceError) as received:
+            async for event in transcribe(models.pick(None), base_settings(server.app[APP_STATE]), sound()):
                 assert not isinstance(event, Closed)
-    assert told.value.code == "draining" and told.value.retry_after_s
+    assert received.value.code == "draining" and received.value.retry_after_s
 
 
 async def test_a_job_that_is_cancelled_while_nothing_is_told_of_it_frees_its_runner(
-    front: Front, tmp_path: Path, speech: bytes, monkeypatch: pytest.MonkeyPatch
+    make_server: ServerFactory, tmp_path: Path, speech: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And so does one whose recording vanishes between being found and being read."""
     real, waits = runner.decoded, asyncio.Event()
 
-    async def stuck(*told: Any) -> AsyncIterator[np.ndarray]:
+    async def stuck(*received: Any) -> AsyncIterator[np.ndarray]:
         waits.set()
         await asyncio.Event().wait()
         yield np.zeros((1, 0), np.float32)
 
-    async def vanished(path: Path, *told: Any) -> AsyncIterator[np.ndarray]:
+    async def vanished(path: Path, *received: Any) -> AsyncIterator[np.ndarray]:
         store.end(path.name, None, "cancelled", 0.0, None, None)
-        async for samples in real(path, *told):
+        async for samples in real(path, *received):
             yield samples
 
     sound = wav(speech, 1)
-    async with front(jobs_folder=tmp_path, jobs_lease_s=0.5) as server, aiohttp.ClientSession() as session:
-        store = server.app[DESK].store
-        monkeypatch.setattr(runner, "decoded", stuck)
+    async with (
+        make_server(jobs_folder=tmp_path, jobs_lease_s=0.5) as server,
+        aiohttp.ClientSession() as session,
+    ):
+        store = server.app[JOB_API].store
+        monkeypatch.setattr(runner, "decode_file", stuck)
         first = await send(server, sound)
         await waits.wait()
-        monkeypatch.setattr(runner, "decoded", vanished)
+        monkeypatch.setattr(runner, "decode_file", vanished)
         second = await send(server, sound)
         async with session.delete(f"{server.address}/v1/jobs/{first['id']}") as answer:
             assert (await answer.json())["status"] == "cancelled"
         await until(store, second["id"], lambda now: now.status == "cancelled")
-        monkeypatch.setattr(runner, "decoded", real)
+        monkeypatch.setattr(runner, "decode_file", real)
         third = await send(server, sound)
         await until(store, third["id"], lambda now: now.status == "done")
 
 
 async def test_a_job_without_room_leaves_the_others_of_its_runner_alone(
-    front: Front, tmp_path: Path, speech: bytes, monkeypatch: pytest.MonkeyPatch
+    make_server: ServerFactory, tmp_path: Path, speech: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = runner.decoded
     begun: list[str] = []
     jobs: list[dict[str, Any]] = []
 
-    async def crowded(path: Path, *told: Any) -> AsyncIterator[np.ndarray]:
+    async def crowded(path: Path, *received: Any) -> AsyncIterator[np.ndarray]:
         begun.append(path.name)
         if len(begun) == 2:
             raise ServiceError(ErrorCode.CONTAINERS, "All decoders are in use.", retry_after_s=0.1)
-        async for samples in real(path, *told):
+        async for samples in real(path, *received):
             yield samples
 
-    monkeypatch.setattr(runner, "decoded", crowded)
-    async with front(jobs_folder=tmp_path, jobs_concurrency=2) as server:
-        store = server.app[DESK].store
+    monkeypatch.setattr(runner, "decode_file", crowded)
+    async with make_server(jobs_folder=tmp_path, jobs_concurrency=2) as server:
+        store = server.app[JOB_API].store
         jobs.append(await send(server, wav(speech, 100)))
-        await until(store, jobs[0]["id"], lambda now: now.heard_s > 0)
+        await until(store, jobs[0]["id"], lambda now: now.processed_s > 0)
         jobs.append(await send(server, wav(speech, 1)))
         for job in jobs:
             done = await until(store, job["id"], lambda now: now.status == "done")
@@ -202,12 +205,12 @@ async def test_a_job_without_room_leaves_the_others_of_its_runner_alone(
 
 
 async def test_jobs_are_charged_to_their_owner_as_they_are_heard(
-    front: Front, tmp_path: Path, keys_file: Path, speech: bytes
+    make_server: ServerFactory, tmp_path: Path, keys_file: Path, speech: bytes
 ) -> None:
     key, secret = add_key(keys_file, "small", minutes_per_day=0.1)
     held = {"Authorization": f"Token {secret}"}
-    async with front(jobs_folder=tmp_path, keys_file=keys_file) as server:
-        usage, store = server.keys.usage, server.app[DESK].store
+    async with make_server(jobs_folder=tmp_path, keys_file=keys_file) as server:
+        usage, store = server.keys.usage, server.app[JOB_API].store
         assert usage is not None
         job = await send(server, wav(speech, 10), **held)
         await until(store, job["id"], lambda now: now.status == "done", key.id)
@@ -217,7 +220,7 @@ async def test_jobs_are_charged_to_their_owner_as_they_are_heard(
 
 
 async def test_who_leaves_a_streamed_transcription_pays_for_what_was_heard_and_is_no_fault_of_the_server(
-    front: Front, keys_file: Path, speech: bytes, caplog: pytest.LogCaptureFixture
+    make_server: ServerFactory, keys_file: Path, speech: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     key, secret = add_key(keys_file, "leaver")
     body = (
@@ -226,7 +229,7 @@ async def test_who_leaves_a_streamed_transcription_pays_for_what_was_heard_and_i
         + wav(speech, 150)
         + b"\r\n--xx--\r\n"
     )
-    async with front(keys_file=keys_file, max_utterance_s=3.0) as server:
+    async with make_server(keys_file=keys_file, max_utterance_s=3.0) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         head = f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
         head += f"Authorization: Bearer {secret}\r\nContent-Type: multipart/form-data; boundary=xx\r\n\r\n"
@@ -234,21 +237,21 @@ async def test_who_leaves_a_streamed_transcription_pays_for_what_was_heard_and_i
         await reader.readuntil(b"data: ")
         writer.transport.abort()
         counted = 'route="/v1/audio/transcriptions",status="'
-        while counted not in (told := (await get(f"{server.address}/metrics"))[2]):
+        while counted not in (received := (await get(f"{server.address}/metrics"))[2]):
             pass
-        assert f'{counted}499"' in told
+        assert f'{counted}499"' in received
         assert server.keys.usage is not None and 2.0 < server.keys.usage.seconds(key.id) < 300.0
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_file_name_that_is_no_utf_8_is_kept_as_far_as_it_can_be(
-    front: Front, tmp_path: Path, speech: bytes
+    make_server: ServerFactory, tmp_path: Path, speech: bytes
 ) -> None:
     head = b'--xx\r\nContent-Disposition: form-data; name="file"; filename="caf\xe9.wav"\r\n\r\n'
     body = head + wav(speech, 1) + b"\r\n--xx--\r\n"
     named = {"Content-Type": "multipart/form-data; boundary=xx"}
     async with (
-        front(jobs_folder=tmp_path) as server,
+        make_server(jobs_folder=tmp_path) as server,
         aiohttp.ClientSession() as session,
         session.post(f"{server.address}/v1/jobs", data=body, headers=named) as answer,
     ):
@@ -258,7 +261,9 @@ async def test_a_file_name_that_is_no_utf_8_is_kept_as_far_as_it_can_be(
 async def test_a_recording_given_up_while_it_is_opened_is_closed(tmp_path: Path) -> None:
     (tmp_path / "body").write_bytes(b"sound")
     for turns in range(4):  # given up at every moment of its beginning
-        piece = asyncio.ensure_future(anext(decoded(tmp_path / "body", Sound("linear16"), 1, Nursery(0))))
+        piece = asyncio.ensure_future(
+            anext(decoded(tmp_path / "body", AudioFormat("linear16"), 1, AudioDecoderPool(0)))
+        )
         for _ in range(turns):
             await asyncio.sleep(0)
         piece.cancel()

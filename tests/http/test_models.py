@@ -9,17 +9,17 @@ import aiohttp
 import numpy as np
 
 from acoustic import catalogue
+from acoustic.architectures import published
 from acoustic.checkpoint import save
-from acoustic.config import published
 from acoustic.runtime import open_backend
 from acoustic.windows import with_hop
-from service.core.events import Final
-from service.core.stream_settings import StreamSettings
 from service.http.server import Server
 from service.scheduling.decode_worker import Desk
+from service.session.events import Final
+from service.session.stream_settings import StreamSettings
 from service.settings import Settings
-from tests.core.plain_loop import transcribe
 from tests.http.conftest import RAW, cut
+from tests.session.synchronous_driver import transcribe
 
 HOP_S = 0.64
 
@@ -40,7 +40,9 @@ def offline(model: str, speech: bytes) -> list[str]:
     return [event.alternatives[0].text for event in events if isinstance(event, Final)]
 
 
-async def test_two_models_by_name_at_once(settings: Settings, talk, speech: bytes, tmp_path: Path) -> None:
+async def test_two_models_by_name_at_once(
+    settings: Settings, open_client, speech: bytes, tmp_path: Path
+) -> None:
     other = catalogue.untrained(published["tiny"], seed=2)
     second = str(save(tmp_path / "second", other.config, other.state, other.card))
     expected = {name: offline(name, speech) for name in ("tiny", second)}
@@ -48,9 +50,9 @@ async def test_two_models_by_name_at_once(settings: Settings, talk, speech: byte
 
     async with Server(replace(settings, more_models=(second,), hops_s=(HOP_S,))) as server:
 
-        async def heard(asked: str, answers: str) -> None:
+        async def transcript_of(asked: str, answers: str) -> None:
             """Ask for one model and be answered by the other name, or the same."""
-            async with talk(server, f"{RAW}&endpointing=false&model={asked}") as client:
+            async with open_client(server, f"{RAW}&endpointing=false&model={asked}") as client:
                 for piece in cut(speech, 6400):
                     await client.send(piece)
                     await asyncio.sleep(0)
@@ -60,7 +62,9 @@ async def test_two_models_by_name_at_once(settings: Settings, talk, speech: byte
                     text for text in expected[answers] if text
                 ]
 
-        await asyncio.gather(heard("tiny", "tiny"), heard(second, second), heard("nova-2", "tiny"))
+        await asyncio.gather(
+            transcript_of("tiny", "tiny"), transcript_of(second, second), transcript_of("nova-2", "tiny")
+        )
         async with aiohttp.ClientSession() as session, session.get(f"{server.address}/v1/models") as answer:
             listed = json.loads(await answer.text())["models"]
         assert [(each["name"], each["default"], each["ready"]) for each in listed] == [
@@ -72,8 +76,8 @@ async def test_two_models_by_name_at_once(settings: Settings, talk, speech: byte
         first = catalogue.untrained(published["tiny"], seed=1)
         save(Path(second), first.config, first.state, first.card)
         expected[second] = expected["tiny"]
-        await asyncio.gather(server.models.reload(second), heard("tiny", "tiny"))
-        await heard(second, second)
+        await asyncio.gather(server.models.reload(second), transcript_of("tiny", "tiny"))
+        await transcript_of(second, second)
         page = server.metrics.expose().decode()
         assert "silica_draining 0.0" in page
         assert page.count("silica_model_info{") == 2

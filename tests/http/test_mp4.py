@@ -9,9 +9,9 @@ import av
 import numpy as np
 import pytest
 
-from service.http.jobs import DESK
+from service.http.jobs import JOB_API
 from service.http.server import Server
-from tests.http.conftest import Talk
+from tests.http.conftest import TestClient
 from tests.http.test_jobs import post, send, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -49,12 +49,12 @@ async def test_the_place_of_the_index_changes_no_word(server: Server, speech: by
 
 async def test_a_file_cut_off_before_its_index_is_refused(server: Server, speech: bytes) -> None:
     data = m4a(speech)
-    status, _, told = await post(server, data[: data.index(b"moov")])
-    assert status == 400 and "cannot be decoded" in told["err_msg"]
+    status, _, received = await post(server, data[: data.index(b"moov")])
+    assert status == 400 and "cannot be decoded" in received["err_msg"]
 
 
 async def test_a_job_reads_a_file_with_its_index_at_the_end(server: Server, speech: bytes) -> None:
-    store = server.app[DESK].store
+    store = server.app[JOB_API].store
     job = await send(server, m4a(speech))
     done = await until(store, job["id"], lambda now: now.status not in ("queued", "running"))
     assert done.status == "done" and done.share == 1.0
@@ -62,9 +62,11 @@ async def test_a_job_reads_a_file_with_its_index_at_the_end(server: Server, spee
 
 
 async def test_a_stream_with_its_index_at_the_end_is_told_to_upload_it(
-    server: Server, talk: Callable[..., contextlib.AbstractAsyncContextManager[Talk]], speech: bytes
+    server: Server,
+    open_client: Callable[..., contextlib.AbstractAsyncContextManager[TestClient]],
+    speech: bytes,
 ) -> None:
-    async with talk(server, "extensions=true") as client:
+    async with open_client(server, "extensions=true") as client:
         await client.send(m4a(speech * 20), {"type": "CloseStream"})
         code, reason = await client.to_the_end()
     assert code == 1008 and reason.startswith("DATA-0000")

@@ -10,14 +10,14 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError
 
-from service.dialects.openai_realtime import RealtimeDialect
+from service.auth.keys import add_key, revoke_key
 from service.errors import ErrorCode, ServiceError
 from service.http import realtime as face
-from service.http.conversation import CATCH_UP
+from service.http.app_state import APP_STATE
+from service.http.client_streams import Session
 from service.http.server import Server
-from service.http.sessions import Session
-from service.http.state import STATE
-from service.keys import add_key, revoke_key
+from service.http.websocket_connection import CATCH_UP
+from service.protocols.openai_realtime import RealtimeProtocol
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 COMPLETED = "conversation.item.input_audio_transcription.completed"
@@ -43,11 +43,11 @@ async def append(socket: ClientConnection, sound: bytes) -> None:
 
 
 async def to_the_end(socket: ClientConnection) -> list[dict]:
-    told = []
+    received = []
     with contextlib.suppress(ConnectionClosedError):
         async for message in socket:
-            told.append(json.loads(message))
-    return told
+            received.append(json.loads(message))
+    return received
 
 
 async def completed(server: Server, *asked: bytes | str) -> list[str]:
@@ -72,8 +72,8 @@ async def test_a_message_of_the_wrong_shape_is_told_and_the_stream_goes_on(serve
         for audio in ([1], {"input": {"format": {"type": []}}}):
             await send(socket, "session.update", session={"audio": audio})
         await send(socket, "input_audio_buffer.commit")
-        told = [json.loads(await socket.recv()) for _ in range(2)]
-        assert [message["error"]["param"] for message in told] == [
+        received = [json.loads(await socket.recv()) for _ in range(2)]
+        assert [message["error"]["param"] for message in received] == [
             "session.audio",
             "session.audio.input.format",
         ]
@@ -94,20 +94,20 @@ async def test_whatever_fails_here_ends_the_stream_and_is_told(server, models, s
         def fail(self, text):
             raise AttributeError("a defect")
 
-        monkeypatch.setattr(RealtimeDialect, "receive", fail)
+        monkeypatch.setattr(RealtimeProtocol, "receive", fail)
         await send(socket, "input_audio_buffer.commit")
-        told = await to_the_end(socket)
-    assert [message["error"]["code"] for message in told] == ["internal"]
+        received = await to_the_end(socket)
+    assert [message["error"]["code"] for message in received] == ["internal"]
     assert (socket.close_code, socket.close_reason) == (1011, "internal")
-    await server.app[STATE].listening._idle.wait()
+    await server.app[APP_STATE].client_streams._idle.wait()
     assert models.default.capacity().streams == before
     assert "a defect" in caplog.text
 
 
-async def test_a_revoked_key_ends_its_stream(front, keys_file, speech):
+async def test_a_revoked_key_ends_its_stream(make_server, keys_file, speech):
     add_key(keys_file, "stays")
     _, secret = add_key(keys_file, "goes")
-    async with front(keys_file=keys_file) as server:
+    async with make_server(keys_file=keys_file) as server:
         async with realtime(server, additional_headers={"Authorization": f"Bearer {secret}"}) as socket:
             await append(socket, speech)
             revoke_key(keys_file, "goes")
@@ -129,10 +129,10 @@ async def ended(socket: ClientConnection) -> tuple[str, int, str]:
     return code, socket.close_code or 0, socket.close_reason or ""
 
 
-async def test_sound_far_ahead_of_real_time_is_read_slowly_and_never_dropped(front, speech):
-    async with front(max_audio_lead_s=1.0) as server:
+async def test_sound_far_ahead_of_real_time_is_read_slowly_and_never_dropped(make_server, speech):
+    async with make_server(max_audio_lead_s=1.0) as server:
         throttled_s = server.metrics.throttled_s._value.get
-        server.app[STATE].clock = throttled_s  # no time passes but what is waited
+        server.app[APP_STATE].clock = throttled_s  # no time passes but what is waited
         (all_at_once,) = await completed(server, speech, "commit")
         assert throttled_s() == 0, "one message is taken whole"
         (slowed,) = await completed(server, speech[:48000], speech[48000:], b"", "commit")
@@ -149,7 +149,7 @@ async def test_a_silent_client_is_told_and_its_stream_ends(server, models, speec
         if with_sound:
             await append(socket, speech)
         assert await ended(socket) == ("idle", 1011, "idle")
-    await server.app[STATE].listening._idle.wait()
+    await server.app[APP_STATE].client_streams._idle.wait()
     assert models.default.capacity().streams == before
 
 
@@ -159,7 +159,7 @@ async def taken(socket: ClientConnection, sound: bytes, server: Server) -> Sessi
     await send(socket, "input_audio_buffer.clear")
     while json.loads(await socket.recv())["type"] != "input_audio_buffer.cleared":
         pass
-    (session,) = server.app[STATE].listening._sessions.values()
+    (session,) = server.app[APP_STATE].client_streams._sessions.values()
     return session
 
 
@@ -172,10 +172,10 @@ async def test_a_message_or_a_ping_is_a_sign_of_life(server, speech, monkeypatch
         stream = (await taken(socket, speech, server)).stream
         assert stream.settings.idle_limit_s == 2.0
         for again in (send(socket, "session.update", session={}), socket.ping()):
-            before_s = stream.last_life_s
+            before_s = stream.last_activity_s
             answer = await again
             await (socket.recv() if answer is None else answer)
-            assert stream.last_life_s > before_s
+            assert stream.last_activity_s > before_s
 
 
 @pytest.mark.parametrize("with_sound", [False, True])
@@ -188,10 +188,13 @@ async def test_a_message_over_the_limit_ends_the_stream(server, speech, monkeypa
         assert await ended(socket) == ("size", 1009, "size")
 
 
-async def test_used_up_minutes_end_the_stream(front, keys_file, speech):
+async def test_used_up_minutes_end_the_stream(make_server, keys_file, speech):
     _, secret = add_key(keys_file, "small", minutes_per_day=1 / 60)
     headers = {"Authorization": f"Bearer {secret}"}
-    async with front(keys_file=keys_file) as server, realtime(server, additional_headers=headers) as socket:
+    async with (
+        make_server(keys_file=keys_file) as server,
+        realtime(server, additional_headers=headers) as socket,
+    ):
         await append(socket, speech)
         assert await ended(socket) == ("key_minutes", 1008, "key_minutes")
 
@@ -200,8 +203,8 @@ async def test_a_server_that_stops_closes_the_socket_in_order(server, speech):
     async with realtime(server) as socket:
         session = await taken(socket, speech, server)
         session.stream.drain()
-        told = await to_the_end(socket)
-    assert [message["type"] for message in told if message["type"] == "error"] == []
+        received = await to_the_end(socket)
+    assert [message["type"] for message in received if message["type"] == "error"] == []
     assert (socket.close_code, socket.close_reason) == (1012, "drained")
 
 
@@ -213,7 +216,7 @@ async def test_a_full_server_says_so_with_the_first_sound(server, models, speech
         monkeypatch.setattr(models.default, "open", full)
         await append(socket, speech)
         assert await ended(socket) == ("capacity", 1013, "capacity")
-        assert server.app[STATE].listening.count == 0
+        assert server.app[APP_STATE].client_streams.count == 0
 
 
 # ---- whose sound an answer is
@@ -222,8 +225,8 @@ async def test_a_full_server_says_so_with_the_first_sound(server, models, speech
 async def test_what_was_cleared_is_not_told_and_what_was_committed_is(server, speech):
     noise = bytes(reversed(speech))
     first, _, third = await completed(server, speech, "commit", noise, "commit", speech[:40000], "commit")
-    told = await completed(server, speech, "commit", noise, "clear", speech[:40000], "commit")
-    assert told == [first, third] and first and third
+    received = await completed(server, speech, "commit", noise, "clear", speech[:40000], "commit")
+    assert received == [first, third] and first and third
 
 
 async def test_every_commit_has_its_answer_however_little_sound_it_has(server, speech):

@@ -10,13 +10,13 @@ from websockets.exceptions import InvalidStatus
 
 from service.clients.stream import StreamClient
 from service.errors import ServiceError
-from service.http.state import STATE
+from service.http.app_state import APP_STATE
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 RAW = "encoding=linear16&sample_rate=16000"
 
 
-class Wire:
+class CuttableProxy:
     """A proxy in front of a server, whose connections can be cut."""
 
     def __init__(self, port: int) -> None:
@@ -30,12 +30,12 @@ class Wire:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
         self._writers |= {writer, far_writer}
         with contextlib.suppress(ConnectionError):
-            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+            await asyncio.gather(self._run_planner(reader, far_writer), self._run_planner(far_reader, writer))
         for end in (writer, far_writer):
             self._writers.discard(end)
             end.transport.abort()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _run_planner(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1000):
             writer.write(data)
             await writer.drain()
@@ -48,80 +48,82 @@ class Wire:
 
 
 @contextlib.asynccontextmanager
-async def wire(port: int) -> AsyncIterator[Wire]:
-    proxy = Wire(port)
-    listening = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
-    proxy.port = listening.sockets[0].getsockname()[1]
-    async with listening:
+async def cuttable_proxy(port: int) -> AsyncIterator[CuttableProxy]:
+    proxy = CuttableProxy(port)
+    client_streams = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
+    proxy.port = client_streams.sockets[0].getsockname()[1]
+    async with client_streams:
         yield proxy
         proxy.cut()
 
 
-def heard(told: list[dict]) -> list[tuple[float, float, str]]:
+def transcript_of(received: list[dict]) -> list[tuple[float, float, str]]:
     return [
         (m["start"], m["duration"], m["channel"]["alternatives"][0]["transcript"])
-        for m in told
+        for m in received
         if m["type"] == "Results" and m["is_final"]
     ]
 
 
-async def uninterrupted(talk, server, speech) -> list[tuple[float, float, str]]:
-    async with talk(server, f"{RAW}&source=file") as client:
+async def uninterrupted(open_client, server, speech) -> list[tuple[float, float, str]]:
+    async with open_client(server, f"{RAW}&source=file") as client:
         await client.send(speech, {"type": "Finalize"}, speech, {"type": "CloseStream"})
         await client.to_the_end()
-    return heard(client.told)
+    return transcript_of(client.received)
 
 
-async def test_resume_by_hand_goes_on_where_it_broke(server, talk, speech):
-    whole = await uninterrupted(talk, server, speech)
-    async with talk(server, f"{RAW}&extensions=true&source=file") as first:
+async def test_resume_by_hand_goes_on_where_it_broke(server, open_client, speech):
+    whole = await uninterrupted(open_client, server, speech)
+    async with open_client(server, f"{RAW}&extensions=true&source=file") as first:
         session = (await first.until("Started"))["request_id"]
         await first.send(speech, {"type": "Finalize"}, speech[:20001])
         await first.until("Results", from_finalize=True)
-        seen = max(message["sequence"] for message in first.told)
+        seen = max(message["sequence"] for message in first.received)
         first.socket.transport.abort()
-    async with talk(server, f"extensions=true&resume={session}&after={seen}") as second:
+    async with open_client(server, f"extensions=true&resume={session}&after={seen}") as second:
         started = await second.until("Started")
         assert started["resumed"] is True and started["received_commands"] == 1
         at = started["received_bytes"]
         assert len(speech) <= at <= len(speech) + 20001
         await second.send(speech[at - len(speech) :], {"type": "CloseStream"})
         assert await second.to_the_end() == (1000, "")
-    assert all(message["sequence"] > seen for message in second.told if "sequence" in message)
-    assert heard(first.told) + heard(second.told) == whole
+    assert all(message["sequence"] > seen for message in second.received if "sequence" in message)
+    assert transcript_of(first.received) + transcript_of(second.received) == whole
 
 
-async def test_everything_after_the_last_seen_number_comes_again(server, talk, speech):
-    async with talk(server, f"{RAW}&extensions=true") as first:
+async def test_everything_after_the_last_seen_number_comes_again(server, open_client, speech):
+    async with open_client(server, f"{RAW}&extensions=true") as first:
         session = (await first.until("Started"))["request_id"]
         await first.send(speech, {"type": "Finalize"})
         final = await first.until("Results", from_finalize=True)
         first.socket.transport.abort()
-    async with talk(server, f"extensions=true&resume={session}&after={final['sequence'] - 1}") as second:
+    async with open_client(
+        server, f"extensions=true&resume={session}&after={final['sequence'] - 1}"
+    ) as second:
         again = await second.until("Results", from_finalize=True)
         assert {**again, "warning": None} == {**final, "warning": None}
         await second.send({"type": "CloseStream"})
         await second.to_the_end()
 
 
-async def test_a_connection_that_hangs_is_taken_over(server, talk, speech):
-    async with talk(server, f"{RAW}&extensions=true") as first:
+async def test_a_connection_that_hangs_is_taken_over(server, open_client, speech):
+    async with open_client(server, f"{RAW}&extensions=true") as first:
         session = (await first.until("Started"))["request_id"]
         await first.send(speech)
-        async with talk(server, f"extensions=true&resume={session}&after=0") as second:
+        async with open_client(server, f"extensions=true&resume={session}&after=0") as second:
             assert (await second.until("Started"))["resumed"] is True
             assert (await first.to_the_end())[0] == 4000
             await second.send({"type": "CloseStream"})
             assert await second.to_the_end() == (1000, "")
-    listening = server.app[STATE].listening
-    await listening._idle.wait()
-    assert session not in listening._sessions
+    client_streams = server.app[APP_STATE].client_streams
+    await client_streams._idle.wait()
+    assert session not in client_streams._sessions
 
 
-async def test_an_attempt_that_breaks_off_costs_nothing(front, talk):
-    async with front() as server:
-        listening = server.app[STATE].listening
-        async with talk(server, f"{RAW}&extensions=true") as first:
+async def test_an_attempt_that_breaks_off_costs_nothing(make_server, open_client):
+    async with make_server() as server:
+        client_streams = server.app[APP_STATE].client_streams
+        async with open_client(server, f"{RAW}&extensions=true") as first:
             session = (await first.until("Started"))["request_id"]
             _, writer = await asyncio.open_connection("127.0.0.1", server.port)
             headers = "Host: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -130,42 +132,42 @@ async def test_an_attempt_that_breaks_off_costs_nothing(front, talk):
             writer.write(f"GET /v1/listen?{query} HTTP/1.1\r\n{headers}\r\n".encode())
             writer.close()
             assert (await first.to_the_end())[0] == 4000
-        await listening._idle.wait()
+        await client_streams._idle.wait()
         assert server.metrics.http_requests.labels("/v1/listen", "499")._value.get() == 1
-        async with talk(server, query) as second:
+        async with open_client(server, query) as second:
             assert (await second.until("Started"))["resumed"] is True
             await second.send({"type": "CloseStream"})
             assert await second.to_the_end() == (1000, "")
-        await listening._idle.wait()
-        assert listening.count == 0
+        await client_streams._idle.wait()
+        assert client_streams.count == 0
 
 
-async def test_what_is_gone_is_410_and_a_session_without_extensions_is_gone(server, talk, speech):
-    async with talk(server) as first:
+async def test_what_is_gone_is_410_and_a_session_without_extensions_is_gone(server, open_client, speech):
+    async with open_client(server) as first:
         await first.send(speech)
         session = first.socket.response.headers["Silica-Session"]
         first.socket.transport.abort()
     for id in (session, "nonsense"):
         with pytest.raises(InvalidStatus) as refused:
-            async with talk(server, f"extensions=true&resume={id}"):
+            async with open_client(server, f"extensions=true&resume={id}"):
                 pass
         assert refused.value.response.status_code == 410
         assert json.loads(refused.value.response.body)["err_code"] == "RESUME"
 
 
-async def test_a_session_that_nobody_resumes_ends(front, talk, speech):
-    async with front(resume_timeout_s=0.0) as server:
-        async with talk(server, f"{RAW}&extensions=true") as client:
+async def test_a_session_that_nobody_resumes_ends(make_server, open_client, speech):
+    async with make_server(resume_timeout_s=0.0) as server:
+        async with open_client(server, f"{RAW}&extensions=true") as client:
             await client.until("Started")
             client.socket.transport.abort()
-        listening = server.app[STATE].listening
+        client_streams = server.app[APP_STATE].client_streams
         async with asyncio.timeout(10):
-            await listening._idle.wait()
-        assert listening.count == 0
+            await client_streams._idle.wait()
+        assert client_streams.count == 0
 
 
-async def test_the_client_comes_back_by_itself(server, talk, speech, pieces):
-    whole = await uninterrupted(talk, server, speech)
+async def test_the_client_comes_back_by_itself(server, open_client, speech, pieces):
+    whole = await uninterrupted(open_client, server, speech)
     states = []
 
     def cut_twice(state: str) -> None:
@@ -173,16 +175,16 @@ async def test_the_client_comes_back_by_itself(server, talk, speech, pieces):
         if state == "listening" and proxy.cuts < 2:
             proxy.cut()
 
-    async with wire(server.port) as proxy:
+    async with cuttable_proxy(server.port) as proxy:
         options = {"encoding": "linear16", "sample_rate": 16000, "source": "file"}
         async with StreamClient(
             f"ws://127.0.0.1:{proxy.port}", first_wait_s=0.05, on_state=cut_twice, **options
         ) as client:
-            told = []
+            received = []
 
             async def read() -> None:
                 async for message in client:
-                    told.append(message)
+                    received.append(message)
                     if message["type"] == "Results" and proxy.cuts == 2:
                         proxy.cut()
 
@@ -196,42 +198,44 @@ async def test_the_client_comes_back_by_itself(server, talk, speech, pieces):
             await client.finish()
             async with asyncio.timeout(60):
                 await reader
-    assert heard(told) == whole
+    assert transcript_of(received) == whole
     assert client.reconnections >= 2
-    assert [message["name"] for message in told if message["type"] == "Marker"] == ["end"]
-    numbers = [message["sequence"] for message in told if "sequence" in message]
-    assert numbers == sorted(set(numbers)) and told[-1]["type"] == "Metadata"
+    assert [message["name"] for message in received if message["type"] == "Marker"] == ["end"]
+    numbers = [message["sequence"] for message in received if "sequence" in message]
+    assert numbers == sorted(set(numbers)) and received[-1]["type"] == "Metadata"
     assert states[-1] == "closed" and "reconnecting" in states
 
 
-async def test_a_server_that_forgot_the_session_gets_the_undecided_sound_again(front, talk, speech):
-    async with front() as server:
-        whole = await uninterrupted(talk, server, speech)
-        async with wire(server.port) as proxy:
+async def test_a_server_that_forgot_the_session_gets_the_undecided_sound_again(
+    make_server, open_client, speech
+):
+    async with make_server() as server:
+        whole = await uninterrupted(open_client, server, speech)
+        async with cuttable_proxy(server.port) as proxy:
             options = {"encoding": "linear16", "sample_rate": 16000, "source": "file"}
             async with StreamClient(f"ws://127.0.0.1:{proxy.port}", first_wait_s=0.05, **options) as client:
-                told = []
+                received = []
                 await client.send(speech)
                 await client.finalize()
                 await client.send(speech[:30000])
                 async for message in client:
-                    told.append(message)
+                    received.append(message)
                     if message.get("from_finalize"):
                         break
-                state = server.app[STATE]
+                state = server.app[APP_STATE]
                 proxy.cut()
-                for session in tuple(state.listening._sessions.values()):
+                for session in tuple(state.client_streams._sessions.values()):
                     session.stream.cancel("forgotten")
-                    state.listening.forget(session)
+                    state.client_streams.forget(session)
                 await client.send(speech[30000:])
                 await client.finish()
                 async with asyncio.timeout(60):
                     async for message in client:
-                        told.append(message)
-    assert heard(told) == whole, "times go on, and what was final is not told again"
+                        received.append(message)
+    assert transcript_of(received) == whole, "times go on, and what was final is not told again"
 
 
-async def test_the_client_says_why_it_was_refused(server, talk):
+async def test_the_client_says_why_it_was_refused(server, open_client):
     async with StreamClient(server.address, encoding="speex") as client:
         with pytest.raises(ServiceError, match="speex is not supported"):
             async for _ in client:

@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from tests.http.conftest import Front
-from tests.http.test_doors import get
+from tests.http.conftest import ServerFactory
+from tests.http.test_auth_and_health import get
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 FORM = b'--xx\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
@@ -14,9 +14,9 @@ FORM = b'--xx\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r
 
 @pytest.mark.parametrize("route", ["/v1/listen", "/v1/audio/transcriptions", "/v1/jobs"])
 async def test_an_upload_that_is_cut_off_is_no_fault_of_the_server(
-    front: Front, route: str, caplog: pytest.LogCaptureFixture
+    make_server: ServerFactory, route: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with front() as server:
+    async with make_server() as server:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         head = f"POST {route} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: 200000000\r\n"
         writer.write(f"{head}Content-Type: multipart/form-data; boundary=xx\r\n\r\n".encode())
@@ -24,14 +24,14 @@ async def test_an_upload_that_is_cut_off_is_no_fault_of_the_server(
         await writer.drain()
         writer.transport.abort()
         counted = f'route="{route}",status="'
-        while counted not in (told := (await get(f"{server.address}/metrics"))[2]):
+        while counted not in (received := (await get(f"{server.address}/metrics"))[2]):
             pass
-        assert f'{counted}499"' in told and f'{counted}500"' not in told
+        assert f'{counted}499"' in received and f'{counted}500"' not in received
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_an_upload_that_stands_still_is_refused(front: Front) -> None:
-    async with front(upload_timeout_s=0.5) as server:
+async def test_an_upload_that_stands_still_is_refused(make_server: ServerFactory) -> None:
+    async with make_server(upload_timeout_s=0.5) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         head = f"POST /v1/listen HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: 200000\r\n\r\n"
         writer.write(head.encode() + b"RIFF" + bytes(1000))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.ngram import NGram
+from lm.ngram.trie import NGram
 
 DATA = Path(__file__).parent / "data"
 ALPHABET = " abcdefghijklmnopqrstuvwxyz'"

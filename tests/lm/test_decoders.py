@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import lm
-from lm import compiled
+from lm import numba_cache
 from lm.decoders import Decoder, SearchSettings, open_decoder
 from lm.errors import LanguageError
 from lm.hypothesis import Hypothesis
-from lm.ngram import NGram
+from lm.ngram.trie import NGram
 from tests.lm.conftest import ALPHABET
 from tests.lm.matrices import random_frames, spoken
 
@@ -87,4 +87,4 @@ def test_every_file_of_kernels_counts_for_the_cache() -> None:
         for path in package.rglob("*.py")
         if "\n@compiled" in path.read_text()
     }
-    assert kernels and kernels <= set(compiled.KERNEL_MODULES)
+    assert kernels and kernels <= set(numba_cache.KERNEL_MODULES)

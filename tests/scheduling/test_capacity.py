@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from acoustic.config import published
+from acoustic.architectures import published
 from acoustic.windows import default_plan
 from service.scheduling.capacity import (
-    HOUSE_SHARE,
-    HURRIES_PER_S,
-    LINKED,
+    EARLY_CUTS_PER_S,
+    IPC_OVERHEAD,
+    SUPERVISOR_SHARE,
     TARGET_LOAD,
     CapacityModel,
     Costs,
@@ -26,7 +26,7 @@ HOPS_S = (0.16, 0.32, 0.64, 1.28)
 def model(**more: object) -> CapacityModel:
     given = {
         "costs": Costs(Curve(0.001, 1e-7), 0.01, 0.003, 0.001),
-        "lanes": 2,
+        "executors": 2,
         "processors": 2.0,
         "context_samples": 48_000,
         "hops_s": HOPS_S,
@@ -48,7 +48,7 @@ def test_a_session_tells_what_it_costs() -> None:
 
 def test_pauses_cut_windows_short_and_every_window_is_paid_for() -> None:
     by_window = model(costs=Costs(Curve(0.01, 1e-12), 0.0, 0.0, 0.002))
-    each_s, windows = 0.012, 1 / 1.28 + HURRIES_PER_S
+    each_s, windows = 0.012, 1 / 1.28 + EARLY_CUTS_PER_S
     assert by_window.load(10, 1.28) == pytest.approx(10 * windows * each_s / 2, rel=1e-3)
     by_sound = model(costs=Costs(Curve(1e-12, 1e-7), 0.0, 0.0, 0.0), context_samples=8_000)
     samples = 16_000 + windows * 8_000
@@ -56,11 +56,11 @@ def test_pauses_cut_windows_short_and_every_window_is_paid_for() -> None:
 
 
 def test_no_more_are_taken_in_than_fit_unless_told_so() -> None:
-    assert DeviceOptions().most_of(70) == 70
-    assert DeviceOptions(max_streams=400).most_of(70) == 70
-    assert DeviceOptions(max_streams=40).most_of(70) == 40
-    assert DeviceOptions(max_streams=400, overcommit=True).most_of(70) == 400
-    assert DeviceOptions(overcommit=True).most_of(70) == 70
+    assert DeviceOptions().limit_streams(70) == 70
+    assert DeviceOptions(max_streams=400).limit_streams(70) == 70
+    assert DeviceOptions(max_streams=40).limit_streams(70) == 40
+    assert DeviceOptions(max_streams=400, overcommit=True).limit_streams(70) == 400
+    assert DeviceOptions(overcommit=True).limit_streams(70) == 70
 
 
 def test_the_curve_goes_through_what_was_measured() -> None:
@@ -91,7 +91,7 @@ def test_what_is_seen_live_moves_the_curve_slowly_and_within_bounds() -> None:
 
 def test_the_hop_widens_step_by_step_before_anybody_is_refused() -> None:
     capacity = model()
-    most = capacity.streams_most()
+    most = capacity.stream_capacity()
     hops = [capacity.choose_hop(streams) for streams in range(1, most + 1)]
     assert hops == sorted(hops)
     assert set(hops) == set(HOPS_S)
@@ -107,15 +107,15 @@ def test_the_hop_narrows_only_with_room_to_spare() -> None:
 
 def test_what_everything_costs_is_followed_upwards_and_downwards() -> None:
     capacity = model()
-    most = capacity.streams_most()
+    most = capacity.stream_capacity()
     for _ in range(200):
-        capacity.costs.observe(heard_s=50.0, windows=40, decode_s=5.0, loop_s=1.0)
+        capacity.costs.observe(processed_s=50.0, windows=40, decode_s=5.0, loop_s=1.0)
     assert capacity.costs.decode_s_per_s == pytest.approx(0.1, rel=0.01)
     assert capacity.costs.loop_s(50.0, 40) == pytest.approx(1.0, rel=0.01)
-    assert capacity.streams_most() < most
+    assert capacity.stream_capacity() < most
     for _ in range(200):
-        capacity.costs.observe(heard_s=50.0, windows=40, decode_s=0.05, loop_s=0.05)
-    assert capacity.streams_most() > most
+        capacity.costs.observe(processed_s=50.0, windows=40, decode_s=0.05, loop_s=0.05)
+    assert capacity.stream_capacity() > most
 
 
 def test_hops_of_different_widths_tell_what_windows_cost_and_what_sound() -> None:
@@ -130,40 +130,42 @@ def test_hops_of_different_widths_tell_what_windows_cost_and_what_sound() -> Non
 
 def test_one_strange_moment_moves_the_costs_little() -> None:
     costs = Costs(Curve(0.001, 1e-7), 0.01, 0.004, 0.0008)
-    costs.observe(heard_s=10.0, windows=10, decode_s=1000.0, loop_s=1000.0)
+    costs.observe(processed_s=10.0, windows=10, decode_s=1000.0, loop_s=1000.0)
     assert costs.decode_s_per_s < 0.5 and costs.loop_s(1.0, 1.0) < 0.05
 
 
 def test_fronts_share_the_loops_work_but_for_what_their_house_does() -> None:
     busy = Costs(Curve(0.0001, 1e-9), 0.001, 0.02, 0.0)
     one, two, three, many = (
-        model(costs=busy, processors=64.0, lanes=64, decode_lanes=32, fronts=fronts).streams_most()
-        for fronts in (1, 2, 3, 16)
+        model(
+            costs=busy, processors=64.0, executors=64, decode_executors=32, server_processes=server_processes
+        ).stream_capacity()
+        for server_processes in (1, 2, 3, 16)
     )
     assert one == int(TARGET_LOAD / 0.02)
-    assert two == int(TARGET_LOAD / (0.02 * (1 - HOUSE_SHARE) / 2))
-    assert three == many == int(TARGET_LOAD / (0.02 * HOUSE_SHARE)), "then the house is full"
+    assert two == int(TARGET_LOAD / (0.02 * (1 - SUPERVISOR_SHARE) / 2))
+    assert three == many == int(TARGET_LOAD / (0.02 * SUPERVISOR_SHARE)), "then the house is full"
 
 
 def test_several_fronts_are_guessed_to_need_more_of_their_loops() -> None:
-    alone, several = (Costs.guessed(Curve(), 0.002, 0.0003, fronts) for fronts in (1, 2))
-    assert several.loop_s(1.0, 1.0) == pytest.approx(LINKED * alone.loop_s(1.0, 1.0))
+    alone, several = (Costs.guessed(Curve(), 0.002, 0.0003, server_processes) for server_processes in (1, 2))
+    assert several.loop_s(1.0, 1.0) == pytest.approx(IPC_OVERHEAD * alone.loop_s(1.0, 1.0))
 
 
 def test_lateness_widens_the_hop_and_takes_fewer_streams_until_it_passes() -> None:
     capacity = model()
-    most, hop_s = capacity.streams_most(), capacity.choose_hop(1)
+    most, hop_s = capacity.stream_capacity(), capacity.choose_hop(1)
     for _ in range(10):
         capacity.observe_wait(hop_s)
-    assert capacity.streams_most() < most
+    assert capacity.stream_capacity() < most
     assert capacity.choose_hop(4) > hop_s
     for _ in range(100):
         capacity.observe_wait(None)
-    assert (capacity.streams_most(), capacity.choose_hop(1)) == (most, hop_s)
+    assert (capacity.stream_capacity(), capacity.choose_hop(1)) == (most, hop_s)
 
 
 def test_a_device_of_its_own_does_not_share_the_processors() -> None:
-    assert model(processors=float("inf"), lanes=2).streams_most() >= model().streams_most()
+    assert model(processors=float("inf"), executors=2).stream_capacity() >= model().stream_capacity()
 
 
 def test_costs_are_kept_as_believed_and_a_spoiled_file_is_measured_again(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The engine's lanes with the real tiny model: threads as for a GPU, order for running normalisation, refusals."""
+"""The engine's lanes with the real tiny model: threads as for a GPU, order for running normalization, refusals."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,25 +10,25 @@ import pytest
 from acoustic import runtime
 from acoustic.runtime import open_backend
 from acoustic.runtime.backend import Backend
-from acoustic.windows import Heard, StreamWindows
-from service.core.messages import WindowKey
+from acoustic.windows import StreamWindows, WindowOutput
 from service.errors import ServiceError
 from service.metrics import Metrics
 from service.scheduling.engine import Engine, noise_window
-from service.scheduling.engine_worker import Crashed
-from service.scheduling.lanes import Lane, ThreadLane
+from service.scheduling.engine_worker import BatchFailed
+from service.scheduling.executors import Executor, ThreadExecutor
+from service.session.messages import WindowKey
 
 np.finfo(np.float32), np.finfo(np.float64)  # before ONNX Runtime makes denormal numbers zero on this thread
 
 
-class Told:
+class Results:
     """What an engine says, and when it has said enough."""
 
     def __init__(self) -> None:
-        self.heard: dict[WindowKey, Heard] = {}
+        self.heard: dict[WindowKey, WindowOutput] = {}
         self.news = asyncio.Event()
 
-    def __call__(self, stream: str, key: WindowKey, heard: Heard) -> None:
+    def __call__(self, stream: str, key: WindowKey, heard: WindowOutput) -> None:
         self.heard[key] = heard
         self.news.set()
 
@@ -39,78 +39,78 @@ class Told:
                 await self.news.wait()
 
 
-def thread_engine(told: Told, lanes: int = 1, model: str = "tiny") -> Engine:
+def thread_engine(results: Results, executors: int = 1, model: str = "tiny") -> Engine:
     """As on a GPU, but for the device."""
-    engine = Engine(model, "cpu", None, lanes, Metrics(), told)
-    engine._kind = ThreadLane
+    engine = Engine(model, "cpu", None, executors, Metrics(), results)
+    engine._kind = ThreadExecutor
     return engine
 
 
 async def test_a_thread_lane_hears_what_the_backend_hears() -> None:
-    told = Told()
-    engine = thread_engine(told)
+    results = Results()
+    engine = thread_engine(results)
     await engine.start()
     windows = StreamWindows(engine.config, engine.plan)
     sound = np.random.default_rng(0).normal(0, 0.1, 80_000).astype(np.float32)
     ready = windows.push(sound) + windows.finish()
     for window in ready:
         engine.submit("s", WindowKey(0, 0, window.span.index), window, live=True, urgent=window.span.last)
-    await told.wait(lambda: len(told.heard) == len(ready))
+    await results.wait(lambda: len(results.heard) == len(ready))
     for window, expected in zip(ready, open_backend("tiny").forward(ready), strict=True):
-        heard = told.heard[WindowKey(0, 0, window.span.index)]
+        heard = results.heard[WindowKey(0, 0, window.span.index)]
         np.testing.assert_array_equal(heard.log_probs, expected.log_probs)
     await engine.stop()
 
 
 async def test_a_hung_thread_is_given_up_and_its_windows_run_again() -> None:
-    told = Told()
-    engine = thread_engine(told)
+    results = Results()
+    engine = thread_engine(results)
     await engine.start()
-    stuck = engine.lanes[0]
+    stuck = engine.executors[0]
     stuck.run = lambda number, windows: setattr(stuck, "busy", True)  # type: ignore[method-assign, assignment]
     engine.submit("s", WindowKey(0, 0, 0), noise_window(engine.config, engine.plan), live=True, urgent=False)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     stuck.kill()
-    await told.wait(lambda: bool(told.heard))
-    assert told.heard[WindowKey(0, 0, 0)].error is None
-    assert stuck not in engine.lanes
+    await results.wait(lambda: bool(results.heard))
+    assert results.heard[WindowKey(0, 0, 0)].error is None
+    assert stuck not in engine.executors
     await engine.stop()
 
 
 async def test_a_batch_on_which_the_backend_raises_is_run_again_window_by_window() -> None:
-    told = Told()
-    engine = thread_engine(told)
+    results = Results()
+    engine = thread_engine(results)
     await engine.start()
-    lane = engine.lanes[0]
-    original = lane.run
+    executor = engine.executors[0]
+    original = executor.run
     sizes: list[int] = []
 
     def run(number: int, windows: list[object]) -> None:
         sizes.append(len(windows))
         if any(window is bad for window in windows):
-            lane.busy = True
-            asyncio.get_running_loop().call_soon(fail, lane, number)
+            executor.busy = True
+            asyncio.get_running_loop().call_soon(fail, executor, number)
         else:
             original(number, windows)  # type: ignore[arg-type]
 
-    def fail(lane: Lane, number: int) -> None:
-        lane.busy = False
-        engine._done(lane, Crashed(number, "ValueError: no"))
+    def fail(executor: Executor, number: int) -> None:
+        executor.busy = False
+        engine._done(executor, BatchFailed(number, "ValueError: no"))
 
-    lane.run = run  # type: ignore[method-assign, assignment]
+    executor.run = run  # type: ignore[method-assign, assignment]
     good, bad = (noise_window(engine.config, engine.plan) for _ in range(2))
     for index, window in enumerate((good, bad, good)):
         engine.submit("s", WindowKey(0, 0, index), window, live=True, urgent=False)
-    await told.wait(lambda: len(told.heard) == 3)
-    assert [told.heard[WindowKey(0, 0, index)].error is None for index in range(3)] == [True, False, True]
+    await results.wait(lambda: len(results.heard) == 3)
+    assert [results.heard[WindowKey(0, 0, index)].error is None for index in range(3)] == [True, False, True]
     assert sizes[0] == 3 and set(sizes[1:]) == {1}
     await engine.stop()
 
 
 async def test_a_forgotten_stream_is_told_nothing() -> None:
-    told = Told()
-    engine = thread_engine(told)
+    results = Results()
+    engine = thread_engine(results)
     await engine.start()
     window = noise_window(engine.config, engine.plan)
     keys = [WindowKey(0, 0, index) for index in range(40)]
@@ -119,14 +119,14 @@ async def test_a_forgotten_stream_is_told_nothing() -> None:
     engine.submit("here", WindowKey(0, 9, 0), window, live=True, urgent=False)
     await asyncio.sleep(0)
     engine.forget("gone", keys)
-    await told.wait(lambda: bool(told.heard))
-    assert set(told.heard) == {WindowKey(0, 9, 0)}
+    await results.wait(lambda: bool(results.heard))
+    assert set(results.heard) == {WindowKey(0, 9, 0)}
     assert not engine._tasks and len(engine.planner) == 0
     await engine.stop()
 
 
 async def test_measuring_gives_a_usable_curve() -> None:
-    engine = thread_engine(Told())
+    engine = thread_engine(Results())
     await engine.start()
     curve = await engine.measure((0.16, 1.28))
     assert 0 < curve.forward_s(1, 40_000) <= curve.forward_s(4, 70_000) < 60
@@ -135,9 +135,9 @@ async def test_measuring_gives_a_usable_curve() -> None:
 
 @pytest.mark.parametrize("kind", ["process", "thread"])
 async def test_a_model_that_is_not_there_is_refused_in_words(kind: str, tmp_path: Path) -> None:
-    engine = Engine(str(tmp_path / "nothing.safetensors"), "cpu", None, 1, Metrics(), Told())
+    engine = Engine(str(tmp_path / "nothing.safetensors"), "cpu", None, 1, Metrics(), Results())
     if kind == "thread":
-        engine._kind = ThreadLane
+        engine._kind = ThreadExecutor
     with pytest.raises(ServiceError, match="nothing") as refused:
         await engine.start()
     assert refused.value.code == "model"
@@ -151,7 +151,7 @@ async def test_whatever_a_gpu_raises_while_it_opens_is_said(monkeypatch: pytest.
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(runtime, "open_backend", out_of_memory)
-    engine = thread_engine(Told())
+    engine = thread_engine(Results())
     async with asyncio.timeout(60):
         with pytest.raises(ServiceError, match="RuntimeError: CUDA error: out of memory") as refused:
             await engine.start()

@@ -6,26 +6,26 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.core.messages import WindowKey
 from service.scheduling.capacity import Curve
-from service.scheduling.planner import Plan, Planner, Rules, Waiting
+from service.scheduling.planner import Planner, PlannerLimits, Schedule, WaitingWindow
+from service.session.messages import WindowKey
 
 CURVE = Curve(base_s=0.005, per_sample_s=1e-7)
 SHAPE = 50_000
 
 
-def waiting(stream: str, index: int = 0, ready_s: float = 0.0, **more: object) -> Waiting:
+def waiting(stream: str, index: int = 0, ready_s: float = 0.0, **more: object) -> WaitingWindow:
     given_ = {"samples": SHAPE, "hop_s": 0.64, **more}
-    return Waiting(stream, WindowKey(0, 0, index), ready_s=ready_s, **given_)  # type: ignore[arg-type]
+    return WaitingWindow(stream, WindowKey(0, 0, index), ready_s=ready_s, **given_)  # type: ignore[arg-type]
 
 
 def plan(
-    planner: Planner, idle: int = 1, lanes: int | None = None, now_s: float = 10.0, live: int = 0
-) -> Plan:
-    return planner.plan(now_s, idle, lanes or idle, live, CURVE)
+    planner: Planner, idle: int = 1, executors: int | None = None, now_s: float = 10.0, live: int = 0
+) -> Schedule:
+    return planner.plan(now_s, idle, executors or idle, live, CURVE)
 
 
-def names(plan_: Plan) -> list[list[str]]:
+def names(plan_: Schedule) -> list[list[str]]:
     return [[item.stream for item in batch] for batch in plan_.batches]
 
 
@@ -53,7 +53,7 @@ def test_earliest_deadline_first_and_one_shape_a_batch() -> None:
 
 
 def test_the_end_of_what_somebody_said_goes_first_with_all_it_follows() -> None:
-    planner = Planner(Rules(largest_batch=1))
+    planner = Planner(PlannerLimits(max_batch=1))
     planner.add(waiting("patient", ready_s=0.0))
     planner.add(waiting("hurried", 0, ready_s=0.1))
     planner.add(waiting("hurried", 1, ready_s=0.2, urgent=True))
@@ -66,7 +66,7 @@ def test_the_end_of_what_somebody_said_goes_first_with_all_it_follows() -> None:
 
 
 def test_a_flood_from_one_stream_waits_for_its_own_pace() -> None:
-    planner = Planner(Rules(largest_batch=1))
+    planner = Planner(PlannerLimits(max_batch=1))
     for index in range(50):
         planner.add(waiting("flood", index, ready_s=0.0))
     planner.add(waiting("patient", ready_s=0.5))
@@ -79,14 +79,14 @@ def test_files_run_only_when_no_live_window_waits_and_leave_a_lane_free() -> Non
     for index in range(8):
         planner.add(waiting("file", index, live=False))
     planner.add(waiting("live", ready_s=9.9))
-    assert names(plan(planner, idle=1, lanes=2, live=1)) == [["live"]]
-    assert plan(planner, idle=1, lanes=2, live=1).batches == ()
-    assert names(plan(planner, idle=2, lanes=2, live=1)) == [["file"] * 4]
-    assert names(plan(planner, idle=2, lanes=2, live=0)) == [["file"] * 2, ["file"] * 2]
+    assert names(plan(planner, idle=1, executors=2, live=1)) == [["live"]]
+    assert plan(planner, idle=1, executors=2, live=1).batches == ()
+    assert names(plan(planner, idle=2, executors=2, live=1)) == [["file"] * 4]
+    assert names(plan(planner, idle=2, executors=2, live=0)) == [["file"] * 2, ["file"] * 2]
 
 
 def test_a_file_batch_is_short_enough_for_a_live_window_to_wait() -> None:
-    planner = Planner(Rules(longest_batch_s=0.08))
+    planner = Planner(PlannerLimits(max_file_batch_s=0.08))
     for index in range(64):
         planner.add(waiting("file", index, live=False))
     batch = plan(planner).batches[0]
@@ -99,7 +99,7 @@ def test_windows_that_wait_for_long_go_in_longer_batches() -> None:
     slow = Curve(base_s=0.0, per_sample_s=0.02 / SHAPE)
 
     def batch(now_s: float) -> int:
-        planner = Planner(Rules(longest_live_s=0.04))
+        planner = Planner(PlannerLimits(max_live_batch_s=0.04))
         for name in "abcdefghijklmnop":
             planner.add(waiting(name))
         return len(planner.plan(now_s, 1, 1, 16, slow).batches[0])
@@ -108,9 +108,9 @@ def test_windows_that_wait_for_long_go_in_longer_batches() -> None:
 
 
 def test_company_is_waited_for_only_when_it_is_likely() -> None:
-    planner = Planner(Rules(gather_s=0.004))
+    planner = Planner(PlannerLimits(gather_s=0.004))
     planner.add(waiting("a", ready_s=10.0))
-    assert plan(planner, now_s=10.0, live=1000) == Plan((), wake_s=10.004)
+    assert plan(planner, now_s=10.0, live=1000) == Schedule((), wake_s=10.004)
     assert names(plan(planner, now_s=10.004, live=1000)) == [["a"]]
     planner.add(waiting("a", 1, ready_s=11.0, urgent=True))
     assert names(plan(planner, now_s=11.0, live=1000)) == [["a"]], "an end waits for nobody"
@@ -137,10 +137,10 @@ def test_a_suspect_runs_alone() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 64))
 def test_any_traffic_every_window_runs_once_and_live_before_files(
-    seed: int, lanes: int, largest: int
+    seed: int, executors: int, largest: int
 ) -> None:
     rng = random.Random(seed)
-    planner = Planner(Rules(largest_batch=largest))
+    planner = Planner(PlannerLimits(max_batch=largest))
     added: Counter[tuple[str, WindowKey]] = Counter()
     ran: Counter[tuple[str, WindowKey]] = Counter()
     forgotten: set[str] = set()
@@ -164,22 +164,24 @@ def test_any_traffic_every_window_runs_once_and_live_before_files(
             added[item.stream, item.key] += 1
             planner.add(item)
         if rng.random() < 0.4:
-            run(planner, now_s, rng.randint(1, lanes), lanes, ran)
+            run(planner, now_s, rng.randint(1, executors), executors, ran)
     for _ in range(200):
         now_s += 0.01
-        run(planner, now_s, lanes, lanes, ran)
+        run(planner, now_s, executors, executors, ran)
     assert len(planner) == 0
     assert all(count == 1 for count in ran.values())
     assert {name for name in added if name[0] not in forgotten} <= set(ran)
 
 
-def run(planner: Planner, now_s: float, idle: int, lanes: int, ran: Counter[tuple[str, WindowKey]]) -> None:
-    batches = planner.plan(now_s, idle, lanes, 3, CURVE).batches
+def run(
+    planner: Planner, now_s: float, idle: int, executors: int, ran: Counter[tuple[str, WindowKey]]
+) -> None:
+    batches = planner.plan(now_s, idle, executors, 3, CURVE).batches
     assert len(batches) <= idle
     for batch in batches:
         assert batch and len({(item.samples, item.live) for item in batch}) == 1
         if not batch[0].live and not batch[0].alone:
-            assert planner.live_waiting == 0
+            assert planner.live_queued == 0
         for item in batch:
             ran[item.stream, item.key] += 1
 

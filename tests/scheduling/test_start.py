@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from service.errors import ErrorCode, ServiceError
-from service.scheduling.process import together
-from service.streams import Recogniser, RecogniserOptions
+from service.recognizer import Recognizer, RecognizerOptions
+from service.scheduling.process import gather_or_cancel
 
 KILLED_EARLY = """
 import asyncio, sys
 from service.scheduling.process import WorkerProcess
-from service.streams import Recogniser, RecogniserOptions
+from service.recognizer import Recognizer, RecognizerOptions
 
 async def main():
     start = WorkerProcess.start
@@ -24,8 +24,8 @@ async def main():
         await start(self)
         print("a worker is starting", flush=True)
     WorkerProcess.start = told
-    options = RecogniserOptions(engine_workers=1, decode_workers=1, language_model=None)
-    await Recogniser("tiny", options=options).start()
+    options = RecognizerOptions(engine_workers=1, decode_workers=1, language_model=None)
+    await Recognizer("tiny", options=options).start()
 
 asyncio.run(main())
 """
@@ -33,15 +33,15 @@ asyncio.run(main())
 INTERRUPTED = """
 import signal, sys
 from multiprocessing import forkserver
-from service.scheduling.process import begin_fork_server, context, start_through_server
+from service.scheduling.process import start_fork_server, context, start_in_fork_server
 
 signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which children inherit
-begin_fork_server()
+start_fork_server()
 first = forkserver._forkserver._forkserver_pid
 print("importing", flush=True)
 sys.stdin.readline()
 worker = context.Process(target=print, args=("a worker was here",))
-start_through_server(worker)
+start_in_fork_server(worker)
 worker.join()
 print("of the first fork server:", first == forkserver._forkserver._forkserver_pid)
 """
@@ -62,20 +62,20 @@ async def test_one_failure_ends_what_started_with_it() -> None:
         raise ServiceError(ErrorCode.ENGINE, "no such engine")
 
     with pytest.raises(ServiceError, match="no such engine"):
-        await together(endless(), failing())
+        await gather_or_cancel(endless(), failing())
     assert ended.is_set()
 
 
 async def test_a_start_that_fails_says_why_and_counts_no_lost_worker(tmp_path: Path) -> None:
-    options = RecogniserOptions(engine_workers=1, decode_workers=1, language_model=tmp_path / "none.lm")
-    recogniser = Recogniser("tiny", options=options)
+    options = RecognizerOptions(engine_workers=1, decode_workers=1, language_model=tmp_path / "none.lm")
+    recognizer = Recognizer("tiny", options=options)
     with pytest.raises(ServiceError) as refused:
-        await recogniser.start()
+        await recognizer.start()
     assert refused.value.code == "language_model"
-    unknown = Recogniser("no-such-model", options=RecogniserOptions(engine_workers=1, decode_workers=1))
+    unknown = Recognizer("no-such-model", options=RecognizerOptions(engine_workers=1, decode_workers=1))
     with pytest.raises(ServiceError, match="There is no model 'no-such-model'"):
         await unknown.start()
-    for each in (recogniser, unknown):
+    for each in (recognizer, unknown):
         assert not each.ready
         assert b"silica_worker_restarts_total{" not in each.metrics.expose()
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from acoustic.architectures import FIXED, published
 from acoustic.checkpoint import Checkpoint
-from acoustic.config import FIXED, published
+from acoustic.config import BlockConfig, ModelConfig
 from acoustic.constants import SAMPLE_RATE
 from acoustic.network import build
-from acoustic.shape import BlockConfig, ModelConfig
+from training.data.audio import read_clip
 from training.data.manifests import Clip, write_manifest
-from training.data.sound import read_clip
 
 SENTENCES = (
     "the sea is calm",
@@ -31,7 +31,7 @@ SENTENCES = (
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
+def limit_to_one_thread() -> None:
     torch.set_num_threads(1)
 
 

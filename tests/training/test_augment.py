@@ -11,8 +11,8 @@ import torch
 
 from acoustic.constants import SAMPLE_RATE
 from training import augment
-from training.alteration import NO_ALTERATION, Alteration
-from training.data.sound import read_clip
+from training.augment.config import NO_AUGMENT, AugmentConfig
+from training.data.audio import read_clip
 
 torch.set_num_threads(1)
 
@@ -118,8 +118,8 @@ def test_companding_is_close_and_coarse(law: Callable[[torch.Tensor], torch.Tens
     assert len(torch.unique(coded)) <= 255
 
 
-def test_quantise_leaves_as_many_steps_as_bits_allow() -> None:
-    assert len(torch.unique(augment.quantise(tone(440.0), torch.tensor([4.0])))) <= 17
+def test_quantize_leaves_as_many_steps_as_bits_allow() -> None:
+    assert len(torch.unique(augment.quantize(tone(440.0), torch.tensor([4.0])))) <= 17
 
 
 @pytest.mark.parametrize("codec", ["opus", "mp3", "amr", "g722"])
@@ -184,7 +184,7 @@ def test_masks_zero_stretches_within_their_limits() -> None:
 def test_the_chain_repeats_under_a_seed_and_differs_between_seeds() -> None:
     sound = torch.randn(6, 12000, generator=torch.Generator().manual_seed(6)) * 0.1
     lengths = torch.tensor([12000, 11000, 10000, 9000, 8000, 7000])
-    plan = Alteration(voice=0.5, room=0.5, telephone=0.5)
+    plan = AugmentConfig(voice=0.5, room=0.5, telephone=0.5)
 
     def altered(seed: int) -> augment.Altered:
         return augment.alter(sound, lengths, plan, torch.Generator().manual_seed(seed))
@@ -201,13 +201,13 @@ def test_the_chain_repeats_under_a_seed_and_differs_between_seeds() -> None:
 
 def test_the_chain_at_strength_nought_changes_nothing() -> None:
     sound = torch.randn(3, 4000) * 0.1
-    result = augment.alter(sound, lengths_of(sound), Alteration(level=0.0).scaled(0.0), torch.Generator())
+    result = augment.alter(sound, lengths_of(sound), AugmentConfig(level=0.0).scaled(0.0), torch.Generator())
     assert torch.equal(result.sound, sound)
 
 
 def test_rows_in_which_nothing_is_said_hold_noise_at_a_level_of_their_own() -> None:
     sound = tone(500.0, rows=200)
-    plan = replace(NO_ALTERATION, nothing=0.3, nothing_db=(-60.0, -20.0))
+    plan = replace(NO_AUGMENT, nothing=0.3, nothing_db=(-60.0, -20.0))
     result = augment.alter(sound, lengths_of(sound), plan, torch.Generator().manual_seed(5))
     silent = torch.tensor(result.silent)
     assert 30 < len(silent) < 90
@@ -221,9 +221,9 @@ def test_rows_in_which_nothing_is_said_hold_noise_at_a_level_of_their_own() -> N
 
 def test_the_chain_uses_given_noise_and_rooms() -> None:
     sound = tone(500.0, rows=2)
-    plan = Alteration(
+    plan = AugmentConfig(
         speed=0, vocal_tract=0, voice=0, room=1.0, given_room_share=1.0, noise=1.0, noise_snr_db=(0.0, 0.0),
-        band=0, telephone=0, quantise=0, level=0,
+        band=0, telephone=0, quantize=0, level=0,
     )  # fmt: skip
     banks = augment.Banks(noise=tone(3000.0)[0], responses=torch.eye(1, 100))
     result = augment.alter(sound, lengths_of(sound), plan, torch.Generator().manual_seed(9), banks)
@@ -238,7 +238,7 @@ def test_the_chain_draws_the_same_on_a_gpu() -> None:
     spectrum[:, int(spectrum.shape[1] * 0.85) :] = 0  # near 8 kHz either way of resampling may do as it likes
     sound = torch.fft.irfft(spectrum)
     lengths = lengths_of(sound)
-    plan = Alteration()
+    plan = AugmentConfig()
     here = augment.alter(sound, lengths, plan, torch.Generator().manual_seed(2))
     there = augment.alter(sound.cuda(), lengths, plan, torch.Generator().manual_seed(2))
     assert torch.allclose(here.sound, there.sound.cpu(), atol=0.02)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.ctc import ctc
+from training.objectives.ctc import ctc
 
 BLANK = 28
 

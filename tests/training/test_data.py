@@ -9,19 +9,19 @@ import pytest
 import soundfile
 import torch
 
-from acoustic.config import FIXED, published
+from acoustic.architectures import FIXED, published
 from acoustic.constants import SAMPLE_RATE
-from acoustic.features import FrontEnd
-from acoustic.normalisation import normalise_whole
+from acoustic.features.front_end import FrontEnd
+from acoustic.features.normalization import normalize_whole
 from tests.full_disk import full_disk
 from training.data import corpora
-from training.data.feed import Feed, Share, encode, usable
+from training.data.audio import ClipError, read_clip
+from training.data.features import batch_features, heard_before, known_of
+from training.data.loader import Loader, Share, encode, usable
 from training.data.manifests import Clip, read_manifest, write_manifest
 from training.data.prepare import Plan, prepare
 from training.data.sampler import Budget, plan_epoch
-from training.data.sound import ClipError, read_clip
 from training.errors import TrainingError
-from training.features import batch_features, heard_before, known_of
 
 ALPHABET = published["tiny"].alphabet
 
@@ -99,7 +99,7 @@ def test_clips_that_cannot_be_learnt_are_left_out_and_counted() -> None:
         Clip(Path("d"), 1.0, None),
         Clip(Path("e"), 0.2, "aabbaabbaa"),
     ]
-    kept, left_out = usable(clips, shortest_s=0.1, longest_s=20, seconds_per_output=0.02)
+    kept, left_out = usable(clips, min_duration_s=0.1, max_duration_s=20, seconds_per_output=0.02)
     assert [clip.audio.name for clip in kept] == ["a"]
     assert left_out == {"too short": 1, "too long": 1, "no transcript": 1, "more characters than outputs": 1}
 
@@ -263,15 +263,15 @@ def test_offline_speed_makes_copies_of_other_lengths_and_speakers(tmp_path: Path
 
 def test_batches_keep_their_budget_and_take_each_clip_once() -> None:
     durations = np.random.default_rng(1).uniform(0.5, 16.0, 500).tolist()
-    batches = plan_epoch(durations, Budget(64.0, most_rows=24), seed=3, epoch=0)
+    batches = plan_epoch(durations, Budget(64.0, max_rows=24), seed=3, epoch=0)
     rows = [row for batch in batches for row in batch]
     assert sorted(rows) == list(range(500))
     padded = [len(batch) * max(durations[row] for row in batch) for batch in batches]
     assert max(padded) <= 64.0
     assert max(map(len, batches)) <= 24
     assert sum(durations) / sum(padded) > 0.85
-    assert batches == plan_epoch(durations, Budget(64.0, most_rows=24), seed=3, epoch=0)
-    assert batches != plan_epoch(durations, Budget(64.0, most_rows=24), seed=3, epoch=1)
+    assert batches == plan_epoch(durations, Budget(64.0, max_rows=24), seed=3, epoch=0)
+    assert batches != plan_epoch(durations, Budget(64.0, max_rows=24), seed=3, epoch=1)
 
 
 def test_batches_for_several_processes_divide_evenly_and_miss_few_clips() -> None:
@@ -293,7 +293,7 @@ def make_clips(folder: Path, count: int = 6) -> list[Clip]:
 
 def test_a_feed_begins_at_any_step_and_splits_steps_without_rest(tmp_path: Path) -> None:
     clips = make_clips(tmp_path)
-    feed = Feed(clips, ALPHABET, batch_seconds=2.0, seed=5)
+    feed = Loader(clips, ALPHABET, batch_seconds=2.0, seed=5)
     steps = feed.from_step(0)
     seen = [next(steps)[0] for _ in range(9)]
     later = feed.from_step(6)
@@ -303,9 +303,9 @@ def test_a_feed_begins_at_any_step_and_splits_steps_without_rest(tmp_path: Path)
     assert len({batch.seed for batch in seen}) == 9
     steps.close()  # type: ignore[attr-defined]
     later.close()  # type: ignore[attr-defined]
-    whole = Feed(clips, ALPHABET, batch_seconds=60.0).load(0, range(6))[0]
+    whole = Loader(clips, ALPHABET, batch_seconds=60.0).load(0, range(6))[0]
     halves = [
-        Feed(clips, ALPHABET, batch_seconds=30.0, share=Share(rank, 2)).load(0, range(6))[0]
+        Loader(clips, ALPHABET, batch_seconds=30.0, share=Share(rank, 2)).load(0, range(6))[0]
         for rank in (0, 1)
     ]
     assert [half.sound.shape[1] for half in halves] == [whole.sound.shape[1]] * 2
@@ -316,7 +316,7 @@ def test_a_clip_that_breaks_while_training_is_named_once_and_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clips = make_clips(tmp_path)
-    feed = Feed(clips, ALPHABET, batch_seconds=60.0)
+    feed = Loader(clips, ALPHABET, batch_seconds=60.0)
     clips[2].audio.write_bytes(b"gone")
     for _ in range(2):
         batch = feed.load(0, range(6))[0]
@@ -327,9 +327,9 @@ def test_a_clip_that_breaks_while_training_is_named_once_and_replaced(
 
 def test_resident_sound_is_the_same_sound(tmp_path: Path) -> None:
     clips = make_clips(tmp_path)
-    read = Feed(clips, ALPHABET, batch_seconds=60.0).load(0, range(6))[0]
+    read = Loader(clips, ALPHABET, batch_seconds=60.0).load(0, range(6))[0]
     clips[5].audio.write_bytes(b"gone")
-    kept = Feed(clips, ALPHABET, batch_seconds=60.0, resident=True)
+    kept = Loader(clips, ALPHABET, batch_seconds=60.0, resident=True)
     assert list(kept.broken) == [5]
     for clip in clips:
         clip.audio.unlink()
@@ -352,11 +352,11 @@ def test_features_on_the_device_are_those_of_the_front_end() -> None:
     features, frames = batch_features(front_end, padded, torch.tensor(lengths))
     expected, counts = front_end.batch(sounds)
     assert frames.tolist() == counts.tolist()
-    assert torch.allclose(features, normalise_whole(config, expected, counts), atol=2e-3)
+    assert torch.allclose(features, normalize_whole(config, expected, counts), atol=2e-3)
 
 
 def test_a_share_of_the_rows_comes_in_a_stream_that_has_heard_something_before() -> None:
-    config = replace(FIXED, normalise="causal", memory_frames=900, prior_frames=50)
+    config = replace(FIXED, normalize="causal", memory_frames=900, prior_frames=50)
     generator = torch.Generator().manual_seed(3)
     features = torch.randn(40, 64, 120, generator=generator) - 11.0
     features[:, :, 60:] += 5.0  # speech, after what is quiet

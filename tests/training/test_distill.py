@@ -9,15 +9,15 @@ import pytest
 import soundfile
 import torch
 
-from acoustic.config import published
+from acoustic.architectures import published
 from acoustic.network import build
-from training.alteration import NO_ALTERATION
-from training.assemble import assemble
-from training.data.feed import Batch
+from training.augment.config import NO_AUGMENT
+from training.data.loader import Batch
 from training.data.manifests import Clip
-from training.distill import DistilObjective, Ramp, labelled_clips, silence_loss, words_loss
-from training.labels import LabelFolder
+from training.distillation.objective import DistilObjective, Ramp, labelled_clips, silence_loss, words_loss
+from training.distillation.pseudo_labels import LabelFolder
 from training.recipe import from_values
+from training.run.build import assemble
 
 BLANK = 28
 CLASSES = 29
@@ -51,37 +51,37 @@ def test_where_nothing_is_said_nothing_is_to_be_written() -> None:
     objective = DistilObjective(
         published["tiny"],
         torch.device("cpu"),
-        alteration=replace(NO_ALTERATION, nothing=1.0),
+        alteration=replace(NO_AUGMENT, nothing=1.0),
         ramp=Ramp(1.0, 1),
     )
     student = build(published["tiny"]).train()
     sound = torch.randn(2, 16000, generator=torch.Generator().manual_seed(1))
     lengths = torch.full((2,), 16000)
     batch = Batch(sound, lengths, torch.tensor([3, 4]), torch.tensor([1, 1]), ("a", "b"), 1)
-    optimiser = torch.optim.AdamW(student.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2)
     losses_seen = []
     for _ in range(12):
         loss = objective(student, objective.hear(batch))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.total.backward()
-        optimiser.step()
+        optimizer.step()
         losses_seen.append(float(loss.total.detach()))
     assert losses_seen[-1] < 0.3 * losses_seen[0]
 
 
 def test_clips_get_the_text_they_are_to_teach(tmp_path: Path) -> None:
     with LabelFolder(tmp_path / "labels") as labels:
-        for name, words in {"both": "something else", "recognised": "so it is", "mute": ""}.items():
+        for name, words in {"both": "something else", "recognized": "so it is", "mute": ""}.items():
             labels.append(f"{name}.opus", words)
     clips = [
         Clip(tmp_path / "both.opus", 1.0, "a transcript"),
-        Clip(tmp_path / "recognised.opus", 1.0, None),
+        Clip(tmp_path / "recognized.opus", 1.0, None),
         Clip(tmp_path / "mute.opus", 1.0, None),
         Clip(tmp_path / "unlabelled.opus", 1.0, "known"),
         Clip(tmp_path / "nothing.opus", 1.0, None),
     ]
     labelled = {clip.audio.stem: clip.text for clip in labelled_clips(clips, tmp_path, labels)}
-    assert labelled == {"both": "a transcript", "recognised": "so it is", "unlabelled": "known"}
+    assert labelled == {"both": "a transcript", "recognized": "so it is", "unlabelled": "known"}
     plain = {clip.audio.stem: clip.text for clip in labelled_clips(clips, tmp_path, None)}
     assert plain == {"both": "a transcript", "unlabelled": "known"}
 
@@ -109,7 +109,7 @@ def test_a_recipe_with_labels_learns_them(tmp_path: Path, capsys: pytest.Capture
             "data": {"train": ["clips"], "noise": "noise", "batch_seconds": 2.0},
             "distil": {"labels": "labels"},
             "augment": {"noise": 1.0, "speed": 1.0},
-            "optimiser": {"name": "adamw", "rate": 0.01},
+            "optimizer": {"name": "adamw", "rate": 0.01},
             "schedule": {"steps": 6},
             "run": {"log_every": 2},
         },

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
+from acoustic.config import ModelConfig
 from acoustic.network import build
-from acoustic.shape import ModelConfig
 from training.data.manifests import read_manifest
-from training.evaluate import Evaluation
-from training.parallel import World
+from training.run.distributed import World
+from training.run.evaluate import Evaluation
 
 
 def test_a_clip_that_cannot_be_read_counts_nothing(

@@ -19,22 +19,22 @@ import torch
 from torch import nn
 
 from acoustic import checkpoint
+from acoustic.config import ModelConfig
 from acoustic.network import build
-from acoustic.shape import ModelConfig
 from lm.score import ErrorCounts
 from tests.full_disk import full_disk
 from tests.training.worker import make
-from training.data.feed import Batch, Feed
+from training.data.loader import Batch, Loader
 from training.data.manifests import read_manifest
 from training.errors import TrainingError
-from training.evaluate import Evaluation, Score
-from training.loop import Loop, LoopSettings
-from training.objectives import CtcObjective, Heard, Loss
-from training.optimisers import build_optimiser
-from training.parallel import World
-from training.precision import quickest
-from training.runs import RunFolder
-from training.schedules import Schedule
+from training.objectives.objective import CtcObjective, Loss, PreparedBatch
+from training.optim.optimizers import build_optimizer
+from training.optim.schedules import Schedule
+from training.run.checkpoints import RunFolder
+from training.run.distributed import World
+from training.run.evaluate import Evaluation, Score
+from training.run.loop import Loop, LoopSettings
+from training.run.precision import quickest
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -69,8 +69,8 @@ def test_ten_utterances_are_learnt_by_heart(spoken: Path, small_network: ModelCo
         model,
         small_network,
         CtcObjective(small_network, torch.device("cpu")),
-        Feed(clips, small_network.alphabet, batch_seconds=10.0, resident=True),
-        build_optimiser("adamw", model, rate=0.005, decay=0.001),
+        Loader(clips, small_network.alphabet, batch_seconds=10.0, resident=True),
+        build_optimizer("adamw", model, rate=0.005, decay=0.001),
         Schedule(peak=0.005, total_steps=120, warmup_steps=20),
         RunFolder(tmp_path),
         settings=LoopSettings(clip=5.0, log_every=40, evaluate_every=60, average_decay=0.9),
@@ -132,9 +132,9 @@ def test_two_processes_have_the_losses_of_one_with_the_joint_batch(spoken: Path,
             assert torch.allclose(value, states[1][name], atol=2e-3, rtol=1e-2), name
 
 
-@pytest.mark.parametrize("optimiser", ["novograd", "muon"])
+@pytest.mark.parametrize("optimizer", ["novograd", "muon"])
 def test_processes_with_their_own_norms_are_the_pieces_of_a_step(
-    spoken: Path, tmp_path: Path, optimiser: str
+    spoken: Path, tmp_path: Path, optimizer: str
 ) -> None:
     """Muon's products are shared out among the processes."""
     settings: dict[str, Any] = {
@@ -144,7 +144,7 @@ def test_processes_with_their_own_norms_are_the_pieces_of_a_step(
         "save_every_s": 1e9,
         "batch_seconds": 20.0,
     }
-    settings["optimiser"] = optimiser
+    settings["optimizer"] = optimizer
     make(spoken, tmp_path / "pieces", World(), accumulation=2, **settings).run()
     train_in_two(spoken, tmp_path / "two", {**settings, "joint_norms": False})
     pieces, two = ([float(loss) for _, loss in records(tmp_path / name)] for name in ("pieces", "two"))
@@ -165,10 +165,10 @@ class Poisoned:
     def __init__(self, inner: CtcObjective, steps: range) -> None:
         self.inner, self.steps, self.calls = inner, steps, 0
 
-    def hear(self, batch: Batch) -> Heard:
+    def hear(self, batch: Batch) -> PreparedBatch:
         return self.inner.hear(batch)
 
-    def __call__(self, model: nn.Module, heard: Heard) -> Loss:
+    def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
         loss = self.inner(model, heard)
         self.calls += 1
         return Loss(loss.total * float("nan"), loss.rows) if self.calls - 1 in self.steps else loss
@@ -229,7 +229,7 @@ def test_auto_takes_16_bits_only_where_they_are_quicker(
     narrow_s: float, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {torch.float32: 1.0, torch.bfloat16: narrow_s}
-    monkeypatch.setattr("training.precision._product_s", lambda dtype: times[dtype])
+    monkeypatch.setattr("training.run.precision._product_s", lambda dtype: times[dtype])
     assert quickest(torch.device("cpu")) == chosen
 
 
@@ -281,7 +281,7 @@ def test_the_checkpoint_before_the_last_makes_room_for_the_next(
             raise OSError(errno.ENOSPC, "No space left on device")
         write(state, file)
 
-    monkeypatch.setattr("training.runs.torch.save", with_room_for_two)
+    monkeypatch.setattr("training.run.checkpoints.torch.save", with_room_for_two)
     assert loop.run().finished
     assert torch.load(tmp_path / "last.pt", weights_only=True)["step"] == 2
 

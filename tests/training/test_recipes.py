@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from acoustic import checkpoint
+from acoustic.architectures import ALPHABET, published
 from acoustic.catalogue import untrained
-from acoustic.config import ALPHABET, published
-from acoustic.shape import ModelConfig
+from acoustic.config import ModelConfig
 from service.commands import main
-from training.assemble import assemble, read_material, schedule_for, shape_of, starting_model
 from training.errors import TrainingError
-from training.finetune import freeze, start_from, train_mode
-from training.forecast import forecast, multiply_adds_per_second
+from training.export import trained_model
 from training.recipe import from_values, load_recipe, shipped, with_settings
-from training.release import trained_model
-from training.runs import RunFolder
+from training.run.build import assemble, read_material, schedule_for, shape_of, starting_model
+from training.run.checkpoints import RunFolder
+from training.run.dry_run import forecast, multiply_adds_per_second
+from training.run.finetune import freeze, start_from, train_mode
 
 SMALL = """
 title = "small"
@@ -27,7 +27,7 @@ name = "tiny"
 train = ["manifest.jsonl"]
 dev = ["manifest.jsonl"]
 batch_seconds = 10.0
-[optimiser]
+[optimizer]
 name = "adamw"
 rate = 0.005
 [schedule]
@@ -92,13 +92,13 @@ def test_a_wrong_recipe_is_refused_in_words(values: dict[str, object], words: st
 
 def test_settings_on_the_line_replace_values() -> None:
     recipe = with_settings(
-        load_recipe("finetune"), ["optimiser.rate=0.01", 'data.dev=["a", "b"]', "model.start=tiny"]
+        load_recipe("finetune"), ["optimizer.rate=0.01", 'data.dev=["a", "b"]', "model.start=tiny"]
     )
-    assert recipe.optimiser.rate == 0.01
-    assert recipe.optimiser.name == "adamw"
+    assert recipe.optimizer.rate == 0.01
+    assert recipe.optimizer.name == "adamw"
     assert recipe.data.dev == ("a", "b")
     assert recipe.model.start == "tiny"
-    for wrong in ("rate=1", "nothing.rate=1", "optimiser.speed=1", "optimiser.rate=fast"):
+    for wrong in ("rate=1", "nothing.rate=1", "optimizer.speed=1", "optimizer.rate=fast"):
         with pytest.raises(TrainingError):
             with_settings(recipe, [wrong])
 
@@ -110,10 +110,10 @@ def test_settings_on_the_line_replace_values() -> None:
         ("run.log_every=-1", "run.log_every is -1: expected 0 or more"),
         ("run.average_decay=1.5", "run.average_decay is 1.5: expected 0 or more and below 1"),
         ("run.seed=-1", "run.seed is -1: expected 0 or more"),
-        ("optimiser.rate=0.0", "optimiser.rate is 0.0: expected above 0"),
-        ("optimiser.rate=nan", "optimiser.rate is nan: expected above 0"),
-        ("optimiser.betas=[1.5, 0.9]", r"optimiser.betas is \[1.5, 0.9\]: expected 0 or more and below 1"),
-        ("optimiser.betas=[0.9]", r"optimiser.betas is \[0.9\]: expected two values, or none"),
+        ("optimizer.rate=0.0", "optimizer.rate is 0.0: expected above 0"),
+        ("optimizer.rate=nan", "optimizer.rate is nan: expected above 0"),
+        ("optimizer.betas=[1.5, 0.9]", r"optimizer.betas is \[1.5, 0.9\]: expected 0 or more and below 1"),
+        ("optimizer.betas=[0.9]", r"optimizer.betas is \[0.9\]: expected two values, or none"),
         ("data.threads=0", "data.threads is 0: expected 1 or more"),
         ("schedule.epochs=-1", "schedule.epochs is -1.0: expected 0 or more"),
         ("distil.ramp_first=2", "distil.ramp_first is 2.0: expected between 0 and 1"),
@@ -178,9 +178,9 @@ def test_frozen_parts_do_not_learn_and_their_statistics_stay() -> None:
         weight.numel() for name, weight in model.named_parameters() if not name.startswith("blocks.0")
     )
     train_mode(model)
-    optimiser = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.1)
     model(torch.randn(2, 64, 50), torch.tensor([50, 40]))[0].square().mean().backward()
-    optimiser.step()
+    optimizer.step()
     after = model.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert not any(name.startswith("blocks.0.") for name in changed)

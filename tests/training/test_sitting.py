@@ -17,10 +17,10 @@ import torch
 
 from acoustic import checkpoint
 from acoustic.checkpoint import Checkpoint
+from acoustic.config import ModelConfig
 from acoustic.constants import SAMPLE_RATE
 from acoustic.network import build
-from acoustic.shape import ModelConfig
-from training.alteration import NO_ALTERATION
+from training.augment.config import NO_AUGMENT
 from training.data.manifests import Clip, write_manifest
 from training.errors import TrainingError
 
@@ -45,7 +45,7 @@ speed = 0.8
 nothing = 0.2
 noise = 0.3
 room = 0.2
-[optimiser]
+[optimizer]
 name = "muon"
 [schedule]
 steps = 1
@@ -162,7 +162,7 @@ def test_a_part_counts_once_it_is_whole(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     first, second, *_ = (file.read_bytes() for file in parts.parts.part_files(packed[0]))
-    shapes = parts.sound.batch_shapes(student, NO_ALTERATION, 7.0, 3.5)
+    shapes = parts.sound.batch_shapes(student, NO_AUGMENT, 7.0, 3.5)
     assert [shape.rows for shape in shapes] == [2, 2] and shapes[0].samples == 3 * SAMPLE_RATE
     pool = SimpleNamespace(imap=map)
     sound = parts.sound.Sound(tmp_path, shapes, student.alphabet, CPU, pool=pool, hours=0.01)
@@ -184,7 +184,7 @@ def test_a_part_counts_once_it_is_whole(
 def test_what_finds_no_room_is_said(
     packed: tuple[Path, str], parts: SimpleNamespace, student: ModelConfig
 ) -> None:
-    shapes, told = parts.sound.batch_shapes(student, NO_ALTERATION, 7.0, 3.5), []
+    shapes, told = parts.sound.batch_shapes(student, NO_AUGMENT, 7.0, 3.5), []
     sound = parts.sound.Sound(
         packed[0],
         shapes,
@@ -232,7 +232,7 @@ def test_what_is_missing_is_named(parts: SimpleNamespace, student: ModelConfig, 
     (tmp_path / "models.pt").write_bytes(b"PK half of it")
     with pytest.raises(TrainingError, match="is not whole"):
         parts.models.read_models(tmp_path / "models.pt")
-    shapes, pool = parts.sound.batch_shapes(student, NO_ALTERATION, 7.0, 3.5), SimpleNamespace(imap=map)
+    shapes, pool = parts.sound.batch_shapes(student, NO_AUGMENT, 7.0, 3.5), SimpleNamespace(imap=map)
     sound = parts.sound.Sound(tmp_path, shapes, student.alphabet, CPU, pool=pool, hours=0.01)
     with pytest.raises(TrainingError, match="No part of a sitting came into"):
         sound.wait(0.0)

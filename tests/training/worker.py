@@ -9,17 +9,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from acoustic.config import published
+from acoustic.architectures import published
+from acoustic.config import BlockConfig, ModelConfig, Norm
 from acoustic.network import build
-from acoustic.shape import BlockConfig, ModelConfig, Norm
-from training.data.feed import Batch, Feed, Share
+from training.data.loader import Batch, Loader, Share
 from training.data.manifests import read_manifest
-from training.loop import Loop, LoopSettings
-from training.objectives import CtcObjective, Heard, Loss, Objective
-from training.optimisers import build_optimiser
-from training.parallel import World, joined_world
-from training.runs import RunFolder
-from training.schedules import Schedule
+from training.objectives.objective import CtcObjective, Loss, Objective, PreparedBatch
+from training.optim.optimizers import build_optimizer
+from training.optim.schedules import Schedule
+from training.run.checkpoints import RunFolder
+from training.run.distributed import World, joined_world
+from training.run.loop import Loop, LoopSettings
 
 
 def network(norm: Norm = "batch") -> ModelConfig:
@@ -46,7 +46,7 @@ def make(
     save_every_s: float = 0.0,
     precision: str = "fp32",
     joint_norms: bool = True,
-    optimiser: str = "novograd",
+    optimizer: str = "novograd",
 ) -> Loop:
     """The run of these tests; everything in it is small, nothing is left out."""
     torch.manual_seed(0)
@@ -64,7 +64,7 @@ def make(
             world.device,
             dither=dither,
         ),
-        Feed(
+        Loader(
             read_manifest(spoken),
             config.alphabet,
             batch_seconds=batch_seconds,
@@ -72,7 +72,7 @@ def make(
             resident=True,
             threads=1,
         ),
-        build_optimiser(optimiser, model, rate=0.02, betas=(0.95, 0.5), decay=0.001),
+        build_optimizer(optimizer, model, rate=0.02, betas=(0.95, 0.5), decay=0.001),
         Schedule(peak=0.02, total_steps=steps, warmup_steps=min(3, steps - 1)),
         RunFolder(out),
         settings=LoopSettings(
@@ -93,10 +93,10 @@ class Killed:
     def __init__(self, inner: Objective, steps: int) -> None:
         self.inner, self.steps_left = inner, steps
 
-    def hear(self, batch: Batch) -> Heard:
+    def hear(self, batch: Batch) -> PreparedBatch:
         return self.inner.hear(batch)
 
-    def __call__(self, model: nn.Module, heard: Heard) -> Loss:
+    def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
         if self.steps_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self.steps_left -= 1

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import test, { afterEach } from "node:test";
 import { failureFromClose, failureFromCode } from "../../web/session/failures.js";
 import { KEPT_BYTES, LiveSession, RETRY_MS } from "../../web/session/listen.js";
-import { BYTES_PER_SECOND, fileAddress, hotwordsOf, listenAddress, parsed } from "../../web/session/protocol.js";
+import { BYTES_PER_SECOND, fileAddress, hotwordsOf, listenAddress, parseMessage } from "../../web/session/protocol.js";
 import { Replay } from "../../web/session/replay.js";
 
 class Socket {
@@ -35,7 +35,7 @@ function scripted({ answers = {}, keptBytes, options } = {}) {
     },
     on: {
       state: (s) => told.states.push(s), message: (m) => told.messages.push(m),
-      begunAnew: (taken) => told.anew.push(taken), done: (f) => told.ends.push(f),
+      restarted: (taken) => told.anew.push(taken), done: (f) => told.ends.push(f),
     },
   });
   open.push(session);
@@ -242,7 +242,7 @@ test("hotwords as people type them", () => {
 });
 
 test("what is no message is passed over", () => {
-  for (const text of ["", "null", "[]", "3", "{}", '{"type":3}', "{"]) assert.equal(parsed(text), null);
+  for (const text of ["", "null", "[]", "3", "{}", '{"type":3}', "{"]) assert.equal(parseMessage(text), null);
 });
 
 test("replay: any position inside what is kept", () => {

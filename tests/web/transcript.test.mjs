@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { CUE, clock, cues, toJson, toSrt, toText, toVtt } from "../../web/session/export.js";
-import { EMPTY, settled, shifted, takenOver, withResults, wordsOf } from "../../web/session/transcript.js";
+import { EMPTY, settled, shifted, afterRestart, withResults, wordsOf } from "../../web/session/transcript.js";
 
 const results = (text, { startS = 0, final = true, speechFinal = false, channel = 0 } = {}) => ({
   type: "Results",
@@ -107,10 +107,10 @@ test("clock rounds to milliseconds without a sixtieth second", () => {
 test("a new session takes over: open words stay open, or stay as they stood where their sound is lost", () => {
   let heard = withResults(EMPTY, results("one two", { speechFinal: true }));
   heard = withResults(heard, results("three four five", { startS: 2, final: false }));
-  assert.equal(takenOver(heard, { fromS: 2, lostS: 0 }), heard);
-  const cut = takenOver(heard, { fromS: 2.5, lostS: 0.5 });
+  assert.equal(afterRestart(heard, { fromS: 2, lostS: 0 }), heard);
+  const cut = afterRestart(heard, { fromS: 2.5, lostS: 0.5 });
   assert.deepEqual(texts(cut), ["one two", "three four"]);
   assert.equal(cut.lines[1].unsettled, true);
   assert.equal(cut.partial, null);
-  assert.deepEqual(takenOver(heard, { fromS: 2, lostS: 1 }).lines.length, 1);
+  assert.deepEqual(afterRestart(heard, { fromS: 2, lostS: 1 }).lines.length, 1);
 });

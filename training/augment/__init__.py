@@ -6,14 +6,14 @@ repeats a batch. A CPU generator draws the same on every device. `alter` in chai
 parts can be used alone.
 """
 
-from training.augment.bands import band_limit, telephone
+from training.augment.band_limit import band_limit, telephone
 from training.augment.chain import Altered, Banks, alter
-from training.augment.codecs import a_law, mu_law, quantise, through_codec
+from training.augment.codecs import a_law, mu_law, quantize, through_codec
 from training.augment.level import change_level, mix, random_segments
-from training.augment.masks import blot_out, spec_augment, spec_cutout
-from training.augment.rooms import reverberate, simulate_rooms
-from training.augment.tempo import change_speed
-from training.augment.vocal_tract import warp_vocal_tract
+from training.augment.reverb import reverberate, simulate_rooms
+from training.augment.spec_augment import blot_out, spec_augment, spec_cutout
+from training.augment.speed import change_speed
+from training.augment.vtlp import warp_vocal_tract
 
 __all__ = [
     "Altered",
@@ -26,7 +26,7 @@ __all__ = [
     "change_speed",
     "mix",
     "mu_law",
-    "quantise",
+    "quantize",
     "random_segments",
     "reverberate",
     "simulate_rooms",

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from training.alteration import Alteration
-from training.augment.bands import band_limit, telephone
-from training.augment.codecs import quantise
-from training.augment.draw import chosen_rows, integers, normal, quick_length, uniform
+from training.augment.band_limit import band_limit, telephone
+from training.augment.codecs import quantize
+from training.augment.config import AugmentConfig
 from training.augment.level import change_level, mix, random_segments
-from training.augment.rooms import reverberate, simulate_rooms
-from training.augment.tempo import change_speed
-from training.augment.vocal_tract import warp_vocal_tract
+from training.augment.reverb import reverberate, simulate_rooms
+from training.augment.sampling import chosen_rows, integers, normal, quick_length, uniform
+from training.augment.speed import change_speed
+from training.augment.vtlp import warp_vocal_tract
 
 Pick = Callable[[str, float], Tensor]
 """Name and probability of a part -> the rows (on the sound's device) that it falls on."""
@@ -42,7 +42,11 @@ class Altered:
 
 
 def alter(
-    sound: Tensor, lengths: Tensor, plan: Alteration, generator: torch.Generator, banks: Banks | None = None
+    sound: Tensor,
+    lengths: Tensor,
+    plan: AugmentConfig,
+    generator: torch.Generator,
+    banks: Banks | None = None,
 ) -> Altered:
     """Alter a batch `[rows, samples]` in the order of the world: mouth, room, noise, line, level.
 
@@ -82,7 +86,7 @@ def alter(
 
 
 def _surround(
-    sound: Tensor, lengths: Tensor, plan: Alteration, generator: torch.Generator, banks: Banks, pick: Pick
+    sound: Tensor, lengths: Tensor, plan: AugmentConfig, generator: torch.Generator, banks: Banks, pick: Pick
 ) -> Tensor:
     """What the air adds: another voice, the room, noise."""
     rows = len(sound)
@@ -118,7 +122,7 @@ def _noise(rows: int, sound: Tensor, generator: torch.Generator, banks: Banks) -
     return random_segments(banks.noise, rows, sound.shape[1], generator).to(sound.device)
 
 
-def _transmit(sound: Tensor, plan: Alteration, generator: torch.Generator, pick: Pick) -> Tensor:
+def _transmit(sound: Tensor, plan: AugmentConfig, generator: torch.Generator, pick: Pick) -> Tensor:
     """What the line does: level, band, telephone, coarse steps. Level first, because a converter hears the
     level.
     """
@@ -138,11 +142,11 @@ def _transmit(sound: Tensor, plan: Alteration, generator: torch.Generator, pick:
     if len(index):
         law = "mu" if int(integers(1, 2, generator)) else "a"
         sound = sound.index_copy(0, index, telephone(sound[index], law))
-    index = pick("quantise", plan.quantise)
+    index = pick("quantize", plan.quantize)
     if len(index):
-        bits = uniform(len(index), *plan.quantise_bits, generator).round()
+        bits = uniform(len(index), *plan.quantize_bits, generator).round()
         peak = sound[index].abs().amax(1, keepdim=True).clamp(min=1e-4)
-        sound = sound.index_copy(0, index, quantise(sound[index] / peak, bits) * peak)
+        sound = sound.index_copy(0, index, quantize(sound[index] / peak, bits) * peak)
     return sound
 
 

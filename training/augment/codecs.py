@@ -46,7 +46,7 @@ def a_law(sound: Tensor, a: float = 87.6) -> Tensor:
     return torch.sign(clipped) * back
 
 
-def quantise(sound: Tensor, bits: Tensor) -> Tensor:
+def quantize(sound: Tensor, bits: Tensor) -> Tensor:
     """Row i in steps of bits[i] bits, as a poor converter leaves it."""
     steps = torch.pow(2.0, bits.to(sound.device, sound.dtype) - 1.0)[:, None]
     return torch.round(sound.clamp(-1.0, 1.0) * steps) / steps

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from training.augment.draw import integers, valid
+from training.augment.sampling import integers, valid
 
 QUIET_POWER = 1e-10
 """Power below which a row counts as silence: nothing is scaled against it."""

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from training.recipe import load_recipe, with_settings
-    from training.session import train_recipe
+    from training.run.run import train_recipe
 
     recipe = load_recipe(arguments.recipe)
     model = replace(

@@ -1,7 +1,7 @@
 """Make a verified manifest of a corpus: LibriSpeech, Common Voice, WSJ, AN4, speechocean762, LJ Speech, any
 folder.
 
-Every clip is decoded and measured, every transcript normalised and checked; stopped, the same line goes on.
+Every clip is decoded and measured, every transcript normalized and checked; stopped, the same line goes on.
 """
 
 import argparse
@@ -33,10 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--speeds", default="1", help="copies at these speeds, such as 0.9,1,1.1 (offline speed perturbation)"
     )
     parser.add_argument("--convert", action="store_true", help="write 16 kHz FLAC copies of all clips")
-    parser.add_argument(
-        "--shortest-s", type=float, default=0.1, help="leave shorter clips out (default: 0.1)"
-    )
-    parser.add_argument("--longest-s", type=float, default=60.0, help="leave longer clips out (default: 60)")
+    parser.add_argument("--min-s", type=float, default=0.1, help="leave shorter clips out (default: 0.1)")
+    parser.add_argument("--max-s", type=float, default=60.0, help="leave longer clips out (default: 60)")
     parser.add_argument("--keep-untranscribed", action="store_true", help="keep clips without a transcript")
     parser.add_argument("--workers", type=int, default=0, help="processes (default: one a core)")
     parser.add_argument("--json", action="store_true", help="print the statistics as one JSON object")
@@ -65,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         licence=arguments.licence,
         speeds=speeds,
         convert=arguments.convert,
-        shortest_s=arguments.shortest_s,
-        longest_s=arguments.longest_s,
+        min_duration_s=arguments.min_duration_s,
+        max_duration_s=arguments.max_duration_s,
         keep_untranscribed=arguments.keep_untranscribed,
     )
 

@@ -46,12 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
         )
     recipe = with_settings(load_recipe(arguments.recipe), arguments.set)
     if arguments.dry_run:
-        from training.forecast import forecast
+        from training.run.dry_run import forecast
 
         told = forecast(recipe, arguments.data, arguments.device)
         print(told.as_json() if arguments.json else told.text())
         return 0
-    from training.session import train_recipe
+    from training.run.run import train_recipe
 
     folder = arguments.out or Path("runs") / Path(arguments.recipe).stem
     return train_recipe(

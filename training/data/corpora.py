@@ -11,12 +11,12 @@ from pathlib import Path
 from training.data.manifests import iterate_manifest
 from training.errors import TrainingError
 
-SOUND_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3", ".m4a", ".sph", ".wv1", ".wv2", ".g722", ".aiff")
+AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3", ".m4a", ".sph", ".wv1", ".wv2", ".g722", ".aiff")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A clip as the corpus names it, its transcript not yet normalised."""
+    """A clip as the corpus names it, its transcript not yet normalized."""
 
     audio: Path
     text: str | None
@@ -55,7 +55,7 @@ def wsj(folder: Path) -> Iterator[Found]:
     anywhere below.
     """
     sounds = {
-        path.stem.lower(): path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SOUND_SUFFIXES
+        path.stem.lower(): path for path in sorted(folder.rglob("*")) if path.suffix.lower() in AUDIO_SUFFIXES
     }
     seen: set[str] = set()
     for suffix in (".dot", ".lsn", ".ptx"):
@@ -71,7 +71,7 @@ def wsj(folder: Path) -> Iterator[Found]:
 
 def an4(folder: Path) -> Iterator[Found]:
     """`etc/*.transcription` with lines `<s> TEXT </s> (UTTERANCE)`, sound anywhere below as .sph or .wav."""
-    sounds = {path.stem: path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SOUND_SUFFIXES}
+    sounds = {path.stem: path for path in sorted(folder.rglob("*")) if path.suffix.lower() in AUDIO_SUFFIXES}
     for transcript in sorted(folder.glob("**/etc/*.transcription")):
         for line in _lines(transcript):
             match = re.fullmatch(r"(?:<s>)?(.*?)(?:</s>)?\s*\((\S+)\)", line)
@@ -90,7 +90,7 @@ def speechocean(folder: Path) -> Iterator[Found]:
 
 
 def ljspeech(folder: Path) -> Iterator[Found]:
-    """`metadata.csv` with lines `ID|TEXT|NORMALISED TEXT`, clips in `wavs/`."""
+    """`metadata.csv` with lines `ID|TEXT|NORMALIZED TEXT`, clips in `wavs/`."""
     for line in _lines(folder / "metadata.csv"):
         parts = line.split("|")
         yield Found(folder / "wavs" / f"{parts[0]}.wav", parts[-1], "lj", "ljspeech")
@@ -101,7 +101,7 @@ def any_folder(folder: Path) -> Iterator[Found]:
     beside it.
     """
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in SOUND_SUFFIXES:
+        if path.suffix.lower() in AUDIO_SUFFIXES:
             texts = [path.with_suffix(suffix) for suffix in (".txt", ".lab")]
             text = next((_text(file) for file in texts if file.exists()), None)
             yield Found(path, text, None, folder.name)

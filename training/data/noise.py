@@ -12,10 +12,10 @@ import torch
 
 from acoustic.constants import SAMPLE_RATE
 from training.augment import Banks
-from training.data.sound import Samples, read_clip
+from training.data.audio import Samples, read_clip
 from training.errors import TrainingError
 
-LONGEST_RESPONSE_S = 1.0
+MAX_RESPONSE_S = 1.0
 
 
 def read_banks(manifest: Path, device: torch.device) -> Banks:
@@ -54,7 +54,7 @@ def read_banks(manifest: Path, device: torch.device) -> Banks:
 
 def _response(sound: Samples) -> Samples:
     """From its peak on, one second long, of unit energy: it then changes neither delay nor level."""
-    longest = int(LONGEST_RESPONSE_S * SAMPLE_RATE)
+    longest = int(MAX_RESPONSE_S * SAMPLE_RATE)
     tail = sound[int(np.argmax(np.abs(sound))) :][:longest]
     padded = np.zeros(longest, np.float32)
     padded[: len(tail)] = tail / max(1e-9, float(np.sqrt(np.sum(np.square(tail)))))

@@ -18,10 +18,10 @@ import numpy as np
 
 from acoustic.constants import SAMPLE_RATE
 from acoustic.files import replacing_file, write_file
-from lm.text import normalise
+from lm.text.normalize import normalize
+from training.data.audio import ClipError, Samples, change_speed_offline, read_clip
 from training.data.corpora import Found
 from training.data.manifests import Clip, write_manifest
-from training.data.sound import ClipError, Samples, change_speed_offline, read_clip
 from training.errors import TrainingError
 
 FASTEST_CHARACTERS_PER_S = 30.0
@@ -38,8 +38,8 @@ class Plan:
     licence: str | None = None
     speeds: tuple[float, ...] = (1.0,)
     convert: bool = False
-    shortest_s: float = 0.1
-    longest_s: float = 60.0
+    min_duration_s: float = 0.1
+    max_duration_s: float = 60.0
     keep_untranscribed: bool = False
 
     def __post_init__(self) -> None:
@@ -124,9 +124,9 @@ def prepare(
 
 
 def prepare_one(item: Found, plan: Plan) -> Outcome:
-    """Decode, measure, normalise, check; write altered copies where the plan asks for them."""
+    """Decode, measure, normalize, check; write altered copies where the plan asks for them."""
     key = _key(item, plan)
-    text = normalise(item.text) if item.text is not None else None
+    text = normalize(item.text) if item.text is not None else None
     if not text and not plan.keep_untranscribed:
         return Outcome(key, refused="no transcript" if item.text is None else "empty transcript")
     foreign = sorted(mark for mark in set(item.text or "") if _is_foreign(mark))
@@ -137,9 +137,9 @@ def prepare_one(item: Found, plan: Plan) -> Outcome:
     except ClipError as error:
         return Outcome(key, refused=f"unreadable: {error}")
     seconds = len(sound) / SAMPLE_RATE
-    if not plan.shortest_s <= seconds <= plan.longest_s:
+    if not plan.min_duration_s <= seconds <= plan.max_duration_s:
         return Outcome(
-            key, refused=f"{'too short' if seconds < plan.shortest_s else 'too long'}: {seconds:.2f} s"
+            key, refused=f"{'too short' if seconds < plan.min_duration_s else 'too long'}: {seconds:.2f} s"
         )
     if float(np.abs(sound).max()) < QUIETEST_PEAK:
         return Outcome(key, refused="silent")
@@ -183,7 +183,7 @@ def _outcomes(items: Sequence[Found], plan: Plan, workers: int) -> Iterator[Outc
 
 def _is_foreign(mark: str) -> bool:
     """A letter (or what was none in UTF-8) that would be missing from the normal text without a trace."""
-    return not mark.isascii() and (mark.isalpha() or mark == "\ufffd") and normalise(f"a{mark}a") == "a a"
+    return not mark.isascii() and (mark.isalpha() or mark == "\ufffd") and normalize(f"a{mark}a") == "a a"
 
 
 def _clip(item: Found, plan: Plan, text: str | None, sound: Samples, speed: float) -> Clip:
@@ -227,7 +227,7 @@ def _key(item: Found, plan: Plan) -> str:
     except OSError:
         state = "absent"
     speeds = ",".join(f"{speed:g}" for speed in plan.speeds)
-    limits = f"{plan.shortest_s:g}-{plan.longest_s:g}-{plan.keep_untranscribed:d}-{plan.convert:d}"
+    limits = f"{plan.min_duration_s:g}-{plan.max_duration_s:g}-{plan.keep_untranscribed:d}-{plan.convert:d}"
     return f"{item.audio}|{state}|{speeds}|{limits}|{item.text}"
 
 

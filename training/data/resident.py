@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from training.data.audio import ClipError, read_clip
 from training.data.manifests import Clip
-from training.data.sound import ClipError, read_clip
 
 FULL_SCALE = 32767.0
 

@@ -16,7 +16,7 @@ class Budget:
     """What a batch may hold: seconds of sound with padding, and clips; `rows_multiple` makes it divisible."""
 
     seconds: float
-    most_rows: int = 4096
+    max_rows: int = 4096
     rows_multiple: int = 1
 
 
@@ -49,7 +49,7 @@ def plan_epoch(
     widest = 0.0
     for index in order.tolist():
         wider = max(widest, float(durations[index]))
-        if rows and (len(rows) >= budget.most_rows or wider * (len(rows) + 1) > budget.seconds):
+        if rows and (len(rows) >= budget.max_rows or wider * (len(rows) + 1) > budget.seconds):
             rows = _emit(batches, rows, budget.rows_multiple)
             wider = max([float(durations[index]), *(float(durations[row]) for row in rows)])
         rows.append(index)

@@ -39,8 +39,8 @@ async function sendStreamed(file, { base, key, options, signal, on }) {
         } else if (message.type === "Metadata") {
           lengthS = message.duration;
         } else if (message.type === "Heartbeat" && file.size) {
-          const heard = message.received_s > 0 ? message.processed_s / message.received_s : 1;
-          const share = Math.min(1, (message.received_bytes / file.size) * heard);
+          const processedShare = message.received_s > 0 ? message.processed_s / message.received_s : 1;
+          const share = Math.min(1, (message.received_bytes / file.size) * processedShare);
           on.progress(share, `${Math.floor(share * 100)} %`);
         }
       },
@@ -90,18 +90,18 @@ async function sendWhole(file, { base, key, options, signal, on }) {
     request.onabort = () => reject(new Failure("server", "cancelled"));
     request.send(file);
   });
-  const told = answered(request.responseText);
+  const answer = answered(request.responseText);
   if (request.status !== 200) {
-    const said = `${told.err_msg ?? ""} ${told.advice ?? ""}`.trim();
+    const said = `${answer.err_msg ?? ""} ${answer.advice ?? ""}`.trim();
     throw failureFromStatus(request.status, said || request.statusText);
   }
   let transcript = EMPTY;
-  for (const { start, end, words } of told.results.utterances) {
+  for (const { start, end, words } of answer.results.utterances) {
     const channel = { alternatives: [{ words }] };
     transcript = withResults(transcript, { start, duration: end - start, is_final: true, speech_final: true, channel });
   }
   on.transcript(transcript);
-  on.progress(1, minutes(told.metadata.duration));
+  on.progress(1, minutes(answer.metadata.duration));
 }
 
 // A proxy between may refuse in words of its own.

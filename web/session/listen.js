@@ -4,7 +4,7 @@
 // knows no microphone.
 
 import { Failure, failureFromClose, failureFromCode } from "./failures.js";
-import { LIVE_SOUND, BYTES_PER_SECOND, listenAddress, parsed, secondsOf } from "./protocol.js";
+import { LIVE_SOUND, BYTES_PER_SECOND, listenAddress, parseMessage, secondsOf } from "./protocol.js";
 import { Replay } from "./replay.js";
 import { shifted } from "./transcript.js";
 
@@ -13,7 +13,7 @@ export const KEPT_BYTES = BYTES_PER_SECOND * 120; // sound kept that is not fina
 const KEEP_ALIVE_MS = 4000;
 const FINISH_MS = 30000; // silence from the server for so long after CloseStream ends the wait
 export const RETRY_MS = [0, 500, 1000, 2000, 4000, ...Array(75).fill(8000)]; // waits before each attempt to come back
-const MOST_ANEW = 5; // sessions in a row that decided nothing; something in the sound may be what ends them
+const MAX_RESTARTS = 5; // sessions in a row that decided nothing; something in the sound may be what ends them
 
 export class LiveSession {
   // options: model, hotwords, sound (see listenAddress).
@@ -81,7 +81,7 @@ export class LiveSession {
     socket.onopen = () => { opened = true; };
     socket.onmessage = ({ data }) => {
       if (typeof data !== "string" || this.socket !== socket || this.state === "closed") return;
-      const message = parsed(data);
+      const message = parseMessage(data);
       if (!message) return;
       if (message.type === "Error") failed = failureFromCode(message.code, `${message.message} ${message.advice ?? ""}`.trim());
       this.take(message);
@@ -93,8 +93,8 @@ export class LiveSession {
         return;
       }
       const failure = failed ?? failureFromClose(code, reason);
-      if (failure?.code === "network") this.comeBack();
-      else if (failure?.code === "draining" && this.id && this.canBeginAnew) this.beginAnew();
+      if (failure?.code === "network") this.scheduleReconnect();
+      else if (failure?.code === "draining" && this.id && this.canBeginAnew) this.startNewSession();
       else this.end(failure);
     };
   }
@@ -105,15 +105,15 @@ export class LiveSession {
       this.sequence = message.sequence;
     }
     const socket = this.socket;
-    if (message.type === "Started") this.welcome(message);
-    else if (message.type === "Heartbeat") this.arrived(message.received_bytes);
+    if (message.type === "Started") this.handleStarted(message);
+    else if (message.type === "Heartbeat") this.acknowledge(message.received_bytes);
     else if (message.type === "Results" && message.is_final) this.decided(message.start + message.duration);
-    if (this.finishing) this.waitForTheEnd();
+    if (this.finishing) this.startFinishTimer();
     if (this.state !== "closed" && this.socket === socket) this.on.message(shifted(message, secondsOf(this.sessionByte)));
   }
 
   // What has arrived may be let go of; where a new session may have to hear it again, only what is final too.
-  arrived(bytes) {
+  acknowledge(bytes) {
     this.receivedByte = Math.max(this.receivedByte, this.sessionByte + bytes);
     this.forget();
   }
@@ -130,14 +130,14 @@ export class LiveSession {
   }
 
   // The first message of every connection says how much the server has.
-  welcome(message) {
+  handleStarted(message) {
     this.id = message.request_id;
     this.attempt = 0;
     this.messageBytes = Math.min(this.messageBytes, message.max_message_bytes ?? this.messageBytes);
-    if (this.takesOver) this.takeOver();
+    if (this.takesOver) this.finishRestart();
     const { blocks, missing } = this.replay.from(this.sessionByte + (message.received_bytes ?? 0));
     if (missing) {
-      if (this.canBeginAnew) this.beginAnew();
+      if (this.canBeginAnew) this.startNewSession();
       else this.end(new Failure("resume-lost"));
       return;
     }
@@ -151,9 +151,9 @@ export class LiveSession {
     const failure = await this.reason();
     if (this.state === "closed") return;
     const passing = failure.code === "unreachable" || failure.code === "draining";
-    if (this.id && failure.code === "capacity") this.beginAnew(); // it is there and does not know us any more
-    else if (passing && this.begun) this.comeBack();
-    else if (failure.code === "capacity" && this.begun) this.comeBack(new Failure("full-again"));
+    if (this.id && failure.code === "capacity") this.startNewSession(); // it is there and does not know us any more
+    else if (passing && this.begun) this.scheduleReconnect();
+    else if (failure.code === "capacity" && this.begun) this.scheduleReconnect(new Failure("full-again"));
     else this.end(failure);
   }
 
@@ -177,9 +177,9 @@ export class LiveSession {
     return this.id !== null || this.anew > 0;
   }
 
-  comeBack(otherwise = new Failure(this.begun ? "network" : "unreachable")) {
+  scheduleReconnect(fallbackFailure = new Failure(this.begun ? "network" : "unreachable")) {
     if (!this.begun || this.attempt >= this.retryMs.length) {
-      this.end(otherwise);
+      this.end(fallbackFailure);
       return;
     }
     this.set("reconnecting");
@@ -189,8 +189,8 @@ export class LiveSession {
   }
 
   // The session is gone: a new one hears again what was not final, as far as it is still here.
-  beginAnew() {
-    if (!this.canBeginAnew || this.anew >= MOST_ANEW) {
+  startNewSession() {
+    if (!this.canBeginAnew || this.anew >= MAX_RESTARTS) {
       this.end(new Failure("resume-lost"));
       return;
     }
@@ -202,16 +202,16 @@ export class LiveSession {
     this.id = null;
     this.sequence = 0;
     this.attempt = 0;
-    this.comeBack();
+    this.scheduleReconnect();
   }
 
   // The new session is there. What is lost is known only now: sound went on while it was being opened.
-  takeOver() {
+  finishRestart() {
     this.takesOver = false;
     const lostBytes = Math.max(0, this.replay.firstByte - this.decidedByte);
     this.sessionByte = this.decidedByte + lostBytes;
     this.decidedByte = this.receivedByte = this.sessionByte;
-    this.on.begunAnew?.({ fromS: secondsOf(this.sessionByte), lostS: secondsOf(lostBytes) });
+    this.on.restarted?.({ fromS: secondsOf(this.sessionByte), lostS: secondsOf(lostBytes) });
   }
 
   set(state) {
@@ -247,10 +247,10 @@ export class LiveSession {
 
   sendFinish() {
     this.transmit(JSON.stringify({ type: "CloseStream" }));
-    this.waitForTheEnd();
+    this.startFinishTimer();
   }
 
-  waitForTheEnd() {
+  startFinishTimer() {
     clearTimeout(this.deadline);
     this.deadline = setTimeout(() => this.end(new Failure("network")), FINISH_MS);
   }

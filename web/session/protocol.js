@@ -4,9 +4,9 @@
 export const AUDIO_RATE = 16000;
 export const BYTES_PER_SECOND = AUDIO_RATE * 2;
 export const LIVE_SOUND = { encoding: "linear16", sample_rate: AUDIO_RATE };
-export const FILE_SOUND = { source: "file" }; // the server recognises the container by its first bytes
-const MOST_HOTWORDS = 100;
-const LONGEST_HOTWORD = 100;
+export const FILE_SOUND = { source: "file" }; // the server recognizes the container by its first bytes
+const MAX_HOTWORDS = 100;
+const MAX_HOTWORD_LENGTH = 100;
 
 export function secondsOf(bytes) {
   return bytes / BYTES_PER_SECOND;
@@ -15,7 +15,7 @@ export function secondsOf(bytes) {
 // Hotwords as a person types them: one a line or divided by commas, `phrase:weight` with an optional weight.
 export function hotwordsOf(text) {
   const phrases = text.split(/[\n,]/).map((phrase) => phrase.trim().replace(/\s+/g, " ")).filter(Boolean);
-  return phrases.filter((phrase) => phrase.length <= LONGEST_HOTWORD).slice(0, MOST_HOTWORDS);
+  return phrases.filter((phrase) => phrase.length <= MAX_HOTWORD_LENGTH).slice(0, MAX_HOTWORDS);
 }
 
 // The address of a session. `sound` says what will be sent; `written` asks for capitals, punctuation and figures;
@@ -48,7 +48,7 @@ export function fileAddress(base, { model = "", hotwords = [], written = false }
 }
 
 // One text frame as an object, or null for what is no message of ours (unknown kinds are passed over, not errors).
-export function parsed(text) {
+export function parseMessage(text) {
   try {
     const message = JSON.parse(text);
     return message !== null && typeof message === "object" && typeof message.type === "string" ? message : null;

@@ -5,7 +5,7 @@ import { openMicrophone } from "../sound/capture.js";
 import { Failure } from "./failures.js";
 import { LiveSession } from "./listen.js";
 import { BYTES_PER_SECOND, secondsOf } from "./protocol.js";
-import { EMPTY, settled, takenOver, withResults } from "./transcript.js";
+import { EMPTY, settled, afterRestart, withResults } from "./transcript.js";
 
 const LATENCIES_KEPT = 20;
 const QUIET_BLOCKS = 75; // three seconds of 40 ms blocks
@@ -59,7 +59,7 @@ export class Recording {
       on: {
         state: (state) => this.state(state),
         message: (message) => this.message(message),
-        begunAnew: (taken) => this.begunAnew(taken),
+        restarted: (taken) => this.restarted(taken),
         done: (failure) => this.done(failure),
       },
     });
@@ -110,9 +110,9 @@ export class Recording {
     this.facts();
   }
 
-  begunAnew({ fromS, lostS }) {
+  restarted({ fromS, lostS }) {
     this.lostS += lostS;
-    this.transcript = takenOver(this.transcript, { fromS, lostS });
+    this.transcript = afterRestart(this.transcript, { fromS, lostS });
     this.on.transcript(this.transcript);
     this.on.failure(lostS ? new Failure("begun-with-gap", `${lostS.toFixed(1)} s of sound, until ${fromS.toFixed(1)} s`)
       : new Failure("begun-anew"));
@@ -135,7 +135,7 @@ export class Recording {
       lagS: this.away ? elapsedS - this.heardS : this.lagS, // a server that is away tells nothing
       breaks: this.breaks,
       lostS: this.lostS,
-      latencyS: middle(this.latencies),
+      latencyS: median(this.latencies),
       quality: qualityOf(this.recent),
     });
   }
@@ -152,7 +152,7 @@ export class Recording {
   }
 }
 
-export function middle(values) {
+export function median(values) {
   if (!values.length) return null;
   const sorted = [...values].sort((a, b) => a - b);
   return sorted[Math.floor(sorted.length / 2)];
@@ -161,9 +161,9 @@ export function middle(values) {
 // What the level says about the microphone, in a word.
 export function qualityOf(peaks) {
   if (!peaks.length) return "–";
-  const most = Math.max(...peaks);
-  if (peaks.length >= QUIET_BLOCKS && most < SILENT) return "silent";
-  if (most > CLIPPED) return "too loud";
-  if (most < 0.03) return "quiet";
+  const highest = Math.max(...peaks);
+  if (peaks.length >= QUIET_BLOCKS && highest < SILENT) return "silent";
+  if (highest > CLIPPED) return "too loud";
+  if (highest < 0.03) return "quiet";
   return "good";
 }

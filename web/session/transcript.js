@@ -49,7 +49,7 @@ export function wordsOf(transcript) {
 
 // A new session took over and hears everything from `fromS` on (again). Where sound before that was lost, the words
 // that were open in it stay as they stood; otherwise they stay open until the new session has heard them again.
-export function takenOver(transcript, { fromS, lostS }) {
+export function afterRestart(transcript, { fromS, lostS }) {
   const { partial } = transcript;
   if (!lostS || !partial) return transcript;
   const words = partial.words.filter((word) => word.startS < fromS);

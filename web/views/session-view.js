@@ -3,8 +3,8 @@
 
 import { FORMATS, minutes, toText } from "../session/export.js";
 
-export const MUCH_DOUBT = 0.5;
-export const SOME_DOUBT = 0.75;
+export const VERY_LOW_CONFIDENCE = 0.5;
+export const LOW_CONFIDENCE = 0.75;
 
 export function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -82,13 +82,13 @@ export class SessionView {
   // What kept this file from being read stands with the file, not over the others.
   failed(failure) {
     this.note("failed");
-    const told = element("div", { className: "trouble" }, element("strong", { textContent: failure.message }), " ", failure.advice);
+    const notice = element("div", { className: "trouble" }, element("strong", { textContent: failure.message }), " ", failure.advice);
     if (failure.detail) {
-      told.append(element("details", {}, element("summary", { textContent: "What the machine said" }), element("code", { textContent: failure.detail })));
+      notice.append(element("details", {}, element("summary", { textContent: "What the machine said" }), element("code", { textContent: failure.detail })));
     }
-    told.setAttribute("role", "alert");
-    this.trouble = told;
-    this.hintLine.before(told);
+    notice.setAttribute("role", "alert");
+    this.trouble = notice;
+    this.hintLine.before(notice);
   }
 
   // share: 0..1, or null for "cannot be known".
@@ -196,8 +196,8 @@ export class SessionView {
 function wordNode(word) {
   const node = element("span", { className: "word", textContent: word.text });
   node.dataset.about = aboutWord(word);
-  if (word.confidence < MUCH_DOUBT) node.dataset.doubt = "much";
-  else if (word.confidence < SOME_DOUBT) node.dataset.doubt = "some";
+  if (word.confidence < VERY_LOW_CONFIDENCE) node.dataset.doubt = "much";
+  else if (word.confidence < LOW_CONFIDENCE) node.dataset.doubt = "some";
   return node;
 }
 

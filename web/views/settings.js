@@ -23,7 +23,7 @@ export class Settings {
     this.dialog = dialog;
     this.field = (name) => dialog.querySelector(`#${name}`);
     this.onchange = () => {};
-    this.wished = { microphone: stored(localStorage, "microphone"), model: stored(localStorage, "model") };
+    this.selected = { microphone: stored(localStorage, "microphone"), model: stored(localStorage, "model") };
     this.field("hotwords").value = stored(localStorage, "hotwords");
     this.field("key").value = stored(sessionStorage, "key");
     this.field("processing").checked = stored(localStorage, "processing") === "yes";
@@ -53,13 +53,13 @@ export class Settings {
     store(localStorage, "written", this.written ? "yes" : "no");
     store(localStorage, "doubts", this.doubts ? "yes" : "no");
     store(sessionStorage, "key", this.key);
-    this.wished = { microphone: this.microphone, model: this.model };
+    this.selected = { microphone: this.microphone, model: this.model };
     this.onchange();
   }
 
   async fillMicrophones() {
     const found = await listMicrophones().catch(() => []);
-    fill(this.field("microphone"), found.map(({ id, label }) => [id, label]), this.wished.microphone);
+    fill(this.field("microphone"), found.map(({ id, label }) => [id, label]), this.selected.microphone);
   }
 
   // Names only; a server without the list keeps its own choice.
@@ -69,14 +69,14 @@ export class Settings {
       const answer = await fetch(new URL("/v1/models", base), { headers });
       if (!answer.ok) return;
       const { data } = await answer.json();
-      fill(this.field("model"), data.map(({ id }) => [id, id]), this.wished.model);
+      fill(this.field("model"), data.map(({ id }) => [id, id]), this.selected.model);
     } catch { /* the page works without the list */ }
   }
 }
 
 // The first option (no choice) stays; a wish that is not on offer is forgotten for now.
-function fill(select, options, wished) {
+function fill(select, options, selected) {
   while (select.options.length > 1) select.remove(1);
   for (const [value, text] of options) select.add(new Option(text, value));
-  select.value = options.some(([value]) => value === wished) ? wished : "";
+  select.value = options.some(([value]) => value === selected) ? selected : "";
 }

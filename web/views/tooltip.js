@@ -3,7 +3,7 @@
 const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
 
 // `told` is a live region: what the keys have come to is said there.
-export function followWords(root, tip, told) {
+export function followWords(root, tip, textOf) {
   let shownFor = null;
   const hide = () => {
     tip.hidden = true;
@@ -38,7 +38,7 @@ export function followWords(root, tip, told) {
     if (!next) return;
     next.scrollIntoView({ block: "nearest" });
     show(next);
-    told.textContent = `${next.textContent}: ${next.dataset.about}`;
+    textOf.textContent = `${next.textContent}: ${next.dataset.about}`;
   });
   addEventListener("scroll", ({ target }) => { if (target === document && !shownFor?.closest(".lines:focus")) hide(); }, { passive: true });
   addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });

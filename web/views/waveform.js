@@ -11,7 +11,7 @@ export class Waveform {
     this.canvas = canvas;
     this.levels = new Float32Array(KEPT);
     this.count = 0; // bars ever
-    this.heardS = 0;
+    this.processedS = 0;
     this.waiting = false;
     new ResizeObserver(() => this.draw()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
@@ -19,7 +19,7 @@ export class Waveform {
 
   reset() {
     this.count = 0;
-    this.heardS = 0;
+    this.processedS = 0;
     this.draw();
   }
 
@@ -30,8 +30,8 @@ export class Waveform {
   }
 
   // How far the server has come, in seconds since the start.
-  heard(seconds) {
-    this.heardS = Math.max(this.heardS, seconds);
+  markProcessed(seconds) {
+    this.processedS = Math.max(this.processedS, seconds);
     this.draw();
   }
 
@@ -55,7 +55,7 @@ export class Waveform {
     }
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
-    const heard = colour("--accent");
+    const markProcessed = colour("--accent");
     const unheard = colour("--unheard");
     const quiet = colour("--line");
     const paint = canvas.getContext("2d");
@@ -68,8 +68,8 @@ export class Waveform {
       const known = index >= 0 && back < KEPT;
       const loud = known ? loudness(this.levels[index % KEPT]) : 0;
       const tall = Math.max(BAR_PX, loud * (height - 4));
-      const waiting = index * BAR_S >= this.heardS;
-      paint.fillStyle = !known || loud === 0 ? quiet : waiting ? unheard : heard;
+      const waiting = index * BAR_S >= this.processedS;
+      paint.fillStyle = !known || loud === 0 ? quiet : waiting ? unheard : markProcessed;
       paint.globalAlpha = Math.min(1, 0.12 + x / (width * 0.3)); // older sound fades out to the left
       paint.beginPath();
       paint.roundRect(x, (height - tall) / 2, BAR_PX, tall, BAR_PX / 2);

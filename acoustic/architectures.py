@@ -1,0 +1,300 @@
+"""The networks of the Jasper and QuartzNet papers by name, the student that Silica ships, `tiny` for tests.
+
+Tables only: kernel sizes, channels and repeats. What they mean, and every check, is in `acoustic.config`.
+"""
+
+from dataclasses import replace
+
+from acoustic.config import ALPHABET, BlockConfig, FeatureConfig, ModelConfig, Residual
+
+__all__ = ["ALPHABET", "BlockConfig", "FeatureConfig", "ModelConfig", "Residual", "published"]
+
+FEATURES = FeatureConfig()
+
+JASPER_BODY = ((11, 256, 0.2), (13, 384, 0.2), (17, 512, 0.2), (21, 640, 0.3), (25, 768, 0.3))
+QUARTZNET_BODY = ((33, 256), (39, 256), (51, 512), (63, 512), (75, 512))
+
+
+def jasper(
+    name: str,
+    blocks: int,
+    repeat: int,
+    residual: Residual = "residual",
+    *,
+    mels: int = 64,
+    width: float = 1.0,
+) -> ModelConfig:
+    """Jasper `blocks` x `repeat`: the five kernel sizes share the blocks evenly."""
+    body = tuple(
+        BlockConfig(kernel, round(channels * width / 16) * 16, repeat, residual=residual, dropout=dropout)
+        for kernel, channels, dropout in JASPER_BODY
+        for _ in range(blocks // len(JASPER_BODY))
+    )
+    first = BlockConfig(11, 256, stride=2, dropout=0.2)
+    last = (BlockConfig(29, 896, dilation=2, dropout=0.4), BlockConfig(1, 1024, dropout=0.4))
+    return ModelConfig(name, replace(FEATURES, mels=mels), (first, *body, *last))
+
+
+def _separable(
+    name: str, body: tuple[tuple[int, int, int], ...], before_last: BlockConfig, groups: int = 1
+) -> ModelConfig:
+    """A QuartzNet of (kernel, channels, repeat) blocks between its prologue and its epilogue."""
+    first = BlockConfig(33, 256, stride=2, separable=True)
+    blocks = tuple(
+        BlockConfig(kernel, channels, repeat, separable=True, residual="residual", groups=groups)
+        for kernel, channels, repeat in body
+    )
+    return ModelConfig(name, FEATURES, (first, *blocks, before_last, BlockConfig(1, 1024)))
+
+
+C2 = BlockConfig(87, 512, dilation=2, separable=True)  # never grouped, also in the group-shuffle models
+
+
+def quartznet(name: str, blocks: int, repeat: int = 5, groups: int = 1) -> ModelConfig:
+    """QuartzNet `blocks` x `repeat`, each of the five kernel sizes used equally often."""
+    each = blocks // len(QUARTZNET_BODY)
+    body = tuple((kernel, channels, repeat) for kernel, channels in QUARTZNET_BODY for _ in range(each))
+    return _separable(name, body, C2, groups)
+
+
+def quartznet_5x3(name: str) -> ModelConfig:
+    """The WSJ model: only the two longest kernels, three sub-blocks a block."""
+    return _separable(name, ((63, 512, 3),) * 2 + ((75, 512, 3),) * 3, C2)
+
+
+def quartznet_12x1(name: str) -> ModelConfig:
+    """Early NeMo's `jasper12x1SEP`: the first four blocks three times, the fifth in the place of C2."""
+    body = tuple((kernel, channels, 1) for kernel, channels in QUARTZNET_BODY[:4] for _ in range(3))
+    return _separable(name, body, BlockConfig(75, 512, separable=True, residual="residual"))
+
+
+# Mean and deviation of each log-mel band over 4.5 hours of training speech (1.6 million frames of
+# LibriSpeech, Common Voice, speechocean762, VoxForge and others): fixed normalization's constants and
+# running normalization's prior.
+# Checkpoints carry their own copy; changing these changes only models trained afterwards.
+SPEECH_MEAN: tuple[float, ...] = (
+    -13.7,
+    -12.41,
+    -11.85,
+    -11.19,
+    -11.18,
+    -11.04,
+    -11.14,
+    -10.88,
+    -10.9,
+    -10.8,
+    -10.95,
+    -11.0,
+    -11.21,
+    -11.34,
+    -11.51,
+    -11.61,
+    -11.7,
+    -11.8,
+    -11.83,
+    -11.93,
+    -11.91,
+    -11.96,
+    -12.0,
+    -11.93,
+    -11.99,
+    -11.94,
+    -11.9,
+    -11.85,
+    -11.78,
+    -11.64,
+    -11.62,
+    -11.54,
+    -11.55,
+    -11.52,
+    -11.55,
+    -11.56,
+    -11.54,
+    -11.54,
+    -11.47,
+    -11.41,
+    -11.35,
+    -11.33,
+    -11.34,
+    -11.35,
+    -11.38,
+    -11.4,
+    -11.41,
+    -11.41,
+    -11.4,
+    -11.44,
+    -11.5,
+    -11.61,
+    -11.72,
+    -11.85,
+    -11.95,
+    -12.06,
+    -12.14,
+    -12.19,
+    -12.24,
+    -12.32,
+    -12.42,
+    -12.55,
+    -12.79,
+    -13.08,
+)
+SPEECH_DEVIATION: tuple[float, ...] = (
+    2.53,
+    3.26,
+    3.7,
+    4.07,
+    4.12,
+    4.14,
+    4.13,
+    4.28,
+    4.33,
+    4.38,
+    4.32,
+    4.28,
+    4.19,
+    4.1,
+    4.01,
+    3.93,
+    3.86,
+    3.78,
+    3.73,
+    3.67,
+    3.66,
+    3.63,
+    3.61,
+    3.61,
+    3.59,
+    3.58,
+    3.58,
+    3.59,
+    3.61,
+    3.65,
+    3.66,
+    3.67,
+    3.66,
+    3.65,
+    3.62,
+    3.6,
+    3.59,
+    3.59,
+    3.63,
+    3.67,
+    3.7,
+    3.71,
+    3.7,
+    3.67,
+    3.64,
+    3.62,
+    3.62,
+    3.63,
+    3.63,
+    3.62,
+    3.6,
+    3.57,
+    3.53,
+    3.5,
+    3.47,
+    3.44,
+    3.41,
+    3.38,
+    3.36,
+    3.34,
+    3.3,
+    3.27,
+    3.2,
+    3.1,
+)
+
+FIXED = replace(FEATURES, normalize="fixed", mean=SPEECH_MEAN, deviation=SPEECH_DEVIATION)
+
+
+def silica(name: str, width: int, kernels: tuple[int, ...]) -> ModelConfig:
+    """A streaming model with 80 ms steps and four outputs per step.
+
+    The stem sees exactly the eight frames of its own step and the frames before them. The first sub-block of every
+    block but the last looks one step (80 ms) ahead. The edges are padded with zeros, not mirrored: a stream has no
+    edges.
+    """
+    # Multiples of 16: tensor cores take nothing else at full speed.
+    thirds = (round(width * share / 3 / 16) * 16 for share in (1, 2, 3))
+    stem = tuple(BlockConfig(5, channels, stride=2, look_ahead=1) for channels in thirds)
+    bodies = []
+    for place, kernel in enumerate(kernels, start=1):
+        ahead = (1, 0, 0) if place < len(kernels) else (0, 0, 0)
+        bodies.append(BlockConfig(kernel, width, 3, separable=True, residual="identity", look_ahead=ahead))
+    return ModelConfig(name, replace(FIXED, edge="zero"), (*stem, *bodies), outputs_per_step=4)
+
+
+def silica_streaming(name: str) -> ModelConfig:
+    """A QuartzNet that streams: its five groups of blocks with shorter taps, most of them behind, which learn the
+    groups of QuartzNet 15x5 (training/distillation/blockwise.py), the last one block by block: there the teacher is
+    deepest, and there
+    most is lost. Steps of 20 ms, half a second of look-ahead."""
+    groups: tuple[tuple[int, int, tuple[int, ...], Residual], ...] = (
+        *((11, 256, ahead, "residual") for ahead in ((1, 1, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))),
+        *((13, 256, ahead, "residual") for ahead in ((1, 1, 0, 0), (1, 0, 0, 0))),
+        *((17, 512, ahead, "residual") for ahead in ((1, 1, 1), (1, 1, 0))),
+        *((21, 512, ahead, "residual") for ahead in ((1, 1, 1), (1, 1, 0))),
+        (21, 512, (0, 0, 0), "identity"),
+        *((21, 512, ahead, "residual") for ahead in ((1, 1, 1, 0), (1, 1, 0, 0), (1, 1, 0, 0))),
+    )
+    stem = BlockConfig(7, 256, stride=2, look_ahead=1)
+    body = tuple(
+        BlockConfig(taps, width, len(ahead), separable=True, residual=residual, look_ahead=ahead)
+        for taps, width, ahead, residual in groups
+    )
+    head = (BlockConfig(19, 512, separable=True, look_ahead=0), BlockConfig(1, 512))
+    features = replace(
+        FIXED,
+        normalize="causal",
+        edge="zero",
+        prior_frames=50,
+        memory_frames=1500,
+        deviation_floor=0.5,
+        max_level_db=-26,
+    )
+    return ModelConfig(name, features, (stem, *body, *head))
+
+
+def tiny(name: str) -> ModelConfig:
+    """A few thousand parameters that run in no time: for tests of whatever stands on a model."""
+    blocks = (
+        BlockConfig(5, 16, stride=2, separable=True),
+        BlockConfig(5, 16, 2, separable=True, residual="residual"),
+        BlockConfig(1, 32),
+    )
+    return ModelConfig(name, FIXED, blocks)
+
+
+_JASPERS = (
+    jasper("jasper5x3", 5, 3),
+    jasper("jasper10x3", 10, 3),
+    jasper("jasper10x3-wsj", 10, 3, mels=40),
+    jasper("jasper10x3dr", 10, 3, "dense_residual"),
+    jasper("jasper10x3-plain", 10, 3, "none"),
+    # Concatenation widens every block's input: narrower blocks bring these two near the size of the others.
+    jasper("jasper10x3-densenet", 10, 3, "densenet", width=0.67),
+    jasper("jasper10x3-dense-rnet", 10, 3, "dense_rnet", width=0.66),
+    jasper("jasper10x4", 10, 4),
+    jasper("jasper10x4dr", 10, 4, "dense_residual"),
+    jasper("jasper10x5", 10, 5),
+    jasper("jasper10x5-plain", 10, 5, "none"),
+    jasper("jasper10x5dr", 10, 5, "dense_residual"),
+)
+_QUARTZNETS = (
+    quartznet_12x1("quartznet12x1"),
+    quartznet_5x3("quartznet5x3"),
+    quartznet("quartznet5x5", 5),
+    quartznet("quartznet10x5", 10),
+    quartznet("quartznet15x5", 15),
+    quartznet("quartznet15x5-groups2", 15, groups=2),
+    quartznet("quartznet15x5-groups4", 15, groups=4),
+)
+_SILICAS = (
+    silica("silica-small", 384, (5,) * 6),
+    silica_streaming("silica-streaming"),
+)
+
+published: dict[str, ModelConfig] = {
+    config.name: config for config in (*_JASPERS, *_QUARTZNETS, *_SILICAS, tiny("tiny"))
+}

@@ -1,0 +1,1 @@
+"""Checkpoints to ONNX graphs, whole-utterance and streaming."""

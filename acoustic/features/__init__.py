@@ -1,0 +1,1 @@
+"""Sound to log-mel features, framed, level-limited and normalized."""

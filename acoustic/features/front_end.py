@@ -1,0 +1,139 @@
+"""The log-mel front end: sound in, mel bands by frame out, for whole utterances, streams and slices of them.
+
+Edges are handled on the host (`acoustic.features.framing`); the arithmetic is one tensor function (`log_mels`) for
+CPU and
+GPU, single or batched. How features are normalized is in `acoustic.features.normalization`.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from acoustic.config import FeatureConfig
+from acoustic.features.framing import Samples, frame_count, frames_ready, line_up, sample_span
+
+AT_ONCE_FRAMES = 6_000
+
+
+class FrontEnd(nn.Module):
+    """The mel arithmetic of one configuration, on one device."""
+
+    window: Tensor
+    filters: Tensor
+
+    def __init__(self, config: FeatureConfig) -> None:
+        super().__init__()
+        self.config = config
+        window = torch.hann_window(config.window_samples, periodic=False, dtype=torch.float64)
+        self.register_buffer("window", window.float(), persistent=False)
+        self.register_buffer("filters", torch.from_numpy(mel_filters(config).T.copy()), persistent=False)
+
+    @torch.no_grad()
+    def log_mels(self, lined_up: Tensor) -> Tensor:
+        """[batch, samples from `line_up`] to [batch, mels, frames]."""
+        config = self.config
+        frames = lined_up.unfold(-1, config.window_samples, config.hop_samples) * self.window
+        # Where in the FFT the window lies does not matter: only the power is used.
+        spectrum = torch.fft.rfft(frames, n=config.fft_samples)
+        power = spectrum.real.square() + spectrum.imag.square()
+        return torch.log(power @ self.filters + config.log_floor).transpose(-1, -2)
+
+    def frames(self, samples: Samples, first_frame: int, end_frame: int) -> Tensor:
+        """Frames [first_frame, end_frame) as [mels, frames], from the slice that `sample_span` named."""
+        lined_up = torch.from_numpy(line_up(self.config, samples, first_frame, end_frame))
+        return self.log_mels(lined_up.to(self.window.device)[None])[0]
+
+    def whole(self, samples: Samples) -> Tensor:
+        """All frames of a finished signal as [mels, frames], minute by minute: spectra take far more room."""
+        frames = frame_count(self.config, len(samples))
+        parts = [torch.zeros(self.config.mels, 0, device=self.window.device)]
+        for first in range(0, frames, AT_ONCE_FRAMES):
+            end = min(first + AT_ONCE_FRAMES, frames)
+            parts.append(self.frames(samples[slice(*sample_span(self.config, first, end))], first, end))
+        return torch.cat(parts, dim=-1)
+
+    def batch(self, signals: Sequence[Samples]) -> tuple[Tensor, Tensor]:
+        """Finished signals as one padded batch: [batch, mels, frames] and each one's number of frames."""
+        counts = [frame_count(self.config, len(signal)) for signal in signals]
+        longest = max(counts, default=0)
+        device = self.window.device
+        lengths = torch.tensor(counts, dtype=torch.long, device=device)
+        if not longest:
+            return torch.zeros(len(signals), self.config.mels, 0, device=device), lengths
+        lined_up = np.zeros(
+            (len(signals), (longest - 1) * self.config.hop_samples + self.config.window_samples), np.float32
+        )
+        for row, signal, frames in zip(lined_up, signals, counts, strict=True):
+            if frames:
+                one = line_up(self.config, signal, 0, frames)
+                row[: len(one)] = one
+        return self.log_mels(torch.from_numpy(lined_up).to(device)), lengths
+
+
+class FeatureStream:
+    """The front end of one stream: push sound of any size, take the frames that can no longer change."""
+
+    def __init__(self, front_end: FrontEnd) -> None:
+        self.front_end = front_end
+        self.frames_out = 0
+        self._kept: Samples = np.zeros(0, np.float32)
+        self._kept_from = 0
+
+    def push(self, samples: Samples) -> Tensor:
+        """New frames as [mels, frames]; often none."""
+        self._kept = np.concatenate([self._kept, samples.astype(np.float32, copy=False)])
+        known = self._kept_from + len(self._kept)
+        return self._take(frames_ready(self.front_end.config, known))
+
+    def finish(self) -> Tensor:
+        """The last frames, mirrored at the signal's end. Afterwards the stream is spent."""
+        known = self._kept_from + len(self._kept)
+        return self._take(frame_count(self.front_end.config, known))
+
+    def _take(self, end_frame: int) -> Tensor:
+        config = self.front_end.config
+        if end_frame <= self.frames_out:
+            return torch.zeros(config.mels, 0, device=self.front_end.window.device)
+        begin, end = sample_span(config, self.frames_out, end_frame)
+        piece = self._kept[begin - self._kept_from : end - self._kept_from]
+        frames = self.front_end.frames(piece, self.frames_out, end_frame)
+        self.frames_out = end_frame
+        # What the next frame needs, and what mirroring at an end that may come now would need.
+        keep_from = max(self._kept_from, (end_frame - 1) * config.hop_samples - config.window_samples)
+        self._kept = self._kept[keep_from - self._kept_from :].copy()
+        self._kept_from = keep_from
+        return frames
+
+
+def mel_filters(config: FeatureConfig) -> NDArray[np.float32]:
+    """Triangular filters [mels, bins] on Slaney's scale, each of equal area (Auditory Toolbox, 1998)."""
+    bins = np.linspace(0.0, config.sample_rate / 2, config.fft_samples // 2 + 1)
+    edges = _hertz(np.linspace(_mels(config.low_hz), _mels(config.high_hz), config.mels + 2))
+    below, centre, above = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    rising = (bins - below) / (centre - below)
+    falling = (above - bins) / (above - centre)
+    triangles = np.maximum(0.0, np.minimum(rising, falling))
+    return cast("NDArray[np.float32]", (triangles * 2.0 / (above - below)).astype(np.float32))
+
+
+# Slaney's scale: linear below 1 kHz (3 mels for 200 Hz), 27 steps to each factor of 6.4 above.
+_LINEAR_HZ_PER_MEL = 200.0 / 3.0
+_BREAK_HZ = 1_000.0
+_LOG_STEP = math.log(6.4) / 27.0
+
+
+def _mels(hertz: float) -> float:
+    if hertz < _BREAK_HZ:
+        return hertz / _LINEAR_HZ_PER_MEL
+    return _BREAK_HZ / _LINEAR_HZ_PER_MEL + math.log(hertz / _BREAK_HZ) / _LOG_STEP
+
+
+def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    break_mels = _BREAK_HZ / _LINEAR_HZ_PER_MEL
+    above = _BREAK_HZ * np.exp(_LOG_STEP * (mels - break_mels))
+    return np.where(mels < break_mels, mels * _LINEAR_HZ_PER_MEL, above)

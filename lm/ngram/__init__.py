@@ -1,0 +1,1 @@
+"""KenLM n-gram models: build, adapt, query."""

@@ -1,0 +1,116 @@
+"""A recipe: which texts a language model is built from, and how, as one TOML file that can be run again."""
+
+import hashlib
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lm.errors import LanguageError
+from lm.ngram.build import BuildSettings
+
+
+@dataclass(frozen=True)
+class Part:
+    """Texts that are counted together, and what share they have in the whole."""
+
+    texts: tuple[Path, ...]
+    settings: BuildSettings
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.share > 0:
+            raise LanguageError(f"the share of a part must be above 0, not {self.share}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Texts, found and checked, in the parts that are counted together, and how large the whole may be."""
+
+    parts: tuple[Part, ...]
+    max_mb: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_mb is not None and not self.max_mb > 0:
+            raise LanguageError(f"the size of a model must be above 0 MB, not {self.max_mb}")
+
+    def with_settings(self, max_mb: float | None, **given: Any) -> "Recipe":
+        """With what was said on the line put over all parts (`override_settings`)."""
+        parts = tuple(
+            replace(part, settings=override_settings(part.settings, **given)) for part in self.parts
+        )
+        return Recipe(parts, self.max_mb if max_mb is None else max_mb)
+
+
+def default_recipe(texts: Sequence[Path]) -> Recipe:
+    """Texts named on the line, with the defaults."""
+    return Recipe((Part(tuple(texts), BuildSettings()),))
+
+
+def read_recipe(path: Path, folder: Path | None) -> Recipe:
+    """The recipe in a file; its texts lie in `folder` (else beside it) and must be the very same files."""
+    try:
+        content = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise LanguageError(f"there is no recipe {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise LanguageError(f"the recipe {path} is no TOML: {error}") from None
+    folder = folder or path.parent
+    entries = content.get("text", [])
+    if not entries:
+        raise LanguageError(
+            f"the recipe {path} names no texts; expected [[text]] entries with file and sha256"
+        )
+    common = dict(content.get("settings", {}))
+    max_mb = common.pop("most_mb", None)
+    named = content.get("part", {"": {}})
+    if strange := {str(entry.get("part", "")) for entry in entries} ^ set(named):
+        raise LanguageError(
+            f"the recipe {path}: expected {', '.join(map(repr, sorted(strange)))} "
+            "both as a [part.NAME] and as the part of a text"
+        )
+    parts = []
+    try:
+        for name, own in named.items():
+            options: dict[str, Any] = {**common, **own}
+            share = options.pop("share", 1.0)
+            if "prune" in options:
+                options["prune"] = tuple(options["prune"])
+            texts = tuple(_text(folder, entry, path) for entry in entries if entry.get("part", "") == name)
+            parts.append(Part(texts, BuildSettings(**options), share))
+        return Recipe(tuple(parts), max_mb)
+    except TypeError as error:
+        raise LanguageError(f"the recipe {path} has a setting that is none: {error}") from None
+
+
+def _text(folder: Path, entry: dict[str, Any], recipe: Path) -> Path:
+    path = folder / str(entry["file"])
+    if not path.is_file():
+        raise LanguageError(
+            f"{recipe} asks for {path}, which is not there; say where its texts lie: --texts-folder"
+        )
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != entry["sha256"]:
+        raise LanguageError(
+            f"{path} is not the file of the recipe: SHA-256 {found}, expected {entry['sha256']}"
+        )
+    return path
+
+
+def override_settings(
+    base: BuildSettings | None,
+    order: int | None = None,
+    prune: Sequence[int] | None = None,
+    minimum_count: int | None = None,
+    spelled_lines: int | None = None,
+) -> BuildSettings:
+    """Settings with what was said on the line put over them; default pruning is cut to a shorter order."""
+    settings = base or BuildSettings()
+    if order is not None:
+        settings = replace(settings, order=order, prune=tuple(prune) if prune else settings.prune[:order])
+    elif prune is not None:
+        settings = replace(settings, prune=tuple(prune))
+    if spelled_lines is not None:
+        settings = replace(settings, spelled_lines=spelled_lines)
+    return settings if minimum_count is None else replace(settings, minimum_count=minimum_count)

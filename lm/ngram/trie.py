@@ -1,0 +1,250 @@
+"""An n-gram language model: KenLM's own trie file, mapped into memory and shared by all processes that open it.
+
+The compiled queries are in ngram_kernel.py; building.py makes such a file (`silica lm build`).
+"""
+
+import mmap
+import struct
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm import PRETRAINED
+from lm.errors import LanguageError
+from lm.ngram.query import (
+    BACKOFF_BITS,
+    BACKOFF_TABLE,
+    BASE_BIT,
+    BEGIN_WORD,
+    COLUMNS,
+    END_WORD,
+    OFFSETS,
+    OFFSETS_AT,
+    ORDER,
+    POINTER_BITS,
+    PROB_BITS,
+    PROB_TABLE,
+    TOTAL_BITS,
+    UNIGRAMS_AT,
+    VOCABULARY,
+    WORD_BITS,
+    Trie,
+    query,
+)
+from lm.ngram.toolchain import MAX_ORDER
+
+MAGIC = b"mmap lm http://kheafield.com/code format version 5\n\0"
+# KenLM pads the magic to eight bytes and adds three floats, three word numbers and a long, to know the machine by.
+SANITY_BYTES = (len(MAGIC) + 1 + 7) // 8 * 8 + 32
+FIXED_BYTES = 20
+KINDS = ("probing hash table", "probing hash table with rest costs", "trie", "trie", "trie", "trie")
+TRIE, QUANTIZED, COMPRESSED = 2, 1, 2
+ADVICE = (
+    "Build one with `silica lm build`, or with KenLM: build_binary -q 8 -b 8 -a 22 trie IN.arpa OUT.binary"
+)
+
+
+class NGram:
+    """A mapped model. The kernels read its `trie`."""
+
+    def __init__(
+        self, path: Path, file: NDArray[np.uint64], layout: NDArray[np.int64], words_at: int
+    ) -> None:
+        self.path = path
+        self.trie = Trie(file, file.view(np.float32), layout)
+        self.order = int(layout[0, ORDER])
+        self.counts: tuple[int, ...] = ()
+        self._words_at = words_at
+
+    @classmethod
+    def load(cls, path: str | Path) -> "NGram":
+        path = Path(path)
+        try:
+            with path.open("rb") as opened:
+                if path.stat().st_size < SANITY_BYTES + FIXED_BYTES:
+                    raise LanguageError(
+                        f"{path} is no language model: it is only {path.stat().st_size} bytes long. {ADVICE}"
+                    )
+                mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise LanguageError(f"The language model {path} cannot be read: {error.strerror}.") from error
+        if mapped[: len(MAGIC)] != MAGIC:
+            kind = (
+                "an ARPA text file" if mapped[:6].lstrip().startswith(b"\\data\\") else "not a KenLM binary"
+            )
+            raise LanguageError(f"{path} is {kind}: expected a KenLM trie, version 5. {ADVICE}")
+        return cls._parse(path, mapped)
+
+    @classmethod
+    def _parse(cls, path: Path, mapped: mmap.mmap) -> "NGram":
+        order, _, kind, has_words, version = struct.unpack_from("<B3xfiB3xI", mapped, SANITY_BYTES)
+        if kind not in range(TRIE, len(KINDS)) or version != 1:
+            name = KINDS[kind] if kind in range(len(KINDS)) else f"unknown kind {kind}"
+            raise LanguageError(f"{path} holds a {name}: expected a KenLM trie. {ADVICE}")
+        if not 2 <= order <= MAX_ORDER or not has_words:
+            raise LanguageError(
+                f"{path} has order {order} and {'its' if has_words else 'no'} word list: expected order 2 to "
+                f"{MAX_ORDER} with the word list. {ADVICE}"
+            )
+        counts = struct.unpack_from(f"<{order}Q", mapped, SANITY_BYTES + FIXED_BYTES)
+        header_bytes = (SANITY_BYTES + FIXED_BYTES + 8 * order + 7) // 8 * 8
+        try:
+            layout, words_at = trie_layout(mapped, header_bytes, counts, kind - TRIE)
+        except (struct.error, IndexError) as error:
+            raise LanguageError(f"{path} is cut short: copy it again or build it anew. {ADVICE}") from error
+        if words_at >= len(mapped):
+            raise LanguageError(
+                f"{path} is cut short: {len(mapped)} bytes, expected more than {words_at}. {ADVICE}"
+            )
+        file = np.frombuffer(mapped, dtype=np.uint64, count=len(mapped) // 8)
+        ngram = cls(path, file, layout, words_at)
+        ngram.counts = counts
+        vocabulary = ngram.vocabulary()
+        begin, end = (np.flatnonzero(vocabulary == mark) for mark in (b"<s>", b"</s>"))
+        if not (len(begin) and len(end)):
+            raise LanguageError(
+                f"{path} knows no sentence ends (<s>, </s>): build it from sentences, one a line."
+            )
+        layout[0, BEGIN_WORD], layout[0, END_WORD] = begin[0], end[0]
+        layout.flags.writeable = False
+        return ngram
+
+    @classmethod
+    def shipped(cls) -> "NGram | None":
+        """The shipped model, or None if there is none."""
+        found = sorted(PRETRAINED.glob("*.binary"))
+        return cls.load(found[0]) if found else None
+
+    def vocabulary(self) -> NDArray[np.bytes_]:
+        """Every word, by its number; number 0 is <unk>."""
+        blob = self.trie.file.view(np.uint8)[self._words_at :].tobytes()
+        with self.path.open("rb") as opened:  # the last bytes, where the file is no multiple of eight long
+            opened.seek(self.trie.file.nbytes)
+            blob += opened.read()
+        words = blob.split(b"\0")[:-1]
+        if len(words) < self.counts[0]:
+            raise LanguageError(
+                f"{self.path} is cut short: it names {len(words)} words of {self.counts[0]}. {ADVICE}"
+            )
+        return np.array(words[: self.counts[0]], dtype=np.bytes_)
+
+    @cached_property
+    def _word_ids(self) -> dict[bytes, int]:
+        return {word: word_id for word_id, word in enumerate(self.vocabulary().tolist())}
+
+    def word_id(self, word: str) -> int:
+        """The word's number; 0 for a word the model does not know."""
+        return self._word_ids.get(word.encode(), 0)
+
+    def __contains__(self, word: str) -> bool:
+        return self.word_id(word) != 0
+
+    def score(self, text: str, bos: bool = True, eos: bool = True) -> float:
+        """log10 probability of a sentence of single-spaced words: the same sum as `kenlm.Model.score`."""
+        size = max(self.order - 1, 1)
+        words, next_words = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        backoffs, next_backoffs = np.zeros(size, np.float32), np.zeros(size, np.float32)
+        length = 0
+        if bos:
+            _, length = self.begin(words, backoffs)
+        word_ids = [self.word_id(word) for word in text.split()] + (
+            [int(self.trie.layout[0, END_WORD])] if eos else []
+        )
+        total = 0.0
+        for word_id in word_ids:
+            value, length = query(
+                self.trie,
+                words,
+                backoffs,
+                length,
+                word_id,
+                next_words,
+                next_backoffs,
+            )
+            total += value
+            words, next_words = next_words, words
+            backoffs, next_backoffs = next_backoffs, backoffs
+        return total
+
+    def unigrams(self) -> NDArray[np.float32]:
+        """log10 probability of every word without a context, by its id."""
+        first = 2 * int(self.trie.layout[0, UNIGRAMS_AT])
+        return np.array(self.trie.floats[first : first + 4 * self.counts[0] : 4], np.float32)
+
+    def begin(self, words: NDArray[np.int32], backoffs: NDArray[np.float32]) -> tuple[float, int]:
+        """Write the context at the beginning of a sentence; its length comes second, as from a query."""
+        begin = int(self.trie.layout[0, BEGIN_WORD])
+        words[0] = begin
+        backoffs[0] = self.trie.floats[2 * (int(self.trie.layout[0, UNIGRAMS_AT]) + 2 * begin) + 1]
+        return 0.0, 1
+
+    def kenlm(self) -> Any:
+        """The same file opened by the kenlm module: perplexity, oracle, pyctcdecode, rescoring."""
+        import kenlm
+
+        return kenlm.Model(str(self.path))
+
+
+def bits_for(value: int) -> int:
+    return value.bit_length()
+
+
+def chopped_bits(entries: int, largest: int, allowed: int) -> int:
+    """How many high bits of a pointer KenLM leaves out: what makes the smallest file, as its builder chooses."""
+    required = bits_for(largest)
+    costs = [
+        (largest >> (required - chop)) * 64 - entries * chop for chop in range(min(required, allowed) + 1)
+    ]
+    return costs.index(min(costs))
+
+
+def trie_layout(
+    mapped: mmap.mmap, header_bytes: int, counts: tuple[int, ...], variant: int
+) -> tuple[NDArray[np.int64], int]:
+    """The table the kernels read, and where the word list begins."""
+    order = len(counts)
+    quantized, compressed = bool(variant & QUANTIZED), bool(variant & COMPRESSED)
+    at = header_bytes + 8 + 8 * counts[0]  # past the hashes of the words
+    layout = np.zeros((order, COLUMNS), dtype=np.int64)
+    prob_bits = backoff_bits = 0
+    if quantized:
+        _, prob_bits, backoff_bits = struct.unpack_from("<BBB", mapped, at)
+        table = at // 4 + 2
+        for row in range(1, order):
+            layout[row, PROB_TABLE] = table
+            table += 1 << prob_bits
+            if row < order - 1:
+                layout[row, BACKOFF_TABLE] = table
+                table += 1 << backoff_bits
+        at = table * 4
+    word_bits = bits_for(counts[0])
+    layout[0, :6] = 0
+    layout[0, ORDER], layout[0, VOCABULARY], layout[0, WORD_BITS] = order, counts[0], word_bits
+    layout[0, UNIGRAMS_AT] = at // 8
+    at += (counts[0] + 2) * 16
+    allowed = mapped[at + 1] if compressed and order > 2 else 0
+    for row in range(1, order):
+        longest = row == order - 1
+        entries = counts[row]
+        pointer_bits = 0
+        if not longest:
+            following = counts[row + 1]
+            pointer_bits = bits_for(following)
+            if compressed:
+                chop = chopped_bits(entries + 1, following, allowed)
+                offsets = (following >> (pointer_bits - chop)) + 1
+                layout[row, OFFSETS_AT] = (at + 7) // 8 + 1
+                layout[row, OFFSETS] = offsets
+                at += 8 * (1 + offsets) + 7
+                pointer_bits -= chop
+        weight_bits = prob_bits + (0 if longest else backoff_bits) if quantized else (31 if longest else 63)
+        total_bits = word_bits + weight_bits + pointer_bits
+        layout[row, BASE_BIT] = at * 8
+        layout[row, TOTAL_BITS], layout[row, POINTER_BITS] = total_bits, pointer_bits
+        layout[row, PROB_BITS] = prob_bits
+        layout[row, BACKOFF_BITS] = 0 if longest else backoff_bits
+        at += ((1 + entries) * total_bits + 7) // 8 + 8
+    return layout, at

@@ -1,0 +1,1 @@
+"""N-best rescoring of a final: larger n-grams, Transformer-XL."""

@@ -1,0 +1,63 @@
+"""A Transformer-XL on disk: its weights, with its shape and its words in the card."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.errors import LanguageError
+from lm.rescoring.transformer_xl.config import TransformerConfig
+from lm.rescoring.transformer_xl.vocabulary import Vocabulary
+from lm.weight_files import FileFormat, quantize_to_8_bits, read_weights, write_weights
+
+if TYPE_CHECKING:
+    from lm.rescoring.transformer_xl.model import TransformerXL
+
+FORM = FileFormat("silica transformer-xl 1", "Transformer-XL", "silica train-lm TEXT --out FOLDER")
+
+
+def save(path: Path, network: "TransformerXL", vocabulary: Vocabulary, eight_bits: bool = False) -> None:
+    """Write the file whole or not at all."""
+    card = {
+        "config": json.dumps(asdict(network.config)),
+        "words": " ".join(vocabulary.words),
+        "unknown_kinds": str(vocabulary.unknown_kinds),
+    }
+    weights = network.state_dict()
+    write_weights(path, FORM, quantize_to_8_bits(weights) if eight_bits else weights, card)
+
+
+def read(path: Path) -> tuple[dict[str, NDArray[np.float32]], TransformerConfig, Vocabulary]:
+    """Weights, shape and words, without PyTorch; LanguageError where they do not belong together."""
+    weights, card = read_weights(path, FORM)
+    try:
+        shape: dict[str, Any] = json.loads(card["config"])
+        config = TransformerConfig(**{**shape, "cutoffs": tuple(shape["cutoffs"])})
+        vocabulary = Vocabulary(card["words"].split(" "), int(card["unknown_kinds"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise LanguageError(f"{path} has no card of a Transformer-XL ({error!r}): copy it again") from None
+    wrong = [
+        name
+        for name, shape in config.tensors().items()
+        if name not in weights or weights[name].shape != shape
+    ]
+    if wrong or len(vocabulary) != config.vocabulary:
+        what = wrong[0] if wrong else f"a list of {len(vocabulary)} words for {config.vocabulary}"
+        raise LanguageError(f"{path} is not whole, or not as its card says ({what}): copy it again")
+    return weights, config, vocabulary
+
+
+def load(path: Path) -> "tuple[TransformerXL, Vocabulary]":
+    """The network as PyTorch knows it, ready to be measured or trained on, and its words."""
+    import torch
+
+    from lm.rescoring.transformer_xl.model import TransformerXL
+
+    weights, config, vocabulary = read(path)
+    network = TransformerXL(config)
+    network.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+    network.eval()
+    return network, vocabulary

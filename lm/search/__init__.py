@@ -1,0 +1,1 @@
+"""CTC prefix beam search with language model and hotwords, greedy search, confidence."""

@@ -1,0 +1,118 @@
+"""The released pyctcdecode, for whole utterances: an independent second opinion, not a streaming decoder.
+
+It searches when asked, from the first frame on; nothing is settled before the end.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.errors import LanguageError
+from lm.hypothesis import Hypothesis, Word
+from lm.ngram.trie import NGram
+from lm.search.frames import validate_log_probs
+from lm.search.hotwords import normalize_hotwords
+from lm.search.settings import SearchSettings
+
+
+class PyctcdecodeDecoder:
+    def __init__(self, alphabet: str, ngram: NGram | None = None) -> None:
+        self._alphabet = alphabet
+        self._labels = [*alphabet, ""]  # pyctcdecode wants the blank as the empty label
+        self._kenlm = ngram.kenlm() if ngram else None
+        self._words = [word.decode() for word in ngram.vocabulary()[1:].tolist()] if ngram else None
+        self._searches: dict[tuple[float, ...], Any] = {}
+
+    def start(self, settings: SearchSettings = SearchSettings()) -> "PyctcdecodeUtterance":
+        return PyctcdecodeUtterance(self, settings)
+
+    def search(self, settings: SearchSettings) -> Any:
+        """The library's decoder with these weights; one is kept, for it holds a copy of the word list."""
+        from pyctcdecode.alphabet import Alphabet
+        from pyctcdecode.decoder import BeamSearchDecoderCTC
+        from pyctcdecode.language_model import LanguageModel
+
+        key = (settings.lm_weight, settings.word_bonus, settings.unknown_penalty)
+        if key not in self._searches:
+            model = None
+            if self._kenlm is not None:
+                # The library's penalty is in log10 and multiplied by the weight, ours is nats added as they are.
+                offset = -settings.unknown_penalty / (math.log(10.0) * max(settings.lm_weight, 1e-9))
+                model = LanguageModel(
+                    self._kenlm,
+                    self._words,
+                    alpha=settings.lm_weight,
+                    beta=settings.word_bonus,
+                    unk_score_offset=offset,
+                )
+            for other in self._searches.values():
+                other.cleanup()
+            self._searches = {key: BeamSearchDecoderCTC(Alphabet(self._labels, False), model)}
+        return self._searches[key]
+
+
+class PyctcdecodeUtterance:
+    def __init__(self, decoder: PyctcdecodeDecoder, settings: SearchSettings) -> None:
+        self._decoder = decoder
+        self._settings = settings
+        self._hotwords = normalize_hotwords(settings.hotwords, decoder._alphabet)
+        if len({hotword.weight for hotword in self._hotwords}) > 1:
+            raise LanguageError("pyctcdecode knows one weight for all hotwords: give them all the same.")
+        self._frames: list[NDArray[np.float32]] = []
+        self._finished = False
+
+    def push(self, log_probs: NDArray[np.float32]) -> None:
+        if self._finished:
+            raise LanguageError("This utterance is finished: start another one for more frames.")
+        self._frames.append(validate_log_probs(log_probs, len(self._decoder._labels)).copy())
+
+    def best(self) -> Hypothesis:
+        return self._hypotheses()[0]
+
+    def finish(self) -> tuple[Hypothesis, ...]:
+        if self._finished:
+            raise LanguageError("This utterance is finished already.")
+        self._finished = True
+        hypotheses = self._hypotheses()[: self._settings.n_best]
+        return tuple(
+            Hypothesis(
+                hypothesis.words,
+                len(hypothesis.words),
+                hypothesis.score,
+                hypothesis.acoustic_score,
+                hypothesis.language_score,
+            )
+            for hypothesis in hypotheses
+        )
+
+    def _hypotheses(self) -> list[Hypothesis]:
+        frames = (
+            np.concatenate(self._frames)
+            if self._frames
+            else np.zeros((0, len(self._decoder._labels)), np.float32)
+        )
+        if not len(frames):
+            return [Hypothesis((), 0, 0.0, 0.0, 0.0)]
+        settings = self._settings
+        beams = self._decoder.search(settings).decode_beams(
+            frames,
+            beam_width=settings.width,
+            beam_prune_logp=-settings.beam_spread,
+            token_min_logp=settings.token_floor,
+            hotwords=[hotword.phrase for hotword in self._hotwords] or None,
+            hotword_weight=self._hotwords[0].weight if self._hotwords else 0.0,
+        )
+        result = []
+        for _text, _state, words, acoustic, score in beams:
+            spans = tuple(
+                Word(text, first, end, self._confidence(frames, first, end)) for text, (first, end) in words
+            )
+            result.append(Hypothesis(spans, 0, float(score), float(acoustic), 0.0))
+        return result
+
+    @staticmethod
+    def _confidence(frames: NDArray[np.float32], first: int, end: int) -> float:
+        """The library gives none: how clear the likeliest labels are over the word's frames."""
+        return float(np.exp(frames[first:end].max(axis=1).mean()))

@@ -1,0 +1,209 @@
+"""The search's weights chosen by word errors on stored log-probabilities: model weight, word bonus, model size.
+
+A clip of the manifest has its log-probabilities in FOLDER/STEM.npy, [frames, classes], natural logarithm, blank last.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from acoustic.files import write_file
+from lm.decoders import open_decoder
+from lm.errors import LanguageError
+from lm.ngram.trie import NGram
+from lm.score import ErrorCounts, word_errors
+from lm.search.settings import SearchSettings, parse_search_settings, settings_from_card
+from lm.text.normalize import normalize
+
+ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
+
+
+@dataclass(frozen=True)
+class Clip:
+    """What was said, normal, and what the network made of it."""
+
+    text: str
+    audio: str
+    log_probs: NDArray[np.float32]
+    speaker: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting and its word error rate."""
+
+    model: str
+    size_bytes: int
+    lm_weight: float
+    word_bonus: float
+    errors: int
+    words: int
+
+    @property
+    def rate(self) -> float:
+        """Word error rate."""
+        return self.errors / max(self.words, 1)
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """The chosen setting, and every one tried."""
+
+    best: Trial
+    tried: tuple[Trial, ...]
+
+
+def read_clips(manifest: Path, folder: Path, every: int = 1) -> list[Clip]:
+    """The manifest's clips that have a transcript and stored log-probabilities; of those, one in `every`."""
+    manifest = manifest / "manifest.jsonl" if manifest.is_dir() else manifest
+    if not manifest.is_file():
+        raise LanguageError(f"there is no manifest {manifest}; name a manifest.jsonl or its folder")
+    try:
+        lines = manifest.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise LanguageError(f"{manifest} is not UTF-8 text (byte {error.start}): is it a manifest?") from None
+    clips: list[Clip] = []
+    taken: dict[Path, str] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+            stored = folder / (Path(entry["audio"]).stem + ".npy")
+            text = entry["text"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            expected = "expected an object with audio and text"
+            raise LanguageError(f"{manifest}, line {number}: {expected} ({error})") from None
+        if text is not None and stored.is_file():
+            if stored in taken:
+                raise LanguageError(
+                    f"{manifest}, line {number}: {entry['audio']} and {taken[stored]} would share the "
+                    f"log-probabilities in {stored}; their names must differ"
+                )
+            taken[stored] = entry["audio"]
+            log_probs = _load_log_probs(stored)
+            clips.append(
+                Clip(
+                    normalize(text),
+                    str(entry["audio"]),
+                    log_probs,
+                    str(entry.get("speaker") or entry["audio"]),
+                )
+            )
+    if not clips:
+        raise LanguageError(f"no clip of {manifest} has log-probabilities in {folder} (AUDIO-STEM.npy each)")
+    return clips[::every]
+
+
+def _load_log_probs(path: Path) -> NDArray[np.float32]:
+    try:
+        log_probs: NDArray[np.float32] = np.load(path).astype(np.float32)
+    except (ValueError, EOFError) as error:
+        raise LanguageError(
+            f"{path} holds no log-probabilities ({error}): `silica evaluate --save-log-probs` writes them anew"
+        ) from None
+    return log_probs
+
+
+def measure(clips: Sequence[Clip], ngram: NGram, settings: SearchSettings) -> ErrorCounts:
+    """Word errors of the streaming search over all clips."""
+    decoder = open_decoder("beam", ALPHABET, ngram)
+    total = ErrorCounts()
+    for clip in clips:
+        utterance = decoder.start(settings)
+        utterance.push(clip.log_probs)
+        total += word_errors(clip.text, utterance.finish()[0].text)
+    return total
+
+
+def fixed_search_settings(texts: Iterable[str]) -> SearchSettings:
+    """What the search goes by besides what is tuned, from `NAME=VALUE`."""
+    given = parse_search_settings(texts)
+    for name in {"lm_weight", "word_bonus"} & set(given):
+        raise LanguageError(
+            f"--search {name}: that is what is tuned. Say what to try with --weights and --bonuses."
+        )
+    return settings_from_card({"search": given})
+
+
+def tune(
+    clips: Sequence[Clip],
+    models: Sequence[Path],
+    weights: Sequence[float],
+    bonuses: Sequence[float],
+    progress: Callable[[str], None],
+    settings: SearchSettings | None = None,
+) -> TuningResult:
+    """Every weight with every bonus on the first model; the others (other prunings) at the best of these."""
+    if not (models and weights and bonuses):
+        raise LanguageError("tuning needs at least one model, one weight and one word bonus")
+    settings = settings or SearchSettings()
+    tried: list[Trial] = []
+
+    def try_weights(path: Path, ngram: NGram, weight: float, bonus: float) -> Trial:
+        found = measure(clips, ngram, replace(settings, lm_weight=weight, word_bonus=bonus))
+        size = path.stat().st_size
+        tried.append(Trial(path.name, size, weight, bonus, found.errors, found.words))
+        progress(f"{path.name}: weight {weight:g}, bonus {bonus:g}: WER {100 * found.rate:.2f} %")
+        return tried[-1]
+
+    ngram = NGram.load(models[0])
+    best = min(
+        (try_weights(models[0], ngram, weight, bonus) for weight in weights for bonus in bonuses),
+        key=_sort_key,
+    )
+    for path in models[1:]:
+        other = try_weights(path, NGram.load(path), best.lm_weight, best.word_bonus)
+        best = min(best, other, key=_sort_key)
+    return TuningResult(best, tuple(tried))
+
+
+def _sort_key(trial: Trial) -> tuple[int, int, float, float]:
+    """Fewest errors; of equals the smaller model, then the gentler weights."""
+    return trial.errors, trial.size_bytes, trial.lm_weight, trial.word_bonus
+
+
+def write(tuned: TuningResult, folder: Path) -> tuple[Path, Path]:
+    """The chosen values with every point as JSON, and the curves as a picture."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values, picture = folder / "tuned.json", folder / "tuned.png"
+    best = asdict(tuned.best) | {"wer": tuned.best.rate}
+    tried = [asdict(trial) | {"wer": trial.rate} for trial in tuned.tried]
+    write_file(values, json.dumps({"best": best, "tried": tried}, indent=1) + "\n")
+    _draw(tuned, picture)
+    return values, picture
+
+
+def _draw(tuned: TuningResult, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    first = tuned.tried[0].model
+    models: dict[str, Trial] = {}
+    for trial in sorted(tuned.tried, key=_sort_key, reverse=True):
+        models[trial.model] = trial
+    panels = min(2, len(models))  # one model alone has no curve over sizes
+    figure = Figure(figsize=(5 * panels, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    by_weight, *by_size = figure.subplots(1, panels, squeeze=False)[0]
+    for bonus in sorted({trial.word_bonus for trial in tuned.tried}):
+        points = [trial for trial in tuned.tried if trial.model == first and trial.word_bonus == bonus]
+        points.sort(key=lambda trial: trial.lm_weight)
+        by_weight.plot(
+            [p.lm_weight for p in points], [100 * p.rate for p in points], "o-", label=f"bonus {bonus:g}"
+        )
+    by_weight.set(xlabel="language-model weight", ylabel="word error rate, %", title=first)
+    by_weight.legend()
+    for panel in by_size:
+        panel.margins(x=0.2)  # room for the names
+        for name, trial in models.items():
+            panel.plot(trial.size_bytes / 1e6, 100 * trial.rate, "o")
+            panel.annotate(f" {name}", (trial.size_bytes / 1e6, 100 * trial.rate))
+        panel.set(
+            xlabel="size of the model, MB",
+            ylabel="word error rate, %",
+            title="models (prunings) at their best",
+        )
+    figure.savefig(path, dpi=120)

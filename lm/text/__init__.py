@@ -1,0 +1,1 @@
+"""English text: normalization, inverse normalization, punctuation."""

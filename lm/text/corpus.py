@@ -1,0 +1,59 @@
+"""Text files (plain, .xz or .gz) as normal lines for a language model; one line in a hundred is held out.
+
+Which line is held out depends on its words alone: every build from the same text measures on the same lines.
+"""
+
+import gzip
+import lzma
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from lm.errors import LanguageError
+from lm.text.normalize import normalize
+
+HELD_OUT_ONE_IN = 100
+_SENTENCE_END = re.compile(r"(?<=[A-Za-z0-9)'\"”’][.!?])[\"'”’)]*\s+(?=[\"'“‘(]?[A-Z])|(?<=[a-z0-9][;])\s+")
+_TITLE_BEFORE = re.compile(
+    r"\b(?:Mr|Mrs|Ms|Dr|St|Prof|Rev|Gen|Col|Capt|Lt|Sgt|Gov|Sen|Rep|Hon|Jr|Sr|Mt|No|vs|[A-Z])\.$"
+)
+
+
+def open_text(path: Path) -> Iterator[str]:
+    """The lines of a text file, unpacked on the way."""
+    opener = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix, open)
+    try:
+        with opener(path, "rt", encoding="utf-8") as file:  # type: ignore[operator]
+            yield from file
+    except FileNotFoundError:
+        raise LanguageError(f"there is no text file {path}") from None
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error) as error:
+        advice = "expected UTF-8 text as .txt, .txt.xz or .txt.gz"
+        raise LanguageError(f"{path} cannot be read as text ({error}); {advice}") from None
+
+
+def sentences(line: str) -> Iterator[str]:
+    """A paragraph cut where sentences end; titles and initials do not end one."""
+    start = 0
+    for match in _SENTENCE_END.finditer(line):
+        piece = line[start : match.start()]
+        if not _TITLE_BEFORE.search(piece):
+            yield piece
+            start = match.end()
+    yield line[start:]
+
+
+def normal_lines(paths: Iterable[Path]) -> Iterator[str]:
+    """Every sentence of the files in normal form, empty ones left out."""
+    for path in paths:
+        for line in open_text(path):
+            for sentence in sentences(line):
+                normal = normalize(sentence)
+                if normal:
+                    yield normal
+
+
+def is_held_out(line: str) -> bool:
+    """Whether this normal line is measured on instead of learned from."""
+    return zlib.crc32(line.encode()) % HELD_OUT_ONE_IN == 0

@@ -1,0 +1,130 @@
+"""The tagger as it is used: numpy only, a few matrix products a word. Weights: one safetensors file of about 2 MB."""
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm import PRETRAINED
+from lm.gelu import gelu
+from lm.text.punctuation.labels import MARKS
+from lm.weight_files import FileFormat, read_weights
+
+FORM = FileFormat("silica punctuation 1", "punctuation model", "silica lm train-punctuation")
+KERNEL_SIZE = 5
+SUFFIX_LETTERS = 3
+Matrix = NDArray[np.float32]
+
+
+def context_words(layers: int) -> int:
+    """How many words the network looks at either way: the taps of each layer are twice as far apart as those before.
+
+    Before and after an utterance it sees this much nothing, as in training.
+    """
+    return KERNEL_SIZE // 2 * ((1 << layers) - 1)
+
+
+@dataclass(frozen=True)
+class WordIndex:
+    """Words to rows of the tables: frequent words have their own row, the rest share rows by their hash."""
+
+    words: tuple[str, ...]
+    shared_rows: int
+    suffix_rows: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the word table; row 0 is nothing."""
+        return 1 + len(self.words) + self.shared_rows
+
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        return {word: row for row, word in enumerate(self.words, start=1)}
+
+    def numbers(self, words: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Row of each word and row of its ending."""
+        first_shared = 1 + len(self.words)
+        rows = [
+            self._rows.get(word) or first_shared + zlib.crc32(word.encode()) % self.shared_rows
+            for word in words
+        ]
+        endings = [1 + zlib.crc32(word[-SUFFIX_LETTERS:].encode()) % (self.suffix_rows - 1) for word in words]
+        return np.array(rows, dtype=np.int64), np.array(endings, dtype=np.int64)
+
+
+class Punctuator:
+    """Marks and capitals for the words of an utterance."""
+
+    def __init__(self, numbers: WordIndex, weights: dict[str, Matrix], card: dict[str, str]) -> None:
+        self.numbers = numbers
+        self.card = card
+        self.weights = weights
+        layers = sum(name.startswith("layers.") and name.endswith(".weight") for name in weights)
+        self.context_words = context_words(layers)
+        # [taps, in, out], each tap by itself in memory: products with torch's [out, in, taps] take ten times as long.
+        self._taps = [
+            np.ascontiguousarray(weights[f"layers.{layer}.weight"].transpose(2, 1, 0))
+            for layer in range(layers)
+        ]
+
+    @classmethod
+    def load(cls, path: Path) -> "Punctuator":
+        """Read a file that `silica lm train-punctuation` wrote."""
+        weights, card = read_weights(path, FORM)
+        shape = json.loads(card["shape"])
+        numbers = WordIndex(tuple(card["words"].split(" ")), shape["shared_rows"], shape["suffix_rows"])
+        return cls(numbers, weights, card)
+
+    @classmethod
+    def shipped(cls) -> "Punctuator | None":
+        """The shipped model, or None if there is none."""
+        path = PRETRAINED / "punctuation.safetensors"
+        return cls.load(path) if path.is_file() else None
+
+    def scores(self, words: Sequence[str]) -> tuple[Matrix, Matrix]:
+        """For each word a score of every mark and of every kind of capitals."""
+        rows, endings = self.numbers.numbers(words)
+        weights = self.weights
+        pad = (self.context_words, self.context_words)
+        hidden = np.concatenate(
+            [weights["words"][np.pad(rows, pad)], weights["suffixes"][np.pad(endings, pad)]], axis=1
+        )
+        hidden = hidden @ weights["enter.weight"].T + weights["enter.bias"]
+        for layer, taps in enumerate(self._taps):
+            hidden = hidden + gelu(_convolve(hidden, taps, weights[f"layers.{layer}.bias"], 2**layer))
+        hidden = hidden[self.context_words : self.context_words + len(words)]
+        out = hidden @ weights["leave.weight"].T + weights["leave.bias"]
+        return out[:, : len(MARKS)], out[:, len(MARKS) :]
+
+    def tag(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
+        """The best mark and capitals of each word; an utterance always ends with a full stop or question mark."""
+        if not words:
+            return [], []
+        marks, capitals = self.scores(words)
+        best = marks.argmax(axis=1)
+        best[-1] = 2 + int(marks[-1, 3] > marks[-1, 2])
+        return best.tolist(), capitals.argmax(axis=1).tolist()
+
+
+def capitalize(word: str, capital: int, begins: bool) -> str:
+    """A word with its capitals: all of them, the first because of the word or of the sentence, or `I`."""
+    if capital == 2 and not begins:
+        return word.upper()
+    if word == "i" or word.startswith("i'"):
+        return "I" + word[1:]
+    return word[:1].upper() + word[1:] if capital == 1 or begins or capital == 2 else word
+
+
+def _convolve(hidden: Matrix, taps: Matrix, bias: Matrix, dilation: int) -> Matrix:
+    """Same-length convolution over words."""
+    reach = KERNEL_SIZE // 2 * dilation
+    padded = np.pad(hidden, ((reach, reach), (0, 0)))
+    result = np.broadcast_to(bias, (len(hidden), len(bias))).copy()
+    for tap, weight in enumerate(taps):
+        result += padded[tap * dilation : tap * dilation + len(hidden)] @ weight
+    return result

@@ -1,0 +1,103 @@
+"""A spoken session seen from the client: the server's messages joined to lines, and lines written as files.
+
+Pure: no socket, no sound card, no screen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from service.output.subtitles import to_srt, to_vtt
+from service.session.events import Word
+
+Format = Literal["txt", "srt", "vtt", "json"]
+
+
+@dataclass
+class Line:
+    """What was said between two pauses."""
+
+    words: list[Word] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The words, joined."""
+        return " ".join(word.text for word in self.words)
+
+
+class TranscriptBuilder:
+    """Takes `Results` in order; tells which lines are finished and what is still open."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self.partial = ""
+        self.lag_s: float | None = None
+        self._open: Line | None = None
+
+    @property
+    def open_text(self) -> str:
+        """The line that is still being spoken."""
+        finished_text = self._open.text if self._open is not None else ""
+        return f"{finished_text} {self.partial}".strip()
+
+    def take(self, message: Mapping[str, Any]) -> list[Line]:
+        """The lines that this message finished."""
+        kind = message.get("type")
+        if kind == "Heartbeat":
+            self.lag_s = float(message["lag_s"])
+        if kind != "Results":
+            return []
+        best = message["channel"]["alternatives"][0]
+        if not message["is_final"]:
+            self.partial = str(best["transcript"])
+            return []
+        self.partial = ""
+        words = [
+            Word(
+                str(word.get("punctuated_word") or word["word"]),
+                float(word["start"]),
+                float(word["end"]),
+                float(word["confidence"]),
+            )
+            for word in best["words"]
+        ]
+        if words:
+            self._open = self._open or Line()
+            self._open.words += words
+        return self.close() if message["speech_final"] else []
+
+    def close(self) -> list[Line]:
+        """End the open line, at a pause or at the end."""
+        line, self._open = self._open, None
+        if line is None:
+            return []
+        self.lines.append(line)
+        return [line]
+
+
+def format_lines(lines: Iterable[Line], form: Format) -> str:
+    """The whole session as a file."""
+    kept = list(lines)
+    words = [word for line in kept for word in line.words]
+    if form == "srt":
+        return to_srt(words)
+    if form == "vtt":
+        return to_vtt(words)
+    if form == "txt":
+        return "".join(f"{line.text}\n" for line in kept)
+    segments = [
+        {
+            "start": line.words[0].start_s,
+            "end": line.words[-1].end_s,
+            "text": line.text,
+            "words": [
+                {"word": w.text, "start": w.start_s, "end": w.end_s, "confidence": w.confidence}
+                for w in line.words
+            ],
+        }
+        for line in kept
+    ]
+    return json.dumps({"text": " ".join(line.text for line in kept), "segments": segments}) + "\n"

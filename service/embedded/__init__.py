@@ -1,0 +1,1 @@
+"""Recognition inside this process, without a server: options, recordings."""

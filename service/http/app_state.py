@@ -1,0 +1,33 @@
+"""What every handler of one application may reach: settings, metrics, models, keys, open sessions, the clock."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from service.auth.keys import ApiKeys
+from service.http.client_streams import ClientStreams
+from service.http.peers import Peers
+from service.metrics import Metrics
+from service.scheduling.served_models import ServedModels
+from service.settings import Settings
+
+
+@dataclass
+class AppState:
+    """One application's belongings."""
+
+    settings: Settings
+    metrics: Metrics
+    models: ServedModels
+    keys: ApiKeys
+    client_streams: ClientStreams
+    peers: Peers | None = None
+    """The other processes behind this port, if there are any."""
+    clock: Callable[[], float] = time.monotonic
+    draining: bool = False
+    ticked_s: float = field(default_factory=time.monotonic)
+
+
+APP_STATE: web.AppKey[AppState] = web.AppKey("state", AppState)

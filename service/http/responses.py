@@ -1,0 +1,81 @@
+"""How HTTP answers look: a request id on each of them, and errors that say what was wrong and what to do."""
+
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from service.errors import ErrorCode, ServiceError
+from service.http.app_state import APP_STATE
+from service.http.headers import REQUEST_ID, set_headers
+from service.logs import log_event
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def error_response(error: ServiceError, request_id: str) -> web.Response:
+    """The error as HTTP: Deepgram's field names, our advice, Retry-After where waiting helps."""
+    status = error.code.http_status
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    if status == 401:
+        headers["WWW-Authenticate"] = "Token"
+    body: dict[str, object] = {
+        "err_code": error.code.upper(),
+        "err_msg": error.message,
+        "advice": error.advice,
+        "request_id": request_id,
+    }
+    if error.retry_after_s is not None:
+        body["retry_after_s"] = error.retry_after_s
+    return web.json_response(body, status=status, headers=headers)
+
+
+@web.middleware
+async def response_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Gives every request an id, turns known errors into answers, and counts and logs what was answered."""
+    state = request.app[APP_STATE]
+    request_id = str(uuid.uuid4())
+    request[REQUEST_ID] = request_id
+    resource = request.match_info.route.resource
+    route = resource.canonical if resource is not None else "other"
+    began_s = state.clock()
+    response: web.StreamResponse
+    try:
+        response = await handler(request)
+    except ServiceError as error:
+        if request.headers.get("Upgrade", "").lower() == "websocket" and error.code != ErrorCode.GONE:
+            state.metrics.sessions_rejected.labels(error.code).inc()
+        response = error_response(error, request_id)
+        log_event(
+            logging.INFO, "refused", request=request_id, route=route, code=error.code, status=response.status
+        )
+    except web.HTTPException as error:
+        if error.status >= 400:
+            known = ServiceError(ErrorCode.HTTP, f"{error.reason}: {request.method} {request.path}.")
+            response = error_response(known, request_id)
+            response.set_status(error.status)
+            if "Allow" in error.headers:
+                response.headers["Allow"] = error.headers["Allow"]
+        else:
+            error.headers["X-Request-Id"] = request_id
+            raise
+    except Exception:
+        logging.getLogger("silica").exception(
+            "answer failed", extra={"facts": {"request": request_id, "route": route}}
+        )
+        failure = ServiceError(
+            ErrorCode.INTERNAL, "Something went wrong here; it is logged.", "Quote the request id."
+        )
+        response = error_response(failure, request_id)
+    state.metrics.http_requests.labels(route, str(response.status)).inc()
+    if not response.prepared:
+        set_headers(response, request_id)
+    if route.startswith(("/v1", "/admin")) and not isinstance(response, web.WebSocketResponse):
+        spent = round(state.clock() - began_s, 4)
+        log_event(
+            logging.INFO, "answered", request=request_id, route=route, status=response.status, seconds=spent
+        )
+    return response

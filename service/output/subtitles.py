@@ -1,0 +1,121 @@
+"""Words with times as subtitles: cues that break at pauses, two short lines each, as SubRip or WebVTT.
+
+Pure text work, shared by every face that writes files; the page has the same rules in web/session/export.js.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class TimedWord(Protocol):
+    """What is needed of a word: `service.session.events.Word` is one."""
+
+    @property
+    def text(self) -> str:
+        """The word itself."""
+
+    @property
+    def start_s(self) -> float:
+        """When it begins."""
+
+    @property
+    def end_s(self) -> float:
+        """When it ends."""
+
+
+@dataclass(frozen=True)
+class CueRules:
+    """How much a reader can take in; the usual broadcast figures."""
+
+    line_characters: int = 42
+    lines: int = 2
+    max_duration_s: float = 6.0
+    min_duration_s: float = 1.0
+    pause_s: float = 0.6
+
+
+@dataclass(frozen=True)
+class Cue:
+    """One subtitle: shown from start to end."""
+
+    start_s: float
+    end_s: float
+    lines: tuple[str, ...]
+
+
+def cues(words: Iterable[TimedWord], rules: CueRules = CueRules()) -> list[Cue]:
+    """Every word in exactly one cue, in order; cues never overlap when the words do not."""
+    groups: list[list[TimedWord]] = []
+    for word in words:
+        open_group = groups[-1] if groups else None
+        if open_group is None or _must_break(open_group, word, rules):
+            groups.append([word])
+        else:
+            open_group.append(word)
+    found = []
+    for index, group in enumerate(groups):
+        end_s = group[-1].end_s
+        # A flash of text cannot be read: short cues stay up longer, but never into the next one.
+        wished_s = max(end_s, group[0].start_s + rules.min_duration_s)
+        if index + 1 < len(groups):
+            wished_s = max(end_s, min(wished_s, groups[index + 1][0].start_s))
+        found.append(Cue(group[0].start_s, wished_s, _balanced([word.text for word in group], rules)))
+    return found
+
+
+def _must_break(group: Sequence[TimedWord], word: TimedWord, rules: CueRules) -> bool:
+    if (
+        word.start_s - group[-1].end_s >= rules.pause_s
+        or word.end_s - group[0].start_s > rules.max_duration_s
+    ):
+        return True
+    return len(_wrapped([*(each.text for each in group), word.text], rules.line_characters)) > rules.lines
+
+
+def _wrapped(texts: Sequence[str], characters: int) -> tuple[str, ...]:
+    lines: list[str] = []
+    for text in texts:
+        if lines and len(lines[-1]) + 1 + len(text) <= characters:
+            lines[-1] += " " + text
+        else:
+            lines.append(text)
+    return tuple(lines)
+
+
+def _balanced(texts: Sequence[str], rules: CueRules) -> tuple[str, ...]:
+    """As few lines as needed, as equal as words allow: a lone last word is hard to read."""
+    wanted = len(_wrapped(texts, rules.line_characters))
+    longest = max(len(text) for text in texts)
+    for characters in range(max(longest, len(" ".join(texts)) // wanted), rules.line_characters):
+        lines = _wrapped(texts, characters)
+        if len(lines) <= wanted:
+            return lines
+    return _wrapped(texts, rules.line_characters)
+
+
+def clock(seconds: float, mark: str) -> str:
+    """`hh:mm:ss` and milliseconds behind the given mark."""
+    total = max(0, round(seconds * 1000))
+    minutes, milliseconds = divmod(total, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{milliseconds // 1000:02}{mark}{milliseconds % 1000:03}"
+
+
+def to_srt(words: Iterable[TimedWord], rules: CueRules = CueRules()) -> str:
+    """SubRip."""
+    blocks = (
+        f"{number}\n{clock(cue.start_s, ',')} --> {clock(cue.end_s, ',')}\n" + "\n".join(cue.lines) + "\n"
+        for number, cue in enumerate(cues(words, rules), 1)
+    )
+    return "\n".join(blocks)
+
+
+def to_vtt(words: Iterable[TimedWord], rules: CueRules = CueRules()) -> str:
+    """WebVTT."""
+    blocks = ["WEBVTT\n"]
+    for cue in cues(words, rules):
+        text = "\n".join(cue.lines).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        blocks.append(f"{clock(cue.start_s, '.')} --> {clock(cue.end_s, '.')}\n{text}\n")
+    return "\n".join(blocks)

@@ -1,0 +1,93 @@
+"""What `silica transcribe` makes of each recording, wherever it was heard, and how it is written."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from service.errors import ErrorCode, ServiceError
+from service.output.subtitles import to_srt, to_vtt
+
+
+@dataclass(frozen=True)
+class TranscriptWord:
+    """A word with its place in the recording; no confidence where the server does not tell it."""
+
+    text: str
+    start_s: float
+    end_s: float
+    confidence: float | None = None
+
+
+@dataclass(frozen=True)
+class FileTranscript:
+    """One recording: its words, or why there are none."""
+
+    file: str
+    words: Sequence[TranscriptWord] = ()
+    duration_s: float = 0.0
+    took_s: float = 0.0
+    error: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON tells it."""
+        if self.error is not None:
+            return {"file": self.file, "error": self.error}
+        return {
+            "file": self.file,
+            "error": None,
+            "duration_s": round(self.duration_s, 3),
+            "took_s": round(self.took_s, 3),
+            "text": " ".join(word.text for word in self.words),
+            "words": [
+                {name: value for name, value in asdict(word).items() if value is not None}
+                for word in self.words
+            ],
+        }
+
+    def content(self, form: str) -> str:
+        """As a file of one of the formats."""
+        if form == "json":
+            return json.dumps(self.as_json(), indent=1) + "\n"
+        if form == "text":
+            return " ".join(word.text for word in self.words) + "\n"
+        return to_srt(self.words) if form == "srt" else to_vtt(self.words)
+
+
+def refuse_equal_names(files: Sequence[str], out: Path) -> None:
+    """Transcripts are named after their recordings: two of one name would overwrite each other, unseen."""
+    folder_of: dict[str, str] = {}
+    for file in files:
+        name = Path(file).name
+        other = folder_of.setdefault(name, file)
+        if other != file:
+            raise ServiceError(
+                ErrorCode.FILES,
+                f"{other} and {file} would both be written to {out / name}.*.",
+                "Transcribe their folders one after the other, each with an --out of its own.",
+            )
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Where transcripts go, one by one as they are ready."""
+
+    form: str
+    out: Path | None
+    several: bool
+
+    def write(self, transcript: FileTranscript) -> None:
+        """To the folder or to the standard output; a JSON object on stdout is for the end."""
+        if transcript.error is not None:
+            return
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+            name = "stdin" if transcript.file == "-" else Path(transcript.file).name
+            suffix = "txt" if self.form == "text" else self.form
+            (self.out / f"{name}.{suffix}").write_text(transcript.content(self.form), encoding="utf-8")
+        elif self.form != "json":
+            name = f"== {transcript.file}\n" if self.several else ""
+            sys.stdout.write(name + transcript.content(self.form))
+            sys.stdout.flush()

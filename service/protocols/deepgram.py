@@ -1,0 +1,270 @@
+"""Deepgram's /v1/listen as bytes and events: its JSON, and our additions for those who asked for them.
+
+Pure: no I/O, no clock, no session. The query is read in query.py.
+"""
+
+import json
+from collections import deque
+from dataclasses import dataclass
+
+import msgspec
+
+from service.errors import ErrorCode
+from service.protocols.commands import (
+    Audio,
+    Command,
+    Finalize,
+    Finish,
+    KeepAlive,
+    ListenRequest,
+    PlaceMarker,
+    Reject,
+    SendText,
+    Warn,
+)
+from service.protocols.formatted_words import Formatter, alternative
+from service.protocols.wire_protocol import Received
+from service.session.events import (
+    Alternative,
+    Closed,
+    Event,
+    Failed,
+    Final,
+    MarkerReached,
+    Partial,
+    Progress,
+    SpeechStarted,
+    Started,
+    UtteranceEnded,
+)
+
+MAX_MARKER_NAME = 200
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class StreamFacts:
+    """What every message says about the stream it belongs to."""
+
+    request_id: str
+    model: str
+    model_uuid: str
+    version: str
+    created: str
+    resume_s: float
+    max_message_bytes: int
+
+
+class DeepgramProtocol:
+    """One stream's wire. `receive` reads the client's messages, `write` makes the server's."""
+
+    name = "deepgram"
+
+    def __init__(
+        self, request: ListenRequest, facts: StreamFacts, formatter: Formatter | None = None
+    ) -> None:
+        self.request = request
+        self.facts = facts
+        self.formatter = formatter
+        self._metadata = {
+            "request_id": facts.request_id,
+            "model_uuid": facts.model_uuid,
+            "model_info": {"name": facts.model, "version": facts.version, "arch": "ctc"},
+        }
+        self._warnings: deque[Warn] = deque()
+        self._warned: set[tuple[str, str]] = set()
+        for warning in request.warnings:
+            self.warn(warning)
+
+    def warn(self, warning: Warn) -> bool:
+        """Put a warning on the next message; each is said once. False when it was said before."""
+        mark = (warning.code, warning.message if warning.code == "option" else "")
+        if mark in self._warned or len(self._warned) >= 32:
+            return False
+        self._warned.add(mark)
+        self._warnings.append(warning)
+        return True
+
+    def receive(self, message: str | bytes) -> list[Command]:
+        """What one message of the client says."""
+        if isinstance(message, bytes):
+            return [Audio(message)] if message else [KeepAlive()]
+        try:
+            document = json.loads(message)
+        except (ValueError, RecursionError):
+            return [
+                Reject(
+                    ErrorCode.REQUEST,
+                    "a text message is not JSON.",
+                    "Sound goes into binary messages, as bytes, not as base64 text.",
+                )
+            ]
+        kind = document.get("type") if isinstance(document, dict) else None
+        if kind == "KeepAlive":
+            return [KeepAlive()]
+        if kind == "Finalize":
+            return [Finalize()]
+        if kind == "CloseStream":
+            return [Finish()]
+        if kind == "Marker":
+            name = document.get("name", "")
+            if not isinstance(name, str) or len(name) > MAX_MARKER_NAME:
+                return [
+                    Warn("unknown_message", f"A Marker's name is text of up to {MAX_MARKER_NAME} characters.")
+                ]
+            return [PlaceMarker(name)]
+        if kind == "Configure":
+            return [SendText(self._configure_failure())]
+        return [Warn("unknown_message", f"No message type {str(kind)[:40]!r} is known; it was passed over.")]
+
+    def write(self, number: int, event: Event, received: Received) -> list[str]:
+        """The messages that tell this event; none when the client did not ask for its kind."""
+        if isinstance(event, Partial | Final):
+            return [self._text(number, self._results(event))]
+        if isinstance(event, SpeechStarted):
+            if not self.request.speech_events:
+                return []
+            payload = {"channel": self._channel(event.channel), "timestamp": round(event.time_s, 3)}
+            return [self._text(number, {"type": "SpeechStarted", **payload})]
+        if isinstance(event, UtteranceEnded):
+            payload = {
+                "channel": self._channel(event.channel),
+                "last_word_end": round(event.last_word_end_s, 3),
+            }
+            return [self._text(number, {"type": "UtteranceEnd", **payload})]
+        if not self.request.extensions:
+            return []
+        if isinstance(event, Started):
+            return [self._text(number, self._started(False, received))]
+        if isinstance(event, MarkerReached):
+            return [self._text(number, {"type": "Marker", "name": event.name})]
+        if isinstance(event, Progress):
+            return [
+                self._text(
+                    number,
+                    {
+                        "type": "Heartbeat",
+                        "received_s": round(event.received_s, 3),
+                        "processed_s": round(event.processed_s, 3),
+                        "lag_s": round(event.lag_s, 3),
+                        **_acknowledged(received),
+                    },
+                )
+            ]
+        if isinstance(event, Failed):
+            return [self.error(number, event.code, event.message, event.advice)]
+        return []
+
+    def reply(self) -> None:
+        """Clients are told what is heard as it is heard."""
+
+    def resumed(self, received: Received) -> list[str]:
+        """The first message on a connection that resumes."""
+        return [self._text(None, self._started(True, received))]
+
+    def close_reason(self, code: ErrorCode, message: str) -> str:
+        """Deepgram's name of the error, and what was wrong."""
+        return f"{code.close_name}: {message}"
+
+    def closing_messages(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
+        """Metadata after a stream that ended in order; before it, why, if the server is what ended it."""
+        if closed.reason not in ("finished", "drained"):
+            return []
+        payload = [self.metadata(number, sha256, closed.audio_s)]
+        if closed.reason == "drained" and self.request.extensions and not finishing:
+            advice = "Reconnect: what was sent has been decided and told."
+            payload.insert(0, self.error(number, ErrorCode.DRAINING, "the server is being stopped.", advice))
+        return payload
+
+    def error(self, number: int | None, code: ErrorCode, message: str, advice: str) -> str:
+        """An Error, with Deepgram's own fields as well."""
+        advice = advice or code.advice
+        payload = {"type": "Error", "code": code.close_name, "message": message, "advice": advice}
+        described = {"variant": code.close_name, "description": f"{message} {advice}".strip()}
+        return self._text(number, {**payload, **described})
+
+    def metadata(self, number: int, sha256: str, duration_s: float) -> str:
+        """The last message of a stream that was closed in order."""
+        info = self._metadata["model_info"]
+        return self._text(
+            number,
+            {
+                "type": "Metadata",
+                "transaction_key": "deprecated",
+                "request_id": self.facts.request_id,
+                "sha256": sha256,
+                "created": self.facts.created,
+                "duration": round(duration_s, 4),
+                "channels": self.request.output_channels,
+                "models": [self.facts.model_uuid],
+                "model_info": {self.facts.model_uuid: info},
+            },
+        )
+
+    def _started(self, resumed: bool, received: Received) -> dict[str, object]:
+        return {
+            "type": "Started",
+            "request_id": self.facts.request_id,
+            "model": self.facts.model,
+            "resume_s": self.facts.resume_s,
+            "max_message_bytes": self.facts.max_message_bytes,
+            "resumed": resumed,
+            **_acknowledged(received),
+        }
+
+    def _results(self, event: Partial | Final) -> dict[str, object]:
+        payload: dict[str, object] = {
+            "type": "Results",
+            "channel_index": self._channel(event.channel),
+            "start": round(event.start_s, 3),
+            "duration": round(event.end_s - event.start_s, 3),
+            "is_final": isinstance(event, Final),
+        }
+        if isinstance(event, Final):
+            payload["speech_final"] = event.speech_final
+            payload["from_finalize"] = event.from_finalize
+            alternatives = [alternative(one, self.formatter) for one in event.alternatives]
+        else:
+            payload["speech_final"] = False
+            payload["from_finalize"] = False
+            payload["stable_words"] = event.stable_words
+            if event.probably_over:
+                payload["probably_over"] = True
+            alternatives = [alternative(Alternative(event.words))]
+        payload["channel"] = {"alternatives": alternatives}
+        payload["metadata"] = self._metadata
+        return payload
+
+    def _channel(self, channel: int) -> list[int]:
+        return [channel, self.request.output_channels]
+
+    def _configure_failure(self) -> str:
+        return self._text(
+            None,
+            {
+                "type": "ConfigureFailure",
+                "request_id": self.facts.request_id,
+                "code": "CONFIGURE_KEYTERMS_NOT_SUPPORTED",
+                "description": "Words to expect are set when connecting; open a new stream to change them.",
+            },
+        )
+
+    def _text(self, number: int | None, payload: dict[str, object]) -> str:
+        if number is not None:
+            payload["sequence"] = number
+        if self._warnings:
+            warning = self._warnings.popleft()
+            payload["warning"] = {
+                "code": warning.code,
+                "message": warning.message,
+                "advice": warning.advice,
+            }
+        return encode(payload).decode()
+
+
+def _acknowledged(received: Received) -> dict[str, object]:
+    payload: dict[str, object] = {"received_bytes": received.bytes, "received_commands": received.commands}
+    if received.samples is not None:
+        payload["received_samples"] = received.samples
+    return payload

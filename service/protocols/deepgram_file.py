@@ -1,0 +1,166 @@
+"""Deepgram's pre-recorded dialect: the query of POST /v1/listen in, one JSON document out. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from service.errors import ErrorCode, ServiceError
+from service.protocols.commands import ListenRequest
+from service.protocols.formatted_words import Formatter, alternative, uuid_of
+from service.protocols.query import read_query
+from service.session.events import Final
+
+OWN_OPTIONS = ("utterances", "utt_split", "paragraphs", "filler_words", "measurements")
+
+
+@dataclass(frozen=True)
+class FileRequest:
+    """What one request asks for: the listening options, and what only a whole file can have."""
+
+    listen: ListenRequest
+    utterances: bool = False
+    paragraphs: bool = False
+    channels_given: bool = False
+    """Whether `channels` was given; otherwise the file says how many it has."""
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What the answer says about the request itself."""
+
+    request_id: str
+    sha256: str
+    created: str
+    duration_s: float
+    model: str
+    version: str
+
+
+def read_file_query(pairs: Iterable[tuple[str, str]]) -> FileRequest:
+    """The checked request; ServiceError "request" for what cannot be done."""
+    given = list(pairs)
+    own = {name: value.lower() for name, value in given if name in OWN_OPTIONS}
+    for name in ("utterances", "paragraphs"):
+        if own.get(name, "false") not in ("true", "false", "1", "0"):
+            raise ServiceError(
+                ErrorCode.REQUEST, f"{name}={own[name]} is not supported.", "Expected true or false."
+            )
+    listen = read_query((name, value) for name, value in given if name not in OWN_OPTIONS)
+    if listen.resume is not None:
+        raise ServiceError(
+            ErrorCode.REQUEST, "`resume` is for live sessions.", "Send the whole file again, or use jobs."
+        )
+    return FileRequest(
+        listen=replace(listen, interim=False, source_is_file=True),
+        utterances=own.get("utterances") in ("true", "1"),
+        paragraphs=own.get("paragraphs") in ("true", "1"),
+        channels_given=any(name == "channels" for name, _ in given),
+    )
+
+
+def refuse_url(content_type: str) -> None:
+    """A JSON body asks the server to fetch something itself; it does not."""
+    if content_type.split(";")[0].strip().lower() == "application/json":
+        raise ServiceError(
+            ErrorCode.REQUEST,
+            "This server fetches nothing from addresses: an address could lead it into its own network.",
+            "Send the file itself as the request's body.",
+        )
+
+
+def document(
+    finals: Sequence[Final],
+    channels: int,
+    request: FileRequest,
+    facts: FileFacts,
+    formatter: Formatter | None = None,
+) -> dict[str, Any]:
+    """The whole answer; with `formatter` in written form."""
+    model_uuid = uuid_of(facts.model)
+    results: dict[str, Any] = {
+        "channels": [
+            {"alternatives": _alternatives([f for f in finals if f.channel == channel], request, formatter)}
+            for channel in range(channels)
+        ]
+    }
+    if request.utterances:
+        results["utterances"] = [
+            _utterance(f"{facts.request_id}-{number}", final, formatter)
+            for number, final in enumerate(_with_words(finals))
+        ]
+    metadata: dict[str, Any] = {
+        "transaction_key": "deprecated",
+        "request_id": facts.request_id,
+        "sha256": facts.sha256,
+        "created": facts.created,
+        "duration": round(facts.duration_s, 4),
+        "channels": channels,
+        "models": [model_uuid],
+        "model_info": {model_uuid: {"name": facts.model, "version": facts.version, "arch": "ctc"}},
+    }
+    warnings = [
+        {"code": warning.code, "message": warning.message, "advice": warning.advice}
+        for warning in request.listen.warnings
+    ]
+    if warnings:
+        metadata["warnings"] = warnings
+    return {"metadata": metadata, "results": results}
+
+
+def _with_words(finals: Sequence[Final]) -> list[Final]:
+    """Finals with words, by time: those of several channels come in no fixed order."""
+    return sorted(
+        (final for final in finals if final.alternatives[0].words), key=lambda f: (f.start_s, f.channel)
+    )
+
+
+def _alternatives(
+    finals: Sequence[Final], request: FileRequest, formatter: Formatter | None
+) -> list[dict[str, Any]]:
+    """One channel's finals joined: their best readings, then their second best, as many as were asked for."""
+    spoken = _with_words(finals)
+    max_alternatives = max((len(final.alternatives) for final in spoken), default=1)
+    return [
+        _joined(spoken, rank, request, formatter)
+        for rank in range(min(max_alternatives, request.listen.alternatives))
+    ]
+
+
+def _joined(
+    spoken: Sequence[Final], rank: int, request: FileRequest, formatter: Formatter | None
+) -> dict[str, Any]:
+    """A final that has fewer readings gives its last."""
+    chosen = [final.alternatives[min(rank, len(final.alternatives) - 1)] for final in spoken]
+    best = [alternative(one, formatter) for one in chosen]
+    words = [word for one in chosen for word in one.words]
+    confidence = sum(word.confidence for word in words) / len(words) if words else 0.0
+    payload: dict[str, Any] = {
+        "transcript": " ".join(one["transcript"] for one in best),
+        "confidence": round(confidence, 4),
+        "words": [word for one in best for word in one["words"]],
+    }
+    if request.paragraphs and rank == 0:
+        payload["paragraphs"] = {
+            "transcript": "\n\n".join(one["transcript"] for one in best),
+            "paragraphs": [
+                {
+                    "sentences": [{"text": one["transcript"], **_span(final)}],
+                    "num_words": len(final.alternatives[0].words),
+                    **_span(final),
+                }
+                for one, final in zip(best, spoken, strict=True)
+            ],
+        }
+    return payload
+
+
+def _span(final: Final) -> dict[str, float]:
+    words = final.alternatives[0].words
+    return {"start": round(words[0].start_s, 3), "end": round(words[-1].end_s, 3)}
+
+
+def _utterance(identity: str, final: Final, formatter: Formatter | None) -> dict[str, Any]:
+    payload = alternative(final.alternatives[0], formatter)
+    return {**_span(final), "channel": final.channel, **payload, "id": identity}

@@ -1,0 +1,60 @@
+"""Finals as both of Deepgram's dialects write them: words with times, and where asked for, the written form beside.
+
+What is written (figures, marks, capitals) comes in as a function; see service/output/formatting.py.
+"""
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from service.session.events import Alternative, Word
+
+UUID_SPACE = uuid.UUID("6f1c9a52-5b43-4d0e-9f64-5c2f4c7a11d3")
+
+
+class FormattedPiece(Protocol):
+    """A written piece and the spoken words [first, end) it stands for."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+Formatter = Callable[[Sequence[str]], Sequence[FormattedPiece]]
+"""The words of a final as written pieces, in order."""
+
+
+def uuid_of(model: str) -> str:
+    """Deepgram names models by UUIDs: the same one for the same name, everywhere and always."""
+    return str(uuid.uuid5(UUID_SPACE, model))
+
+
+def alternative(one: Alternative, formatter: Formatter | None = None) -> dict[str, Any]:
+    """One reading; with `formatter` its transcript is the written one."""
+    if formatter is None or not one.words:
+        words, text = [_word(word) for word in one.words], one.text
+    else:
+        pieces = formatter([word.text for word in one.words])
+        words = [_formatted_word(piece, one.words) for piece in pieces]
+        text = " ".join(piece.text for piece in pieces)
+    return {"transcript": text, "confidence": round(one.confidence, 4), "words": words}
+
+
+def _formatted_word(piece: FormattedPiece, words: Sequence[Word]) -> dict[str, Any]:
+    spoken = words[piece.first : piece.end]
+    confidence = sum(word.confidence for word in spoken) / len(spoken)
+    text = " ".join(word.text for word in spoken)
+    joined = Word(text, spoken[0].start_s, spoken[-1].end_s, confidence)
+    return {**_word(joined), "punctuated_word": piece.text}
+
+
+def _word(word: Word) -> dict[str, Any]:
+    return {
+        "word": word.text,
+        "start": round(word.start_s, 3),
+        "end": round(word.end_s, 3),
+        "confidence": round(word.confidence, 4),
+    }

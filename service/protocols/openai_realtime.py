@@ -1,0 +1,366 @@
+"""OpenAI's realtime transcription socket as values: client events in, server events out. No I/O, no clock.
+
+Deltas only ever add: what is told early is the part of the words that can no longer change.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from lm.search.hotwords import Hotword
+from service.errors import ErrorCode
+from service.protocols.commands import Audio, Command, Finalize, Flush, ListenRequest, SendText, Warn
+from service.protocols.openai import LANGUAGES, hotwords_of
+from service.protocols.wire_protocol import Received
+from service.session.events import Closed, Event, Failed, Final, Partial, SpeechStarted, Word
+
+FORMATS = {"audio/pcm": ("linear16", 24000), "audio/pcmu": ("mulaw", 8000), "audio/pcma": ("alaw", 8000)}
+SILENCE_MS = 500
+MAX_SILENCE_MS = 10000
+IDLE_ADVICE = "Send sound or websocket pings while the speaker is silent."
+MIN_COMMIT_BYTES = 2
+"""Fewer may be half a sample, which is no sound yet."""
+
+
+@dataclass(frozen=True)
+class RealtimeSettings:
+    """What the session asks for; fixed once sound has come."""
+
+    model: str = ""
+    format: str = "audio/pcm"
+    silence_ms: int | None = SILENCE_MS
+    """None: no turn detection, only commits decide."""
+    hotwords: tuple[Hotword, ...] = ()
+
+    @property
+    def request(self) -> ListenRequest:
+        """The same as every protocol's streams are opened by."""
+        encoding, rate = FORMATS[self.format]
+        return ListenRequest(
+            model=self.model,
+            encoding=encoding,
+            sample_rate=rate,
+            interim=True,
+            endpointing_ms=self.silence_ms,
+            hotwords=self.hotwords,
+        )
+
+
+class RejectedEvent(Exception):
+    """A client event that cannot be obeyed: OpenAI's code, a message, and the parameter it is about."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class RealtimeProtocol:
+    """One socket's wire."""
+
+    name = "openai"
+
+    def __init__(self, session_id: str, model: str) -> None:
+        self.session_id = session_id
+        self.settings = RealtimeSettings(model=model)
+        self.audio_received = False
+        """Sound has come: the format and the model are fixed."""
+        self._events = 0
+        self._items = 0
+        self._open_item = False
+        self._sent_text = ""
+        """What the open item's deltas have said."""
+        self._item_texts: list[str] = []
+        """Finals of the open item."""
+        self._uncommitted = 0
+        self._finalizes: deque[Literal["tell", "drop"]] = deque()
+        """Commits and clears that no final has answered yet, and what each wants done with its sound."""
+
+    # ---- from the client
+
+    def receive(self, message: str | bytes) -> list[Command]:
+        """What one message asks for; mistakes become `error` events and nothing else."""
+        event_id: str | None = None
+        try:
+            if isinstance(message, bytes):
+                raise RejectedEvent("invalid_event", "Sound goes into input_audio_buffer.append, as base64.")
+            try:
+                event = json.loads(message)
+            except (ValueError, RecursionError):
+                raise RejectedEvent("invalid_json", "A message is not JSON.") from None
+            if not isinstance(event, dict) or not isinstance(event.get("type"), str):
+                raise RejectedEvent("invalid_event", "A message has no `type`.", "type")
+            event_id = event["event_id"] if isinstance(event.get("event_id"), str) else None
+            return self._execute(event)
+        except RejectedEvent as rejected:
+            return [SendText(self.error(rejected.code, str(rejected), rejected.param, event_id))]
+
+    def _execute(self, event: dict[str, Any]) -> list[Command]:
+        kind = event["type"]
+        if kind in ("session.update", "transcription_session.update"):
+            self._update(event.get("session"), old=kind != "session.update")
+            payload = "session.updated" if kind == "session.update" else "transcription_session.updated"
+            return [SendText(self._event(payload, session=self._session()))]
+        if kind == "input_audio_buffer.append":
+            return [Audio(self._audio(event.get("audio")))]
+        if kind == "input_audio_buffer.commit":
+            if self._uncommitted < MIN_COMMIT_BYTES:
+                raise RejectedEvent(
+                    "input_audio_buffer_commit_empty", "There is no sound since the last commit."
+                )
+            return self._finalize("tell")
+        if kind == "input_audio_buffer.clear":
+            cleared = SendText(self._event("input_audio_buffer.cleared"))
+            return [*self._finalize("drop"), cleared] if self._uncommitted >= MIN_COMMIT_BYTES else [cleared]
+        raise RejectedEvent("unknown_event", f"{kind[:60]!r} is no event of a transcription session.", "type")
+
+    def _finalize(self, then: Literal["tell", "drop"]) -> list[Command]:
+        """Have what was sent so far decided. There is sound in it, so it gets an answer of its own.
+
+        What the resampler holds back belongs to that sound and not to the next.
+        """
+        self._uncommitted = 0
+        self._finalizes.append(then)
+        return [Flush(), Finalize()]
+
+    def _audio(self, audio: Any) -> bytes:
+        if not isinstance(audio, str):
+            raise RejectedEvent("invalid_audio", "`audio` is base64 text.", "audio")
+        try:
+            data = base64.b64decode(audio, validate=True)
+        except (binascii.Error, ValueError):
+            raise RejectedEvent("invalid_audio", "`audio` is not base64.", "audio") from None
+        self.audio_received = True
+        self._uncommitted += len(data)
+        return data
+
+    def _update(self, session: Any, old: bool) -> None:
+        if not isinstance(session, dict):
+            raise RejectedEvent("invalid_session", "`session` is an object.", "session")
+        if not old and session.get("type", "transcription") != "transcription":
+            raise RejectedEvent(
+                "invalid_session", "Only sessions of type `transcription` are served.", "session.type"
+            )
+        audio = session.get("audio") or {}
+        if not isinstance(audio, dict):
+            raise RejectedEvent("invalid_session", "`session.audio` is an object.", "session.audio")
+        given = session if old else audio.get("input", {})
+        if not isinstance(given, dict):
+            raise RejectedEvent(
+                "invalid_session", "`session.audio.input` is an object.", "session.audio.input"
+            )
+        changed = self.settings
+        if given.get("input_audio_format" if old else "format") is not None:
+            changed = replace(changed, format=_format(given["input_audio_format" if old else "format"]))
+        transcription = given.get("input_audio_transcription" if old else "transcription")
+        if transcription is not None:
+            changed = _transcription(changed, transcription)
+        if "turn_detection" in given:
+            changed = replace(changed, silence_ms=_silence(given["turn_detection"]))
+        if self.audio_received and changed != self.settings:
+            raise RejectedEvent(
+                "session_fixed", "Sound has come: open a new session to change this one.", "session"
+            )
+        self.settings = changed
+
+    # ---- to the client
+
+    def created(self) -> str:
+        """The first message."""
+        return self._event("session.created", session=self._session())
+
+    def write(self, number: int, event: Event, received: Received) -> list[str]:
+        """What an event of the stream is on this wire."""
+        if isinstance(event, Failed):
+            return [self._failed(event)]
+        then = self._finalizes[0] if self._finalizes else "tell"
+        if isinstance(event, Final) and event.from_finalize and self._finalizes:
+            self._finalizes.popleft()
+            if then == "drop":
+                self._open_item, self._sent_text, self._item_texts = False, "", []
+        if then == "drop":
+            return []
+        if isinstance(event, SpeechStarted):
+            if self.settings.silence_ms is None:
+                return []
+            return [
+                self._event(
+                    "input_audio_buffer.speech_started",
+                    audio_start_ms=round(event.time_s * 1000),
+                    item_id=self._item(),
+                )
+            ]
+        if isinstance(event, Partial):
+            return self._delta(event.words[: event.stable_words])
+        if isinstance(event, Final):
+            return self._final(event)
+        return []
+
+    def reply(self) -> None:
+        """Nothing is answered message by message."""
+
+    def warn(self, warning: Warn) -> bool:
+        """This protocol has no message that warns: an `error` would alarm its clients."""
+        return False
+
+    def resumed(self, received: Received) -> list[str]:
+        """Nobody resumes here."""
+        return []
+
+    def close_reason(self, code: ErrorCode, message: str) -> str:
+        """The code alone: the `error` before it has said the rest."""
+        return "drained" if code is ErrorCode.DRAINING else code
+
+    def closing_messages(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
+        """The client ends the session by closing the socket: nothing follows."""
+        return []
+
+    def _failed(self, event: Failed) -> str:
+        """The error that ends the stream, as a sentence."""
+        advice = IDLE_ADVICE if event.code is ErrorCode.IDLE else event.advice
+        message = f"{event.message[:1].upper()}{event.message[1:]} {advice}".strip()
+        return self.error(event.code, message, None, None, "server_error")
+
+    def _final(self, event: Final) -> list[str]:
+        words = event.alternatives[0].words
+        payload = self._delta(words)
+        if words:
+            self._item_texts.append(event.text)
+            self._sent_text = ""
+        if not (event.from_finalize or (event.speech_final and self._item_texts)):
+            return payload
+        item = self._item()
+        if event.speech_final and not event.from_finalize:
+            payload.append(
+                self._event(
+                    "input_audio_buffer.speech_stopped", audio_end_ms=round(event.end_s * 1000), item_id=item
+                )
+            )
+            self._uncommitted = 0
+        previous = f"item_{self.session_id[:8]}_{self._items - 1}" if self._items > 1 else None
+        payload.append(self._event("input_audio_buffer.committed", item_id=item, previous_item_id=previous))
+        payload.append(
+            self._event(
+                "conversation.item.input_audio_transcription.completed",
+                item_id=item,
+                content_index=0,
+                transcript=" ".join(self._item_texts),
+                usage={"type": "duration", "seconds": round(event.end_s - event.start_s, 3)},
+            )
+        )
+        self._open_item, self._sent_text, self._item_texts = False, "", []
+        return payload
+
+    def _delta(self, words: tuple[Word, ...]) -> list[str]:
+        """The words that no delta has told yet. Stable words are a prefix of every later reading."""
+        text = " ".join(word.text for word in words)
+        if len(text) <= len(self._sent_text):
+            return []
+        added, self._sent_text = text[len(self._sent_text) :], text
+        if self._item_texts and len(added) == len(text):
+            added = " " + added
+        return [
+            self._event(
+                "conversation.item.input_audio_transcription.delta",
+                item_id=self._item(),
+                content_index=0,
+                delta=added,
+            )
+        ]
+
+    def error(
+        self,
+        code: str,
+        message: str,
+        param: str | None,
+        event_id: str | None,
+        kind: str = "invalid_request_error",
+    ) -> str:
+        """An `error` event; the session goes on unless the socket closes after it."""
+        payload = {"type": kind, "code": code, "message": message, "param": param, "event_id": event_id}
+        return self._event("error", error=payload)
+
+    def _item(self) -> str:
+        if not self._open_item:
+            self._open_item = True
+            self._items += 1
+        return f"item_{self.session_id[:8]}_{self._items}"
+
+    def _event(self, kind: str, **fields: Any) -> str:
+        self._events += 1
+        return json.dumps({"type": kind, "event_id": f"event_{self._events}", **fields})
+
+    def _session(self) -> dict[str, Any]:
+        rate = {"rate": 24000} if self.settings.format == "audio/pcm" else {}
+        silence_ms = self.settings.silence_ms
+        turns = None if silence_ms is None else {"type": "server_vad", "silence_duration_ms": silence_ms}
+        return {
+            "id": self.session_id,
+            "object": "realtime.transcription_session",
+            "type": "transcription",
+            "audio": {
+                "input": {
+                    "format": {"type": self.settings.format, **rate},
+                    "transcription": {"model": self.settings.model, "language": "en"},
+                    "turn_detection": turns,
+                }
+            },
+        }
+
+
+def _format(given: Any) -> str:
+    names = {"pcm16": "audio/pcm", "g711_ulaw": "audio/pcmu", "g711_alaw": "audio/pcma"}
+    name = (
+        given.get("type") if isinstance(given, dict) else names.get(given if isinstance(given, str) else "")
+    )
+    if not isinstance(name, str) or name not in FORMATS:
+        raise RejectedEvent(
+            "invalid_format",
+            f"The format is one of {', '.join(FORMATS)}.",
+            "session.audio.input.format",
+        )
+    if isinstance(given, dict) and given.get("rate") not in (None, FORMATS[name][1]):
+        raise RejectedEvent(
+            "invalid_format", f"{name} is {FORMATS[name][1]} Hz here.", "session.audio.input.format.rate"
+        )
+    return name
+
+
+def _transcription(settings: RealtimeSettings, given: Any) -> RealtimeSettings:
+    param = "session.audio.input.transcription"
+    if not isinstance(given, dict):
+        raise RejectedEvent("invalid_session", "`transcription` is an object.", param)
+    language, prompt, model = given.get("language") or "en", given.get("prompt") or "", given.get("model")
+    if not isinstance(language, str) or not (
+        language.lower() in LANGUAGES or language.lower().startswith("en-")
+    ):
+        raise RejectedEvent("invalid_language", "The models here hear English.", f"{param}.language")
+    if not isinstance(prompt, str):
+        raise RejectedEvent("invalid_prompt", "`prompt` is text.", f"{param}.prompt")
+    if isinstance(model, str) and model:
+        settings = replace(settings, model=model[:200])
+    return replace(settings, hotwords=hotwords_of(prompt))
+
+
+def _silence(given: Any) -> int | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict) or given.get("type", "server_vad") not in ("server_vad", "semantic_vad"):
+        raise RejectedEvent(
+            "invalid_turn_detection", "`turn_detection` is null or server_vad.", "session.audio.input"
+        )
+    silence_ms = given.get("silence_duration_ms", SILENCE_MS)
+    if (
+        not isinstance(silence_ms, int)
+        or isinstance(silence_ms, bool)
+        or not 10 <= silence_ms <= MAX_SILENCE_MS
+    ):
+        raise RejectedEvent(
+            "invalid_turn_detection", f"Silence is 10 to {MAX_SILENCE_MS} ms.", "silence_duration_ms"
+        )
+    return silence_ms

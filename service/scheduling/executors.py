@@ -1,0 +1,192 @@
+"""A lane runs one batch at a time: a process with one thread on a CPU, a thread beside the loop for a GPU.
+
+Which batch and when is the engine's business. A lane says when a batch is done, crashed, or the lane is lost.
+"""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from acoustic.windows import Window
+from service.errors import ErrorCode, ServiceError
+from service.scheduling import engine_worker
+from service.scheduling.engine_worker import BatchDone, BatchFailed, BatchRequest, EngineReady
+from service.scheduling.process import OVERLOADED_ADVICE, START_TIMEOUT_S, StartFailed, WorkerProcess, context
+
+if TYPE_CHECKING:
+    from acoustic.runtime.backend import DeviceKind, Precision
+
+ARENA_SAMPLES = 1_600_000
+
+
+class Executor(Protocol):
+    """What the engine needs of a lane."""
+
+    busy: bool
+
+    async def start(self) -> EngineReady:
+        """Open the backend; ServiceError when it cannot be opened."""
+
+    def run(self, number: int, windows: Sequence[Window]) -> None:
+        """Begin a batch; `on_done` follows, or `on_lost`."""
+
+    def kill(self) -> None:
+        """It takes too long: give it up; `on_lost` follows."""
+
+    async def close(self) -> None:
+        """End it; nobody is told."""
+
+
+class ProcessExecutor:
+    """A worker process; the windows' sound goes through shared memory."""
+
+    def __init__(
+        self,
+        model: str,
+        device: "DeviceKind",
+        precision: "Precision | None",
+        on_done: "Callable[[Executor, BatchDone | BatchFailed], None]",
+        on_lost: "Callable[[Executor], None]",
+    ) -> None:
+        self.busy = False
+        self._on_done, self._on_lost = on_done, on_lost
+        arena = context.RawArray("f", ARENA_SAMPLES)
+        self._arena = np.frombuffer(arena, dtype=np.float32)
+        self._first: asyncio.Future[EngineReady] | None = None
+        self._opened = False
+        self.process = WorkerProcess(
+            engine_worker.main, (model, device, precision, arena), self._message, self._lost
+        )
+
+    async def start(self) -> EngineReady:
+        """Start the process and wait for its backend."""
+        self._first = asyncio.get_running_loop().create_future()
+        await self.process.start()
+        try:
+            return await asyncio.wait_for(self._first, START_TIMEOUT_S)
+        except TimeoutError:
+            raise ServiceError(
+                ErrorCode.ENGINE,
+                f"An engine worker was not ready after {START_TIMEOUT_S:g} s.",
+                OVERLOADED_ADVICE,
+            ) from None
+
+    def run(self, number: int, windows: Sequence[Window]) -> None:
+        """Copy the sound over and send the job."""
+        self.busy = True
+        at, places = 0, []
+        for window in windows:
+            size = window.samples.size
+            self._arena[at : at + size] = window.samples
+            places.append((at, size))
+            at += size
+        spans = tuple(window.span for window in windows)
+        memories = tuple(window.memory for window in windows)
+        self.process.send(BatchRequest(number, tuple(places), spans, memories))
+
+    def kill(self) -> None:
+        """End the process."""
+        self.process.kill()
+
+    async def close(self) -> None:
+        """End the process, quietly."""
+        await self.process.close()
+
+    def _message(self, process: WorkerProcess, message: Any) -> None:
+        if isinstance(message, BatchDone | BatchFailed):
+            self.busy = False
+            self._on_done(self, message)
+        elif self._first is not None and not self._first.done():
+            if isinstance(message, StartFailed):
+                self._first.set_exception(ServiceError(ErrorCode.MODEL, message.message))
+            else:
+                self._opened = True
+                self._first.set_result(message)
+
+    def _lost(self, process: WorkerProcess) -> None:
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(
+                ServiceError(ErrorCode.ENGINE, "An engine worker died while it started.")
+            )
+        elif self._opened:
+            self._on_lost(self)
+
+
+class ThreadExecutor:
+    """A thread with the backend in this process: what a GPU wants. It cannot be killed, only given up."""
+
+    def __init__(
+        self,
+        model: str,
+        device: "DeviceKind",
+        precision: "Precision | None",
+        on_done: "Callable[[Executor, BatchDone | BatchFailed], None]",
+        on_lost: "Callable[[Executor], None]",
+    ) -> None:
+        self.busy = False
+        self._arguments = (model, device, precision)
+        self._on_done, self._on_lost = on_done, on_lost
+        self._jobs: queue.SimpleQueue[tuple[int, list[Window]] | None] = queue.SimpleQueue()
+        self._gone = False
+
+    async def start(self) -> EngineReady:
+        """Start the thread and wait for its backend."""
+        loop = asyncio.get_running_loop()
+        first: asyncio.Future[EngineReady] = loop.create_future()
+        threading.Thread(target=self._life, args=(loop, first), name="engine", daemon=True).start()
+        return await first
+
+    def run(self, number: int, windows: Sequence[Window]) -> None:
+        """Queue the batch; the lane is busy until it is done, so the queue never holds two."""
+        self.busy = True
+        self._jobs.put((number, list(windows)))
+
+    def kill(self) -> None:
+        """Give it up."""
+        if not self._gone:
+            self._gone = True
+            self._jobs.put(None)
+            self._on_lost(self)
+
+    async def close(self) -> None:
+        """Let the thread end."""
+        self._gone = True
+        self._jobs.put(None)
+
+    def _life(self, loop: asyncio.AbstractEventLoop, first: "asyncio.Future[EngineReady]") -> None:
+        from acoustic.errors import AcousticError
+        from acoustic.runtime import open_backend
+
+        try:
+            backend = open_backend(*self._arguments)
+        except Exception as error:  # CUDA raises many: whoever waits for the lane is to know
+            expected = isinstance(error, AcousticError | OSError)
+            why = str(error) if expected else f"The model does not open: {type(error).__name__}: {error}"
+            loop.call_soon_threadsafe(first.set_exception, ServiceError(ErrorCode.MODEL, why))
+            return
+        precision = str(getattr(backend, "precision", self._arguments[2] or ""))
+        loop.call_soon_threadsafe(first.set_result, EngineReady(backend.config, backend.plan, precision))
+        while (job := self._jobs.get()) is not None:
+            number, windows = job
+            begin = time.perf_counter()
+            answer: BatchDone | BatchFailed
+            try:
+                outputs = tuple(backend.forward(windows))
+                seconds = time.perf_counter() - begin
+                answer = BatchDone(number, outputs, seconds, seconds)
+            except Exception as error:
+                answer = BatchFailed(number, f"{type(error).__name__}: {error}")
+            try:
+                loop.call_soon_threadsafe(self._told, answer)
+            except RuntimeError:
+                return  # the loop is closed
+
+    def _told(self, answer: BatchDone | BatchFailed) -> None:
+        if not self._gone:
+            self.busy = False
+            self._on_done(self, answer)

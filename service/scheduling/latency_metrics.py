@@ -1,0 +1,59 @@
+"""When the sound of a stream arrived, and so how long its words took. Tells the metrics; decides nothing."""
+
+from bisect import bisect_left
+from collections import deque
+from typing import TYPE_CHECKING
+
+from acoustic.constants import SAMPLE_RATE
+from service.session.events import Event, Final, Partial
+
+if TYPE_CHECKING:
+    from service.metrics import Metrics
+
+STEP_SAMPLES = 1600
+MAX_STEPS = 1200
+"""Two minutes of arrivals, a tenth of a second apart; what is older is no longer measured."""
+
+
+class LatencyMetrics:
+    """The arrivals of one stream."""
+
+    def __init__(self, metrics: "Metrics") -> None:
+        self._metrics = metrics
+        self._positions: deque[int] = deque(maxlen=MAX_STEPS)
+        self._times_s: deque[float] = deque(maxlen=MAX_STEPS)
+        self._asked_final_s: float | None = None
+        self._shown: set[int] = set()
+
+    def arrived(self, samples: int, now_s: float) -> None:
+        """The stream has so many samples now."""
+        if not self._positions or samples - self._positions[-1] >= STEP_SAMPLES:
+            self._positions.append(samples)
+            self._times_s.append(now_s)
+
+    def final_asked(self, now_s: float) -> None:
+        """Finalize or Finish came."""
+        self._asked_final_s = now_s
+
+    def emitted(self, event: Event, now_s: float) -> None:
+        """An event is on its way to the listener."""
+        if isinstance(event, Partial):
+            if event.channel not in self._shown and event.words:
+                self._shown.add(event.channel)
+                self._observe(self._metrics.first_partial_s, event.words[0].start_s, now_s)
+        elif isinstance(event, Final):
+            self._shown.discard(event.channel)
+            words = event.alternatives[0].words
+            if event.speech_final and words:
+                self._observe(self._metrics.finalization_s, words[-1].end_s, now_s)
+            elif self._asked_final_s is not None and not event.speech_final:
+                self._metrics.finalization_s.observe(max(0.0, now_s - self._asked_final_s))
+
+    def _observe(self, histogram: "Histogram", position_s: float, now_s: float) -> None:
+        at = bisect_left(self._positions, round(position_s * SAMPLE_RATE))
+        if 0 < at < len(self._positions):
+            histogram.observe(max(0.0, now_s - self._times_s[at]))
+
+
+if TYPE_CHECKING:
+    from prometheus_client import Histogram

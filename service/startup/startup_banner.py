@@ -1,0 +1,90 @@
+"""The one friendly screen that `silica serve` prints: where it is, what runs, how much it carries."""
+
+import contextlib
+import json
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from service.settings import Settings
+
+
+def address(settings: "Settings", port: int) -> str:
+    """Where this machine's own programs reach the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(settings.host, settings.host)
+    scheme = "https" if settings.tls_certificate else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host and '[' not in host else host}:{port}"
+
+
+def startup_facts(settings: "Settings", port: int, stream_capacity: int, keys: bool) -> dict[str, object]:
+    """What a person or a script wants to know about a server that just became ready."""
+    here = address(settings, port)
+    socket = here.replace("http", "ws", 1)
+    return {
+        "page": f"{here}/",
+        "listen": f"{socket}/v1/listen",
+        "vosk": f"{socket}/vosk",
+        "health": f"{here}/readyz",
+        "metrics": f"{here}/metrics",
+        "models": list(settings.models),
+        "device": settings.device,
+        "workers": settings.workers,
+        "stream_capacity": stream_capacity,
+        "keys": keys,
+        "port": port,
+    }
+
+
+@contextlib.contextmanager
+def starting(settings: "Settings") -> "Iterator[Callable[[], None]]":
+    """Say at once what is being started, and on a terminal that it goes on; the given function ends that."""
+    models = ", ".join(settings.models)
+    what = f"Warming {models} on {settings.device}"
+    if not sys.stderr.isatty() or settings.log_format == "json":
+        if settings.log_format == "plain":
+            sys.stderr.write(f"{what} for {settings.host}:{settings.port} ...\n")
+            sys.stderr.flush()
+        yield lambda: None
+        return
+    from rich.console import Console
+
+    status = Console(stderr=True).status(f"{what}: 10 to 20 s, at first longer; Ctrl-C stops it")
+    status.start()
+    try:
+        yield status.stop
+    finally:
+        status.stop()
+
+
+def print_banner(
+    settings: "Settings", port: int, stream_capacity: int, keys_asked: bool, as_json: bool = False
+) -> None:
+    """Print it."""
+    known = startup_facts(settings, port, stream_capacity, keys_asked)
+    if as_json:
+        sys.stdout.write(json.dumps(known) + "\n")
+        sys.stdout.flush()
+        return
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    keys = "asked for" if known["keys"] else "not asked for (loopback only)"
+    if not known["keys"] and settings.insecure:
+        keys = "not asked for, and open to the network (--insecure)"
+    for name, value in (
+        ("page", known["page"]),
+        ("live", known["listen"]),
+        ("vosk", known["vosk"]),
+        ("metrics", known["metrics"]),
+        ("model", ", ".join(settings.models)),
+        ("device", known["device"]),
+        *((("processes", f"{settings.workers} speak with clients"),) if settings.workers > 1 else ()),
+        ("capacity", f"about {known['stream_capacity']} live streams"),
+        ("keys", keys),
+    ):
+        table.add_row(f"[bold]{name}[/bold]", str(value))
+    Console().print(Panel(table, title="Silica listens", expand=False, border_style="green"))

@@ -1,0 +1,166 @@
+"""The house's devices and whose streams are with them: every front's streams meet here, in one planner a model."""
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from acoustic.windows import WindowOutput
+from service.metrics import Metrics
+from service.scheduling.decode_worker import DecodeResult
+from service.scheduling.device import LocalDevice
+from service.scheduling.served_models import ModelReloader, recognizer_options
+from service.scheduling.shared_counters import SharedCounters
+from service.session.messages import WindowKey
+from service.settings import Settings
+from service.workers.ipc import (
+    CloseDevice,
+    DeviceOpened,
+    DeviceReplaced,
+    OpenDevice,
+    PinStream,
+    ReleaseStream,
+    ReloadModels,
+    SendCommand,
+    StreamDecoded,
+    StreamDecoderLost,
+    StreamWindowDone,
+    SubmitWindow,
+)
+
+SendToWorker = Callable[[int, Any], None]
+"""Tell a front (by its number; 0: all of them) a value."""
+
+
+class Router:
+    """Passes windows and frames from fronts to devices, and what was heard back."""
+
+    def __init__(
+        self, settings: Settings, metrics: Metrics, counters: SharedCounters, send: SendToWorker
+    ) -> None:
+        self.settings, self.metrics, self.counters = settings, metrics, counters
+        self._send = send
+        self._numbers = count(1)
+        self._devices: dict[int, LocalDevice] = {}
+        self._current: dict[str, int] = {}
+        self._users: dict[int, set[int]] = {}
+        self._owner: dict[str, tuple[int, int]] = {}
+        """Front and device of every stream."""
+        self._asked: dict[str, set[WindowKey]] = {}
+        self._reloads = ModelReloader(settings.models, metrics, self._renew)
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Every model's device."""
+        for name in self.settings.models:
+            await self._begin(name)
+
+    async def stop(self) -> None:
+        """End every device."""
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        await asyncio.gather(*(device.stop() for device in self._devices.values()))
+        self._devices.clear()
+
+    async def reload(self, model: str | None = None) -> tuple[str, ...]:
+        """Load one model (or all) anew; every front serves new streams with it, old ones end where they are."""
+        return await self._reloads.reload(model)
+
+    def current(self, ticket: int, worker: int, model: str) -> DeviceOpened:
+        """The device that new streams of this front go to."""
+        number = self._current[model]
+        self._users[number].add(worker)
+        device = self._devices[number]
+        return DeviceOpened(ticket, number, device.config, device.plan, device.precision)
+
+    def take(self, worker: int, value: Any) -> None:
+        """A value of a front."""
+        if isinstance(value, SubmitWindow):
+            device = self._devices.get(value.device)
+            if device is not None and value.stream in self._owner:
+                self._asked[value.stream].add(value.key)
+                device.submit(value.stream, value.key, value.window, value.live, value.urgent)
+        elif isinstance(value, SendCommand):
+            device = self._devices.get(value.device)
+            if device is not None:
+                device.send(value.stream, value.command)
+        elif isinstance(value, PinStream):
+            device = self._devices.get(value.device)
+            if device is not None:
+                self._owner[value.stream] = (worker, value.device)
+                self._asked[value.stream] = set()
+                device.pin(value.stream, value.settings)
+        elif isinstance(value, ReleaseStream):
+            self._release(value.stream)
+        elif isinstance(value, CloseDevice):
+            self._leave(worker, value.device)
+        elif isinstance(value, OpenDevice | ReloadModels):
+            raise TypeError(f"{value} is a question: the house answers it")
+
+    def gone(self, worker: int) -> None:
+        """A front is no more, and so are its streams."""
+        for stream in [stream for stream, (owner, _) in self._owner.items() if owner == worker]:
+            self._release(stream)
+        for number in list(self._users):
+            self._leave(worker, number)
+
+    # ---- what devices say (Client)
+
+    def window_done(self, stream: str, key: WindowKey, window_done: WindowOutput) -> None:
+        """A window was heard."""
+        if stream in self._owner:
+            self._asked[stream].discard(key)
+            self._send(self._owner[stream][0], StreamWindowDone(stream, key, window_done))
+
+    def decoded(self, stream: str, result: DecodeResult) -> None:
+        """A decode worker answered."""
+        if stream in self._owner:
+            self._send(self._owner[stream][0], StreamDecoded(stream, result))
+
+    def decoder_lost(self, stream: str) -> None:
+        """The stream's decode worker is new."""
+        if stream in self._owner:
+            self._send(self._owner[stream][0], StreamDecoderLost(stream))
+
+    def stream_abandoned(self, stream: str) -> None:
+        """The stream kills its decode workers."""
+        if stream in self._owner:
+            self._send(self._owner[stream][0], StreamDecoderLost(stream, abandoned=True))
+
+    # ---- inside
+
+    async def _begin(self, name: str) -> None:
+        options = recognizer_options(self.settings)
+        device = LocalDevice(name, self.settings.device, options, self.metrics, self.counters, self)
+        await device.start()
+        number = next(self._numbers)
+        self._devices[number], self._users[number] = device, set()
+        self._current[name] = number
+
+    async def _renew(self, name: str) -> None:
+        old = self._current[name]
+        await self._begin(name)
+        self._devices[old].retire()
+        self._send(0, DeviceReplaced(name))
+        self._end_if_left(old)
+
+    def _release(self, stream: str) -> None:
+        owner = self._owner.pop(stream, None)
+        keys = self._asked.pop(stream, set())
+        if owner is not None and owner[1] in self._devices:
+            self._devices[owner[1]].release(stream, list(keys))
+
+    def _leave(self, worker: int, number: int) -> None:
+        if number in self._users:
+            self._users[number].discard(worker)
+            self._end_if_left(number)
+
+    def _end_if_left(self, number: int) -> None:
+        """A device that was replaced ends with its last front."""
+        if number in self._current.values() or self._users.get(number):
+            return
+        self._users.pop(number, None)
+        device = self._devices.pop(number, None)
+        if device is not None:
+            ending = asyncio.get_running_loop().create_task(device.stop())
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)

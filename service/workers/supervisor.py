@@ -1,0 +1,279 @@
+"""The life of `silica serve --workers N`: owns port number, devices and fronts; replaces a front that dies."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from service.errors import ErrorCode, ServiceError
+from service.logs import log_event
+from service.metrics import Metrics, forget_process
+from service.recognizer import FINISH_S
+from service.scheduling.process import OVERLOADED_ADVICE, START_TIMEOUT_S, WorkerProcess
+from service.scheduling.shared_counters import SharedCounters, columns_for
+from service.settings import Settings
+from service.startup.preflight import reserve_ports
+from service.workers import worker
+from service.workers.ipc import (
+    ModelsReloaded,
+    OpenDevice,
+    Rejected,
+    ReloadModels,
+    StoreChanged,
+    WorkerReady,
+    in_chunks,
+)
+from service.workers.router import Router
+
+MAX_DEATHS = 10
+DEATHS_WINDOW_S = 300.0
+"""Fronts that die more often than this are no accident: the whole service ends, for its supervisor to see."""
+MAX_RESTART_DELAY_S = 10.0
+
+
+@dataclass
+class WorkerSlot:
+    """One front: its process while it lives, and what is to be told in this turn of the loop."""
+
+    number: int
+    process: WorkerProcess | None = None
+    serving: bool = False
+    pause_s: float = 0.0
+    waiting: list[Any] = field(default_factory=list)
+
+
+class Supervisor:
+    """`async with Supervisor(settings, folder) as supervisor:` serves; `run_until_stopped` waits for a signal, then
+    drains.
+    """
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        """`folder`: where the fronts' own sockets lie; nobody else may look into it."""
+        self.settings, self.folder = settings, folder
+        self.port = settings.port
+        self.metrics = Metrics()
+        self.counters = SharedCounters(columns_for(settings.models), settings.workers + 1, shared=True)
+        self.router = Router(settings, self.metrics, self.counters, self._send)
+        self.slots = [WorkerSlot(number) for number in range(1, settings.workers + 1)]
+        self._ports: list[socket.socket] = []
+        self._devices_ready = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        self._changed = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._draining = False
+        self._failure: ServiceError | None = None
+
+    async def __aenter__(self) -> "Supervisor":
+        try:
+            self._ports = reserve_ports(self.settings.host, self.settings.port)
+            self.port = self._ports[0].getsockname()[1]
+            for slot in self.slots:
+                self._spawn(self._begin(slot))
+            await self.router.start()
+            self._devices_ready.set()
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while not all(slot.serving for slot in self.slots):
+                    self._raise_failure()
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            await self._close()
+            raise ServiceError(
+                ErrorCode.FRONTS, f"Not every front was ready after {START_TIMEOUT_S:g} s.", OVERLOADED_ADVICE
+            ) from None
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    async def run_until_stopped(self, when_ready: Callable[[], None] | None = None) -> None:
+        """Serve until SIGTERM or SIGINT, then drain every front. A second signal ends at once."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._reload_all()))
+        try:
+            if when_ready is not None:
+                when_ready()
+            await self._stopping.wait()
+            self._stopping.clear()
+            self._raise_failure()
+            await self._drain()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+
+    # ---- the end
+
+    async def _drain(self) -> None:
+        """Every front drains by itself; a second signal, or the end of all patience, cuts that short."""
+        self._draining = True
+        self.metrics.draining.set(1)
+        log_event(logging.INFO, "draining", workers=len(self.slots), seconds=self.settings.drain_timeout_s)
+        for slot in self.slots:
+            self._signal(slot, signal.SIGTERM)
+        patience_s = self.settings.drain_timeout_s + FINISH_S + self.settings.send_timeout_s + 5.0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while any(slot.process is not None for slot in self.slots) and not self._stopping.is_set():
+                    self._changed.clear()
+                    changed = asyncio.ensure_future(self._changed.wait())
+                    second_signal = asyncio.ensure_future(self._stopping.wait())
+                    await asyncio.wait({changed, second_signal}, return_when=asyncio.FIRST_COMPLETED)
+                    changed.cancel()
+                    second_signal.cancel()
+        log_event(logging.INFO, "stopped")
+
+    async def _close(self) -> None:
+        self._draining = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for slot in self.slots:
+            if slot.process is not None:
+                process, slot.process = slot.process, None
+                await process.close()
+        await self.router.stop()
+        for port in self._ports:
+            port.close()
+
+    # ---- fronts
+
+    async def _begin(self, slot: WorkerSlot) -> None:
+        if slot.pause_s:
+            await asyncio.sleep(slot.pause_s)
+        settings = settings_for_worker(self.settings, slot.number, self.port)
+        arguments = (settings, self.counters.for_row(slot.number), self.folder, os.environ.get("SILICA_HOME"))
+        process = WorkerProcess(
+            worker.main,
+            arguments,
+            lambda _, values: self._take(slot, values),
+            lambda _: self._lost(slot),
+        )
+        slot.process = process
+        try:
+            await process.start()
+        except BaseException:
+            slot.process = None
+            raise
+
+    def _lost(self, slot: WorkerSlot) -> None:
+        now_s = asyncio.get_running_loop().time()
+        pid = slot.process.pid if slot.process is not None else None
+        was_serving, slot.process, slot.serving = slot.serving, None, False
+        slot.waiting.clear()
+        self.counters.clear(slot.number)
+        self.router.gone(slot.number)
+        if pid is not None:
+            forget_process(pid)
+        self._changed.set()
+        if self._draining:
+            return
+        self.metrics.worker_restarts.labels(kind="front").inc()
+        log_event(logging.WARNING, "a front is lost; another is starting", worker=slot.number)
+        if len(self._deaths) == MAX_DEATHS and now_s - self._deaths[0] < DEATHS_WINDOW_S:
+            advice = "What they wrote before they died tells why."
+            self._fail(
+                ServiceError(ErrorCode.FRONTS, f"Fronts died {MAX_DEATHS} times within minutes.", advice)
+            )
+            return
+        self._deaths.append(now_s)
+        slot.pause_s = 0.0 if was_serving else min(MAX_RESTART_DELAY_S, slot.pause_s * 2 + 0.5)
+        self._spawn(self._begin(slot))
+
+    def _signal(self, slot: WorkerSlot, number: int) -> None:
+        if slot.process is not None and slot.process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(slot.process.pid, number)
+
+    # ---- what fronts say
+
+    def _take(self, slot: WorkerSlot, values: list[Any]) -> None:
+        for value in values:
+            if isinstance(value, WorkerReady):
+                slot.serving, slot.pause_s = True, 0.0
+                self._changed.set()
+            elif isinstance(value, Rejected):
+                self._fail(ServiceError(value.code, value.message, value.advice))
+            elif isinstance(value, OpenDevice):
+                self._spawn(self._open(slot, value))
+            elif isinstance(value, ReloadModels):
+                self._spawn(self._reload(slot, value))
+            elif isinstance(value, StoreChanged):
+                self._send(0, value)
+            else:
+                self.router.take(slot.number, value)
+
+    async def _open(self, slot: WorkerSlot, request: OpenDevice) -> None:
+        await self._devices_ready.wait()
+        self._send(slot.number, self.router.current(request.ticket, slot.number, request.model))
+
+    async def _reload(self, slot: WorkerSlot, asked: ReloadModels) -> None:
+        try:
+            self._send(slot.number, ModelsReloaded(asked.ticket, await self.router.reload(asked.model)))
+        except ServiceError as error:
+            self._send(slot.number, Rejected(asked.ticket, error.code, error.message, error.advice))
+
+    async def _reload_all(self) -> None:
+        with contextlib.suppress(ServiceError):
+            await self.router.reload()
+
+    def _send(self, number: int, value: Any) -> None:
+        for slot in self.slots:
+            if number in (0, slot.number) and slot.process is not None:
+                if not slot.waiting:
+                    asyncio.get_running_loop().call_soon(self._flush, slot)
+                slot.waiting.append(value)
+
+    def _flush(self, slot: WorkerSlot) -> None:
+        waiting, slot.waiting = slot.waiting, []
+        if slot.process is not None:
+            for values in in_chunks(waiting):
+                slot.process.send(values)
+
+    # ---- small things
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            known = (
+                error if isinstance(error, ServiceError) else ServiceError(ErrorCode.INTERNAL, repr(error))
+            )
+            self._fail(known)
+
+    def _fail(self, error: ServiceError) -> None:
+        self._failure = self._failure or error
+        self._changed.set()
+        self._stopping.set()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def settings_for_worker(settings: Settings, number: int, port: int) -> Settings:
+    """The settings of one front: what is counted in each process by itself is divided among them."""
+    workers = settings.workers
+    mine = (settings.jobs_concurrency + workers - number) // workers
+    return replace(
+        settings,
+        port=port,
+        jobs_concurrency=mine,
+        max_parked_sessions=-(-settings.max_parked_sessions // workers),
+    )

@@ -1,0 +1,74 @@
+"""A front's process: its own event loop, sockets and streams; the device is the house's."""
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+from service.scheduling.process import limit_to_one_thread
+
+
+def main(channel: socket.socket, settings: Any, counters: Any, folder: Path, home: str | None) -> None:
+    """Serve until SIGTERM (drain) or until the house is gone (end at once)."""
+    limit_to_one_thread()
+    # Ctrl-C reaches the whole group: the house answers it and tells its fronts.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if home is not None:
+        os.environ["SILICA_HOME"] = home
+    from service.logs import start_logging
+    from service.startup.event_loop import loop_factory
+
+    start_logging(settings.log_format, settings.log_level)
+    with asyncio.Runner(loop_factory=loop_factory(settings.uvloop)) as runner:
+        runner.run(serve(channel, settings, counters, folder))
+
+
+async def serve(channel: socket.socket, settings: Any, counters: Any, folder: Path) -> None:
+    """One front's whole life."""
+    from service.errors import ServiceError
+    from service.http.peers import Peers
+    from service.http.server import Server
+    from service.metrics import Metrics
+    from service.scheduling.served_models import ServedModels
+    from service.workers.ipc import DeviceReplaced, IpcConnection, Rejected, StoreChanged, WorkerReady
+    from service.workers.remote_device import SupervisorClient
+
+    supervisor = SupervisorClient(counters, settings.device)
+    metrics = Metrics()
+    models = ServedModels(settings, metrics, counters, supervisor.open_device, supervisor.reload)
+    tasks: set[asyncio.Task[Any]] = set()
+
+    def take(value: Any) -> None:
+        if supervisor.take(value):
+            return
+        if isinstance(value, DeviceReplaced):
+            task = asyncio.get_running_loop().create_task(models.replace_model(value.model))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        elif isinstance(value, StoreChanged):
+            peers.on_notified()
+
+    # Without the house there are no words: a new one starts its own fronts.
+    ipc = supervisor.ipc = IpcConnection(take, lambda: os._exit(1))
+    loop = asyncio.get_running_loop()
+    channel.setblocking(False)
+    await loop.create_connection(lambda: ipc, sock=channel)
+    peers = Peers(counters.row, counters.rows - 1, folder, supervisor.notify_peers)
+    server = Server(settings, metrics, models, owns_models=True, peers=peers)
+    loop.call_soon(tick, counters)
+    try:
+        async with server:
+            await server.run_until_stopped(lambda: ipc.send(WorkerReady()), signals=(signal.SIGTERM,))
+    except ServiceError as error:
+        ipc.send(Rejected(0, error.code, error.message, error.advice))
+    await asyncio.sleep(0)  # what was told last leaves with this turn of the loop
+
+
+def tick(counters: Any) -> None:
+    """Twice a second: what this loop has used of a processor, for the estimate of what fits."""
+    import time
+
+    counters.put("loop_s", time.thread_time())
+    asyncio.get_running_loop().call_later(0.5, tick, counters)

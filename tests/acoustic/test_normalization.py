@@ -1,0 +1,167 @@
+"""The four contracts: over the utterance, by constants, and as heard so far: by windows or frame by frame."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from acoustic.architectures import FIXED, SPEECH_DEVIATION, SPEECH_MEAN
+from acoustic.config import FeatureConfig
+from acoustic.errors import AcousticError
+from acoustic.features.normalization import (
+    initial_normalization_state,
+    normalize_causal,
+    normalize_causal_rows,
+    normalize_fixed,
+    normalize_running,
+    normalize_utterance,
+    normalize_whole,
+)
+from acoustic.stream_state import NormalizationState
+
+UTTERANCE = FeatureConfig()
+RUNNING = replace(FIXED, normalize="running")
+CAUSAL = replace(FIXED, normalize="causal", memory_frames=600)
+
+
+def features(frames: int, batch: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(frames)
+    return torch.randn(batch, 64, frames, generator=generator) * 3.0 - 11.0
+
+
+def test_utterance_uses_the_unbiased_deviation_of_valid_frames_only() -> None:
+    batch = features(50, 2)
+    batch[1, :, 20:] = 1e6  # beyond the length: must not count
+    normal = normalize_utterance(UTTERANCE, batch, torch.tensor([50, 20]))
+    one = batch[1, :, :20]
+    expected = (one - one.mean(1, keepdim=True)) / (one.std(1, unbiased=True, keepdim=True) + 1e-5)
+    torch.testing.assert_close(normal[1, :, :20], expected, atol=1e-4, rtol=1e-4)
+    assert torch.all(normal[1, :, 20:] == 0)
+
+
+def test_a_lone_frame_becomes_zero_and_nothing_stays_nothing() -> None:
+    normal = normalize_utterance(UTTERANCE, features(3, 2), torch.tensor([1, 0]))
+    assert torch.all(normal == 0)
+
+
+def test_fixed_is_the_constants() -> None:
+    raw = features(7)
+    mean, deviation = torch.tensor(SPEECH_MEAN), torch.tensor(SPEECH_DEVIATION)
+    expected = (raw - mean[:, None]) / (deviation[:, None] + 1e-5)
+    torch.testing.assert_close(normalize_fixed(FIXED, raw), expected)
+    whole = normalize_whole(FIXED, raw, torch.tensor([4]))
+    torch.testing.assert_close(whole[:, :, :4], expected[:, :, :4])
+    assert torch.all(whole[:, :, 4:] == 0)
+
+
+def test_running_starts_from_its_prior() -> None:
+    memory = initial_normalization_state(RUNNING)
+    assert memory is not None
+    mean, deviation = memory.mean_and_deviation()
+    np.testing.assert_allclose(mean, SPEECH_MEAN, rtol=1e-5)
+    np.testing.assert_allclose(deviation, SPEECH_DEVIATION, rtol=1e-5)
+    assert initial_normalization_state(FIXED) is None
+
+
+def test_running_without_prior_is_the_statistics_of_what_was_heard() -> None:
+    config = replace(RUNNING, prior_frames=0)
+    raw = features(90)[0]
+    memory, heard = initial_normalization_state(config), None
+    for first in range(0, 90, 30):
+        heard, memory = normalize_running(config, raw[:, first : first + 30], memory, slice(None))
+    expected = (raw - raw.mean(1, keepdim=True)) / (raw.std(1, unbiased=False, keepdim=True) + 1e-5)
+    assert heard is not None
+    torch.testing.assert_close(heard, expected[:, 60:], atol=1e-4, rtol=1e-4)
+
+
+def test_running_counts_each_frame_once_however_windows_overlap() -> None:
+    raw = features(60)[0]
+    once = initial_normalization_state(RUNNING)
+    assert once is not None
+    once = once.add(raw, RUNNING.memory_frames)
+    memory = initial_normalization_state(RUNNING)
+    for first, new in ((0, 0), (10, 20), (30, 10)):  # windows 0..30, 10..40, 30..60
+        window = raw[:, first : (30, 40, 60)[(0, 10, 30).index(first)]]
+        _, memory = normalize_running(RUNNING, window, memory, slice(new, None))
+    assert memory is not None
+    assert memory.frames == pytest.approx(once.frames)
+    np.testing.assert_allclose(memory.sums, once.sums)
+    np.testing.assert_allclose(memory.squares, once.squares)
+
+
+def test_running_memory_fades_and_stays_bounded() -> None:
+    config = replace(RUNNING, memory_frames=200)
+    loud = features(100)[0] + 5.0
+    memory = initial_normalization_state(config)
+    for _ in range(50):
+        _, memory = normalize_running(config, loud, memory, slice(None))
+        assert memory.frames <= 200
+    mean, _ = memory.mean_and_deviation()
+    np.testing.assert_allclose(mean, loud.mean(1).numpy(), atol=1e-3)
+
+
+def test_running_of_a_batch_of_finished_utterances() -> None:
+    raw = features(40, 2)
+    both = normalize_whole(RUNNING, raw, torch.tensor([40, 25]))
+    alone, _ = normalize_running(RUNNING, raw[1, :, :25], None, slice(None))
+    torch.testing.assert_close(both[1, :, :25], alone)
+    assert torch.all(both[1, :, 25:] == 0)
+
+
+def test_no_memory_where_none_is_defined() -> None:
+    with pytest.raises(AcousticError, match="no memory"):
+        normalize_running(FIXED, features(3)[0], None, slice(None))
+
+
+def test_causal_knows_each_frame_by_what_came_up_to_it() -> None:
+    raw = features(40)[0]
+    mean, deviation = np.array(SPEECH_MEAN)[:, None], np.array(SPEECH_DEVIATION)[:, None]
+    for last in (0, 17, 39):
+        # The prior is a hundred frames of that mean and deviation: half above, half below.
+        prior = np.concatenate([np.tile(mean + deviation, 50), np.tile(mean - deviation, 50)], axis=1)
+        known = np.concatenate([prior, raw[:, : last + 1].double().numpy()], axis=1)
+        expected = (raw[:, last].numpy() - known.mean(1)) / (known.std(1) + 1e-5)
+        np.testing.assert_allclose(normalize_causal(CAUSAL, raw, None)[0][:, last], expected, atol=1e-5)
+
+
+def test_causal_changes_no_bit_where_a_stream_is_cut_and_halves_what_is_full() -> None:
+    raw = features(2_000)[0]
+    whole, course = normalize_causal(CAUSAL, raw, None)
+    pieces, memory, at = [], None, 0
+    for length in (0, 1, 499, 700, 3, 797):
+        piece, cut = normalize_causal(CAUSAL, raw[:, at : at + length], memory)
+        pieces.append(piece)
+        memory, at = cut.at(length), at + length
+    assert torch.equal(torch.cat(pieces, 1), whole)
+    assert memory is not None and memory.frames == course.at(2_000).frames == 300 + (2_000 - 500) % 300
+    np.testing.assert_array_equal(memory.sums, course.at(2_000).sums)
+    assert torch.equal(normalize_whole(CAUSAL, raw[None], torch.tensor([2_000]))[0], whole)
+
+
+def test_causal_of_many_rows_at_once_is_that_of_each() -> None:
+    rows = torch.randn(4, 64, 1500, generator=torch.Generator().manual_seed(3)) * 3 - 11
+    first = initial_normalization_state(CAUSAL)
+    assert first is not None
+    before: list[NormalizationState | None] = [
+        None,
+        NormalizationState(first.frames * 4.0025, first.sums * 4, first.squares * 4.1),
+        NormalizationState(first.frames * 5.99, first.sums * 6, first.squares * 6.1),
+        None,
+    ]
+    made = normalize_causal_rows(CAUSAL, rows, before)
+    for row, features, memory in zip(made, rows, before, strict=True):
+        torch.testing.assert_close(row, normalize_causal(CAUSAL, features, memory)[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(normalize_causal_rows(CAUSAL, rows[:1], None)[0], made[0])
+
+
+def test_causal_remembers_loud_and_soft_for_a_while_and_no_longer() -> None:
+    loud, soft = features(900)[0] + 6.0, features(900)[0]
+    normal, _ = normalize_causal(CAUSAL, torch.cat([loud, soft], 1), None)
+    assert normal[:, 900:950].mean() < -1
+    assert abs(float(normal[:, -300:].mean())) < 0.3
+
+
+def test_a_memory_too_short_for_a_window_is_refused() -> None:
+    with pytest.raises(AcousticError, match="memory_frames"):
+        replace(CAUSAL, memory_frames=100)

@@ -1,0 +1,244 @@
+"""`silica transcribe`, `evaluate` and `bench` from the command line, with the tiny model and sound made here."""
+
+import json
+import os
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+import soundfile
+
+from service.commands import main
+from service.commands.evaluate import recordings
+from service.errors import ServiceError
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing lands in the tester's own cache."""
+    monkeypatch.setenv("SILICA_HOME", str(tmp_path_factory.getbasetemp() / "home"))
+
+
+@pytest.fixture
+def clips(tmp_path: Path) -> Path:
+    """Three recordings and a manifest, one of them without a text."""
+    generator = np.random.default_rng(5)
+    lines = []
+    for index, text in enumerate(["one two three", "Four, 5!", None]):
+        name = f"clip{index}.wav"
+        soundfile.write(tmp_path / name, generator.normal(0, 0.1, 16_000 * (index + 1)), 16_000)
+        lines.append(json.dumps({"audio": name, "duration": index + 1, "text": text}))
+    (tmp_path / "manifest.jsonl").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+TINY = ["--model", "tiny", "--decoder", "greedy"]
+
+
+def test_transcribe_writes_one_json_object_for_many_files(
+    clips: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["transcribe", str(clips), *TINY, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [Path(one["file"]).name for one in answer["files"]] == ["clip0.wav", "clip1.wav", "clip2.wav"]
+    assert [one["duration_s"] for one in answer["files"]] == [1.0, 2.0, 3.0]
+    for one in answer["files"]:
+        assert one["error"] is None
+        assert one["text"] == " ".join(word["text"] for word in one["words"])
+        assert all(0 <= word["start_s"] < word["end_s"] <= one["duration_s"] + 0.02 for word in one["words"])
+
+
+def test_streamed_and_whole_give_the_same_words_where_context_is_bounded(
+    clips: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = []
+    for extra in ([], ["--streamed"]):
+        assert main(["transcribe", str(clips / "clip2.wav"), *TINY, *extra]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0].strip()
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("extra", [[], ["--streamed"], ["--realtime", "--quiet"]])
+def test_a_pipe_is_heard_as_the_file_is(
+    clips: Path, extra: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = clips / "pipe"
+    os.mkfifo(pipe)
+    sound = (clips / "clip1.wav").read_bytes()
+    Thread(target=pipe.write_bytes, args=(sound,), daemon=True).start()
+    assert main(["transcribe", str(pipe), *TINY, *extra]) == 0
+    piped = capsys.readouterr().out
+    assert main(["transcribe", str(clips / "clip1.wav"), *TINY]) == 0
+    assert piped.split() == capsys.readouterr().out.split() != []
+
+
+def test_one_bad_file_does_not_stop_the_others(clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = clips / "notes.wav"
+    bad.write_text("no sound here\n" * 100)
+    assert main(["transcribe", str(bad), str(clips / "clip0.wav"), *TINY, "--json"]) == 1
+    told = capsys.readouterr()
+    first, second = json.loads(told.out)["files"]
+    assert "not readable as sound" in first["error"]
+    assert second["error"] is None
+    assert "not readable as sound" in told.err
+
+
+@pytest.mark.parametrize(("form", "suffix", "mark"), [("srt", "srt", "-->"), ("vtt", "vtt", "WEBVTT")])
+def test_subtitles_are_written_beside_each_name(clips: Path, form: str, suffix: str, mark: str) -> None:
+    out = clips / "out"
+    wildcard = str(clips / "clip*.wav")
+    assert main(["transcribe", wildcard, *TINY, "--format", form, "--out", str(out)]) == 0
+    written = sorted(path.name for path in out.iterdir())
+    assert written == [f"clip{index}.wav.{suffix}" for index in range(3)]
+    assert mark in (out / written[2]).read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (["transcribe", "missing-*.wav"], "No file matches"),
+        (["transcribe", "x.wav", "--model", "nobody"], "no model"),
+        (["evaluate", "nowhere"], "no manifest"),
+        (["bench", "--model", "tiny", "--processes", "0"], "Nothing to measure"),
+    ],
+)
+def test_mistakes_on_the_line_are_told_in_a_sentence(
+    line: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line if "--model" in line else [*line, "--model", "tiny"]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert "Traceback" not in error
+
+
+def test_evaluate_counts_words_of_normalized_text(clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(clips), *TINY, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["recordings"] == 2
+    assert answer["words"] == 5  # one two three four five
+    assert answer["wer"] == (answer["substitutions"] + answer["insertions"] + answer["deletions"]) / 5
+    assert answer["audio_s"] == 3.0
+    assert answer["real_time_factor"] > 0
+
+
+def test_evaluate_streamed_with_windows_of_ones_own(clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    windows = ["--streamed", "--left", "0.8", "--hop", "0.32", "--look-ahead", "0.3"]
+    assert main(["evaluate", str(clips / "manifest.jsonl"), *TINY, *windows, "--limit", "1"]) == 0
+    assert "1 recordings as streams" in capsys.readouterr().out
+
+
+def test_windows_of_recordings_that_are_heard_whole_are_refused(
+    clips: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(clips), *TINY, "--hop", "0.32"]) == 2
+    assert "Add --streamed" in capsys.readouterr().err
+
+
+def test_subtitles_of_several_recordings_want_a_folder(
+    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["transcribe", str(clips), *TINY, "--format", "srt"]
+    assert main(line) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and "Add --out FOLDER" in told.err
+    assert main([*line, "--out", str(tmp_path)]) == 0
+    assert len(list(tmp_path.glob("*.srt"))) == 3
+
+
+def test_a_damaged_manifest_names_its_line(tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.jsonl"
+    manifest.write_text('{"audio": "a.wav", "text": "a"}\nnot json\n')
+    with pytest.raises(ServiceError, match="Line 2"):
+        recordings(manifest, None)
+    manifest.write_text('{"audio": "a.wav"}\n')
+    with pytest.raises(ServiceError, match=r"Line 1 .*it has no 'text'"):
+        recordings(manifest, None)
+    manifest.write_bytes(b"\xff\xfe{")
+    with pytest.raises(ServiceError, match=r"not UTF-8 text \(byte 0\)"):
+        recordings(manifest, None)
+    manifest.write_text('{"audio": "a.wav", "text": null}\n')
+    with pytest.raises(ServiceError, match="has a text"):
+        recordings(manifest, None)
+
+
+def test_bench_tells_streams_for_each_hop(capsys: pytest.CaptureFixture[str]) -> None:
+    line = [
+        "bench",
+        "--model",
+        "tiny",
+        "--processes",
+        "1",
+        "--seconds",
+        "0.05",
+        "--hops",
+        "0.32",
+        "0.64",
+        "--json",
+    ]
+    assert main(line) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [one["hop_s"] for one in answer["streamed"]] == [0.32, 0.64]
+    assert all(one["streams"] > 0 for one in answer["streamed"])
+    assert answer["whole_times_real_time_per_process"] > 0
+
+
+def test_calibrate_readies_a_model_for_int8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SILICA_HOME", str(tmp_path / "home"))
+    sound = np.random.default_rng(6).normal(0, 0.1, 16_000 * 25)
+    for index in range(3):
+        soundfile.write(tmp_path / f"speech{index}.wav", sound, 16_000)
+    clip = str(tmp_path / "speech0.wav")
+    assert main(["transcribe", clip, *TINY, "--precision", "int8"]) == 2
+    assert "silica calibrate" in capsys.readouterr().err
+    assert main(["calibrate", "tiny", clip]) == 2
+    assert "at least 60 s" in capsys.readouterr().err
+    assert main(["calibrate", "tiny", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seconds"] == 75.0
+    assert main(["transcribe", clip, *TINY, "--precision", "int8"]) == 0
+    exported = tmp_path / "tiny.onnx"
+    assert main(["models", "export", "tiny", str(exported), "--onnx", "--int8"]) == 0
+    assert exported.stat().st_size > 1_000
+
+
+def test_the_searchs_settings_are_checked_by_name(clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["transcribe", str(clips / "clip0.wav"), "--model", "tiny", "--language-model", "none"]
+    assert main([*line, "--blank-penalty", "0.5"]) == 0
+    assert main([*line, "--blank-penalty", "-1"]) == 2
+    assert "blank_penalty may not be negative" in capsys.readouterr().err
+
+
+def test_log_probabilities_of_like_names_are_refused_before_anything_is_heard(
+    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"audio": name, "duration": 1, "text": "one"} for name in ("clip0.wav", "other/clip0.wav")]
+    (clips / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kept = tmp_path / "kept"
+    assert main(["evaluate", str(clips), *TINY, "--save-log-probs", str(kept)]) == 2
+    assert "2 recordings are called clip0" in capsys.readouterr().err
+    kept.mkdir()
+    np.save(kept / "clip0.npy", np.zeros((5, 29), np.float32))
+    assert main(["lm", "tune", str(clips), "--log-probs", str(kept), "--out", str(tmp_path / "tuned")]) == 2
+    assert "line 2: other/clip0.wav and clip0.wav would share" in capsys.readouterr().err
+
+
+def test_label_takes_the_clips_without_a_text(
+    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "labels")
+    (clips / "manifest.jsonl").write_text(
+        "".join(
+            json.dumps({"audio": f"clip{index}.wav", "duration": index + 1, "text": text}) + "\n"
+            for index, text in enumerate(("one", None, None))
+        )
+    )
+    (clips / "clip1.wav").write_bytes(b"no sound")
+    for new_hours in (0.001, 0.0):
+        assert main(["label", str(clips), "--teacher", "tiny", "--out", out, "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["labelled"]
+        assert (row["clips"], row["unreadable"]) == (1, 1) and row["new_hours"] == new_hours
+    lines = (tmp_path / "labels" / clips.name / "labels.jsonl").read_text().splitlines()
+    assert [json.loads(line)["clip"] for line in lines] == ["clip2.wav"]

@@ -1,0 +1,135 @@
+"""What the person at the keyboard did wrong is said in one sentence, whichever verb it was said to."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from service.commands import main
+from tests.full_disk import full_disk
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    """A second of noise."""
+    path = tmp_path / "clip.wav"
+    soundfile.write(path, np.random.default_rng(1).normal(0, 0.1, 16_000), 16_000)
+    return path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("transcribe", "{clip}", "--model", "tiny", "--decoder", "greedy", "--out", "{nowhere}"),
+        ("models", "export", "tiny", "{nowhere}"),
+        ("lm", "adapt", "{text}", "--out", "{nowhere}"),
+        ("prepare", "{folder}", "--out", "{nowhere}"),
+        ("release", "{nowhere}", "--out", "{nowhere}", "--clips", "{clip}"),
+        ("transcribe", "{clip}", "--model", "tiny", "--hotword", "日本"),
+    ],
+    ids=" ".join,
+)
+def test_it_is_one_sentence(
+    line: tuple[str, ...],
+    clip: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SILICA_HOME", str(tmp_path / "home"))
+    text = tmp_path / "text.txt"
+    text.write_text("one two three\n")
+    places = {"clip": clip, "text": text, "folder": tmp_path, "nowhere": text / "out"}
+    before = sorted(tmp_path.iterdir())
+    assert main([part.format(**places) for part in line]) in (1, 2)
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1].startswith("silica: ")
+    assert said.out == ""
+    assert [path for path in sorted(tmp_path.iterdir()) if path.name != "home"] == before
+
+
+@pytest.mark.parametrize("address", ["nowhere", "", "http://", "ftp://host", "http://127.0.0.1:99999"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("transcribe", "{clip}"),
+        ("transcribe", "{clip}", "--jobs"),
+        ("transcribe", "{clip}", "--realtime"),
+        ("jobs", "list"),
+        ("mic", "--from", "{clip}"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_no_address_of_a_server_is_said_so(
+    line: tuple[str, ...], address: str, clip: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*(part.format(clip=clip) for part in line), "--server", address]) == 2
+    assert f"silica: {address!r} is no address of a server." in capsys.readouterr().err
+
+
+def test_a_fault_of_ours_is_not_taken_for_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> int:
+        raise OSError("a socket of ours")
+
+    monkeypatch.setattr("service.commands.models.run", broken)
+    with pytest.raises(OSError, match="of ours"):
+        main(["models", "list"])
+
+
+def test_a_recording_that_cannot_be_read_is_named_and_the_others_are_scored(
+    clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.flac").write_bytes(b"fLaC" + bytes(900))
+    lines = [f'{{"audio": "{name}", "text": "one"}}' for name in ("bad.flac", clip.name, "gone.wav")]
+    (tmp_path / "manifest.jsonl").write_text("\n".join(lines))
+    line = ["evaluate", str(tmp_path), "--model", "tiny", "--decoder", "greedy"]
+    assert main([*line, "--json"]) == 1
+    said = capsys.readouterr()
+    answer = json.loads(said.out)
+    assert answer["recordings"] == 1 and answer["unreadable"] == ["bad.flac", "gone.wav"]
+    assert "not counted" in said.err and "bad.flac" in said.err and "gone.wav" in said.err
+    assert main(line) == 1
+    assert "2 more could not be read" in capsys.readouterr().out
+    (tmp_path / clip.name).unlink()
+    assert main(line) == 2
+    assert "No recording of" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_named_and_no_fault_of_ours(
+    clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SILICA_HOME", str(tmp_path / "home"))
+    (tmp_path / "manifest.jsonl").write_text('{"audio": "clip.wav", "text": "one"}\n')
+    line = ["evaluate", str(tmp_path), "--model", "tiny", "--decoder", "greedy"]
+    assert main(line) == 0
+    capsys.readouterr()
+    with full_disk():
+        assert main([*line, "--save-log-probs", str(tmp_path / "kept")]) == 1
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1].startswith("silica: File too large")
+    assert said.out == ""
+
+
+def test_what_is_written_others_may_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SILICA_HOME", str(tmp_path / "home"))
+    ordinary = tmp_path / "ordinary"
+    ordinary.touch()
+    exported = tmp_path / "tiny.safetensors"
+    assert main(["models", "export", "tiny", str(exported)]) == 0
+    assert exported.stat().st_mode == ordinary.stat().st_mode
+
+
+def test_two_recordings_of_one_name_do_not_overwrite_each_other(
+    clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other" / clip.name
+    other.parent.mkdir()
+    other.write_bytes(clip.read_bytes())
+    line = ["transcribe", str(clip), str(other), "--model", "tiny", "--decoder", "greedy"]
+    assert main([*line, "--out", str(tmp_path / "out")]) == 2
+    assert "would both be written" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,244 @@
+"""`silica serve --workers 2`: two processes, one port, one device. Nobody outside can tell how many there are."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+
+import aiohttp
+import numpy as np
+import pytest
+import pytest_asyncio
+from websockets.asyncio.client import connect, unix_connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from service.auth.keys import add_key
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+RAW = "encoding=linear16&sample_rate=16000"
+MAX_STREAMS = 8
+
+
+class WorkerServer:
+    """The running service, as a stranger and as its operator see it."""
+
+    def __init__(self, process, facts, folder, keys):
+        self.process, self.facts, self.folder, self.keys = process, facts, folder, keys
+        self.logs = asyncio.create_task(process.stderr.read())
+
+    def headers(self, key="any"):
+        return {"Authorization": f"Token {self.keys[key]}"}
+
+    def connect(self, query=RAW, key="any", worker=None):
+        """A client; by the port, or at one front's own socket."""
+        more = {"compression": None, "additional_headers": self.headers(key)}
+        if worker is None:
+            return connect(f"{self.facts['listen']}?{query}", **more)
+        return unix_connect(
+            str(self.folder / f"front-{worker}.sock"), f"ws://localhost/v1/listen?{query}", **more
+        )
+
+    async def get(self, path):
+        address = self.facts["page"].rstrip("/") + path
+        async with aiohttp.ClientSession() as session, session.get(address, headers=self.headers()) as answer:
+            return await answer.text()
+
+    async def metric(self, line):
+        """The value of one line of the metrics, whichever front answers."""
+        found = re.search(rf"^silica_{re.escape(line)} (\S+)$", await self.get("/metrics"), re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    async def until(self, line, value):
+        async with asyncio.timeout(60):
+            while await self.metric(line) != value:  # noqa: ASYNC110 (another process's figure)
+                await asyncio.sleep(0.2)
+
+    async def pids(self):
+        """The fronts by number: who listens at each front's own socket."""
+        found = {}
+        for number in (1, 2):
+            _, writer = await asyncio.open_unix_connection(self.folder / f"front-{number}.sock")
+            peer = writer.get_extra_info("socket").getsockopt(1, 17, 12)  # SO_PEERCRED
+            found[number] = int.from_bytes(peer[:4], "little")
+            writer.close()
+        return found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def worker_server(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    keys = {"any": add_key(home / "keys.json", "any", admin=True)[1]}
+    keys["two"] = add_key(home / "keys.json", "two", max_streams=2)[1]
+    line = f"--model tiny --language-model none --decoder greedy --port 0 --max-streams {MAX_STREAMS}"
+    line += " --overcommit --drain-timeout-s 3"
+    line += f" --workers 2 --engine-workers 1 --decode-workers 1 --idle-timeout-s 120 --cache-folder {home} --json"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from service.commands import main; raise SystemExit(main())", "serve"),
+        *line.split(),
+        env={**os.environ, "SILICA_HOME": str(home), "TMPDIR": str(home)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(170):
+            facts = json.loads(await process.stdout.readline())
+        (folder,) = {path.parent for path in home.glob("silica-*/front-*.sock")}
+        yield WorkerServer(process, facts, folder, keys)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.fixture(scope="module")
+def speech():
+    clock = np.arange(48000) / 16000
+    sound = 0.3 * np.sin(2 * np.pi * (200 + 150 * np.sin(2 * np.pi * 2 * clock)) * clock)
+    sound += 0.02 * np.random.default_rng(7).standard_normal(len(clock))
+    return bytes((sound * 32767).astype("<i2").tobytes())
+
+
+async def finals(socket):
+    """Everything final until the close."""
+    received = []
+    with contextlib.suppress(ConnectionClosed):
+        async for message in socket:
+            message = json.loads(message)
+            if message["type"] == "Results" and message["is_final"]:
+                received.append(message["channel"]["alternatives"][0]["transcript"])
+    return received
+
+
+async def whole(worker_server, speech, **where):
+    async with worker_server.connect(**where) as socket:
+        await socket.send(speech)
+        await socket.send('{"type":"CloseStream"}')
+        return await finals(socket)
+
+
+async def test_every_front_hears_the_same_and_the_metrics_are_everybodys(worker_server, speech):
+    assert worker_server.facts["workers"] == 2 and worker_server.facts["stream_capacity"] == MAX_STREAMS
+    before = await worker_server.metric("sessions_total")
+    heard = await asyncio.gather(*(whole(worker_server, speech, worker=worker) for worker in (1, 2, 1, 2)))
+    heard.append(await whole(worker_server, speech))
+    assert heard[0] and heard[0][0] and all(each == heard[0] for each in heard)
+    await worker_server.until("sessions_open", 0.0)
+    for _ in range(4):  # whichever front answers
+        assert await worker_server.metric("sessions_total") == before + 5
+        assert await worker_server.metric('sessions_closed_total{code="finished"}') == before + 5
+    assert await worker_server.metric("batch_size_count") > 0, "the house's figures are in it"
+    for station in ("queue_wait", "features", "forward", "decode", "emit", "chunk_response"):
+        assert await worker_server.metric(f"{station}_seconds_count") > 0, (
+            "each station on a word's way is measured"
+        )
+    assert await worker_server.metric("features_seconds_sum") < await worker_server.metric(
+        "forward_seconds_sum"
+    )
+
+
+async def test_the_streams_of_all_fronts_are_counted_together(worker_server):
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(MAX_STREAMS):
+            await stack.enter_async_context(worker_server.connect(worker=1 + number % 2))
+        for worker in (1, 2):
+            with pytest.raises(InvalidStatus) as refused:
+                await worker_server.connect(worker=worker)
+            answer = refused.value.response
+            assert answer.status_code == 503 and answer.headers["Retry-After"]
+    await worker_server.until("sessions_open", 0.0)
+
+
+async def test_a_keys_limit_holds_over_all_fronts(worker_server):
+    async with (
+        worker_server.connect(key="two", worker=1),
+        worker_server.connect(key="two", worker=2),
+    ):
+        for worker in (1, 2):
+            with pytest.raises(InvalidStatus) as refused:
+                await worker_server.connect(key="two", worker=worker)
+            assert refused.value.response.status_code == 429
+    await worker_server.until("sessions_open", 0.0)
+    async with worker_server.connect(key="two", worker=2):
+        pass
+
+
+async def test_who_comes_back_to_another_front_goes_on_where_it_was(worker_server, speech):
+    alone = await whole(worker_server, speech, worker=1)
+    query = f"{RAW}&extensions=true&interim_results=true"
+    socket = await worker_server.connect(query, worker=1)
+    started = json.loads(await socket.recv())
+    await socket.send(speech[:80_000])
+    seen, received = 0, []
+    while True:
+        message = json.loads(await socket.recv())
+        seen = max(seen, message.get("sequence", 0))
+        if message["type"] == "Results" and message["is_final"]:
+            received.append(message["channel"]["alternatives"][0]["transcript"])
+        if message["type"] == "Heartbeat" and message["received_bytes"] == 80_000:
+            break
+    socket.transport.abort()
+    await worker_server.until("sessions_parked", 1.0)
+    again = f"extensions=true&resume={started['request_id']}&after={seen}"
+    async with worker_server.connect(again, worker=2) as socket:
+        resumed = json.loads(await socket.recv())
+        assert resumed["resumed"] and resumed["received_bytes"] == 80_000
+        assert resumed["request_id"] == started["request_id"]
+        await socket.send(speech[80_000:])
+        await socket.send('{"type":"CloseStream"}')
+        received += await finals(socket)
+        assert socket.close_code == 1000
+    assert received == alone
+    for worker in (1, 2):
+        with pytest.raises(InvalidStatus) as gone:
+            await worker_server.connect(again, worker=worker)
+        assert gone.value.response.status_code == 410
+
+
+async def test_a_killed_front_takes_only_its_own_clients_along_and_is_replaced(worker_server, speech):
+    pids = await worker_server.pids()
+    async with worker_server.connect(worker=1) as dying, worker_server.connect(worker=2) as living:
+        await dying.send(speech)
+        await living.send(speech)
+        os.kill(pids[1], signal.SIGKILL)
+        await dying.wait_closed()
+        assert dying.close_code == 1006
+        await living.send('{"type":"CloseStream"}')
+        assert await finals(living) and living.close_code == 1000
+    await worker_server.until('worker_restarts_total{kind="front"}', 1.0)
+    await worker_server.until("sessions_open", 0.0)
+    async with asyncio.timeout(90):
+        while True:
+            with contextlib.suppress(OSError, ConnectionClosed, InvalidStatus):
+                fresh = await whole(worker_server, speech, worker=1)
+                break
+            await asyncio.sleep(0.3)
+    assert fresh == await whole(worker_server, speech, worker=2)
+    assert (await worker_server.pids())[1] != pids[1]
+    gone = f"extensions=true&resume=01{'0' * 6}-0000-4000-8000-000000000000&after=0"
+    with pytest.raises(InvalidStatus) as refused:
+        await worker_server.connect(gone, worker=2)
+    assert refused.value.response.status_code == 410
+
+
+async def test_a_reload_and_then_the_end_reach_every_front(worker_server, speech):
+    async with worker_server.connect(worker=1) as first, worker_server.connect(worker=2) as second:
+        await first.send(speech)
+        await second.send(speech)
+        address = worker_server.facts["page"] + "admin/reload"
+        headers = worker_server.headers()
+        async with aiohttp.ClientSession() as session, session.post(address, headers=headers) as answer:
+            assert await answer.json() == {"reloaded": ["tiny"]}
+        assert await worker_server.metric('model_reloads_total{outcome="done"}') == 1.0
+        assert await whole(worker_server, speech, worker=1) == await whole(worker_server, speech, worker=2)
+        worker_server.process.send_signal(signal.SIGTERM)
+        heard = await asyncio.gather(finals(first), finals(second))
+        assert heard[0] and heard[0] == heard[1]
+        assert first.close_code == second.close_code == 1012
+    async with asyncio.timeout(60):
+        assert await worker_server.process.wait() == 0
+    text = (await worker_server.logs).decode()
+    assert "Traceback" not in text, text
+    assert not worker_server.folder.exists()

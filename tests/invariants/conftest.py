@@ -1,0 +1,99 @@
+"""One recognizer for all laws: real processes, the babbling model, beam search without a language model."""
+
+import inspect
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import pytest_asyncio
+
+from acoustic.runtime import open_backend
+from service.http.server import Server
+from service.metrics import Metrics
+from service.recognizer import Recognizer
+from service.scheduling.decode_worker import UtteranceTable
+from service.scheduling.served_models import ServedModels
+from service.settings import Settings
+from tests.invariants.fake_model import PROMPTS, make_fake_model, speech
+from tests.invariants.streaming import recognizer_of
+
+# Computed before ONNX Runtime lets denormal numbers be zero on this thread: numpy warns of it.
+np.finfo(np.float32), np.finfo(np.float64)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All laws share one event loop with the recognizer; without recorded prompts they say so."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            if inspect.iscoroutinefunction(getattr(item, "function", None)):
+                item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+            if not PROMPTS.is_dir():
+                item.add_marker(pytest.mark.skip(reason="needs Debian's asterisk-core-sounds-en-g722"))
+
+
+@pytest.fixture(scope="session")
+def fake_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_fake_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def sound() -> npt.NDArray[np.float32]:
+    """Twenty seconds of recorded prompts."""
+    return speech(20)
+
+
+class Reference:
+    """The same model and decoder in a plain loop: what every stream must hear."""
+
+    def __init__(self, model: Path) -> None:
+        self.backend = open_backend(model)
+        self.utterances = UtteranceTable(self.backend.config.alphabet, None)
+
+
+@pytest.fixture(scope="session")
+def reference(fake_model: Path) -> Reference:
+    return Reference(fake_model)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_recognizer_model(
+    fake_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Recognizer]:
+    live_recognizer = recognizer_of(fake_model, tmp_path_factory.mktemp("cache"), engine_workers=2)
+    await live_recognizer.start()
+    yield live_recognizer
+    await live_recognizer.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def live_recognizer(shared_recognizer_model: Recognizer) -> AsyncIterator[Recognizer]:
+    """The one for all laws; a law that fails leaves no stream in it for the next one to count."""
+    yield shared_recognizer_model
+    for stream in list(shared_recognizer_model._streams.values()):
+        stream.cancel()
+    shared_recognizer_model._parked.clear()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def server(fake_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    """The same behind a real port."""
+    settings = Settings(
+        port=0,
+        model=str(fake_model),
+        language_model="none",
+        engine_workers=1,
+        decode_workers=1,
+        max_streams=100,
+        overcommit=True,
+        cache_folder=tmp_path_factory.mktemp("capacity"),
+        keys_file=tmp_path_factory.mktemp("keys") / "none.json",
+    )
+    metrics = Metrics()
+    models = ServedModels(settings, metrics)
+    await models.start()
+    async with Server(settings, metrics, models) as serving:
+        yield serving
+    await models.stop()

@@ -1,0 +1,122 @@
+"""Phrases a stream wants to hear: what they are worth, when, and which are refused."""
+
+import math
+
+import numpy as np
+import pytest
+
+from lm.decoders import Hotword, SearchSettings
+from lm.errors import LanguageError
+from lm.ngram.trie import NGram
+from lm.search.beam import BeamDecoder
+from lm.search.hotwords import BOUNDARY, NO_MATCH, Automaton, build_automaton
+from tests.lm.conftest import ALPHABET
+from tests.lm.matrices import spoken
+
+
+def follow(phrases: Automaton, text: str) -> tuple[int, float]:
+    """The automaton's state after a text, and the full bonuses on the way."""
+    state, full = BOUNDARY, 0.0
+    for character in text:
+        if character == " ":
+            full += float(phrases.full_bonus[state])
+        state = int(phrases.next_state[state, ALPHABET.index(character)])
+    return state, full
+
+
+def test_a_phrase_gets_its_full_bonus_where_its_last_word_ends_and_part_of_it_before() -> None:
+    phrases = build_automaton((Hotword("new york", 8.0),), ALPHABET)
+    partial = [float(phrases.partial_bonus[follow(phrases, "new york"[:length])[0]]) for length in range(9)]
+    assert partial == sorted(partial)
+    assert partial[0] == 0.0
+    assert partial[8] == 8.0
+    assert follow(phrases, "new york ") == (BOUNDARY, 8.0)
+    assert follow(phrases, "new yorker ") == (BOUNDARY, 0.0)
+    assert follow(phrases, "anew york ") == (BOUNDARY, 0.0)
+
+
+def test_a_failed_match_goes_on_with_the_phrase_that_began_inside_it() -> None:
+    phrases = build_automaton((Hotword("new york city", 9.0), Hotword("york minster", 4.0)), ALPHABET)
+    assert follow(phrases, "new york minster ")[1] == 4.0
+    assert follow(phrases, "new york city ")[1] == 9.0
+    assert follow(phrases, "new new york city ")[1] == 9.0
+
+
+def test_a_phrase_inside_another_counts_too() -> None:
+    phrases = build_automaton(
+        (Hotword("new york city", 9.0), Hotword("york", 2.0), Hotword("city", 1.0)), ALPHABET
+    )
+    assert follow(phrases, "new york city ")[1] == 12.0
+    assert follow(phrases, "york ")[1] == 2.0
+
+
+def test_words_of_a_phrase_are_known_words_but_their_beginnings_are_not() -> None:
+    phrases = build_automaton((Hotword("xyz qqq", 5.0),), ALPHABET)
+    known = [
+        text for text in ("xyz", "xy", "qqq", "xyz q", "xyz qqq") if phrases.known[follow(phrases, text)[0]]
+    ]
+    assert known == ["xyz", "xyz qqq"]
+    assert follow(phrases, "xya")[0] == NO_MATCH
+
+
+def test_a_negative_weight_lends_nothing_and_takes_at_the_end() -> None:
+    phrases = build_automaton((Hotword("damn", -6.0),), ALPHABET)
+    assert phrases.partial_bonus.max() == 0.0
+    assert follow(phrases, "damn ")[1] == -6.0
+    assert follow(phrases, "damned ")[1] == 0.0
+
+
+@pytest.mark.parametrize("phrase", ["café", "route 66", "AT&T", "e-mail"])
+def test_what_the_alphabet_cannot_spell_is_refused_with_the_reason(phrase: str) -> None:
+    with pytest.raises(LanguageError, match="alphabet has no"):
+        BeamDecoder(ALPHABET).start(SearchSettings(hotwords=(Hotword(phrase),)))
+
+
+@pytest.mark.parametrize(
+    "wrong", [Hotword("   "), Hotword("fine", math.nan), Hotword("fine", 1e9), Hotword("a" * 30_000)]
+)
+def test_other_impossible_hotwords_are_refused(wrong: Hotword) -> None:
+    with pytest.raises(LanguageError):
+        BeamDecoder(ALPHABET).start(SearchSettings(hotwords=(wrong,)))
+
+
+def test_capitals_and_spaces_are_forgiven() -> None:
+    assert build_automaton((Hotword("  New   York ", 3.0),), ALPHABET).max_partial_bonus == 3.0
+    assert follow(build_automaton((Hotword("  New   York ", 3.0),), ALPHABET), "new york ")[1] == 3.0
+
+
+def heard(frames: np.ndarray, ngram: NGram, *hotwords: Hotword) -> str:
+    utterance = BeamDecoder(ALPHABET, ngram).start(SearchSettings(hotwords=hotwords))
+    utterance.push(frames)
+    return utterance.finish()[0].text
+
+
+def test_a_hotword_wins_over_a_likelier_spelling(tiny: NGram) -> None:
+    """Between two sounds that are nearly the same the model's own word wins, unless the other was asked for."""
+    text, other = "a band plays", "a bant plays"
+    frames = np.logaddexp(
+        spoken(text, ALPHABET, np.random.default_rng(4), 9.0) + math.log(0.45),
+        spoken(other, ALPHABET, np.random.default_rng(4), 9.0) + math.log(0.55),
+    )
+    assert heard(frames, tiny) == text
+    assert heard(frames, tiny, Hotword("bant", 4.0)) == other
+    assert heard(frames, tiny, Hotword("bant plays", 4.0)) == other
+    assert heard(frames, tiny, Hotword("bant", 4.0), Hotword("band", 20.0)) == text
+
+
+def test_hotwords_do_not_write_what_was_not_said(tiny: NGram) -> None:
+    frames = spoken("the lazy dog", ALPHABET, np.random.default_rng(4), 9.0)
+    assert heard(frames, tiny, Hotword("quick brown fox", 8.0), Hotword("mad", 8.0)) == "the lazy dog"
+
+
+def test_streams_keep_their_hotwords_to_themselves(tiny: NGram) -> None:
+    decoder = BeamDecoder(ALPHABET, tiny)
+    frames = spoken("a bant plays", ALPHABET, np.random.default_rng(4), 3.0)
+    plain, boosted, again = (
+        decoder.start(settings)
+        for settings in (SearchSettings(), SearchSettings(hotwords=(Hotword("bant", 9.0),)), SearchSettings())
+    )
+    for utterance in (plain, boosted, again):
+        utterance.push(frames)
+    assert plain.finish() == again.finish()
+    assert "bant" in boosted.finish()[0].text

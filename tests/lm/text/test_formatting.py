@@ -1,0 +1,178 @@
+"""The way back for readers: figures from words, marks and capitals from a small model trained in the test."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lm.errors import LanguageError
+from lm.text.formatting import format_words, number_accuracy, smart_format
+from lm.text.normalize import normalize
+from lm.text.number_words import cardinal, ordinal
+from lm.text.punctuation.labels import tag_sentence
+from lm.text.punctuation.model import Punctuator
+from lm.text.punctuation.training import PunctuationSettings, measure, train
+
+FIGURES = {
+    "years": ("in nineteen eighty four and twenty twenty four", "in 1984 and 2024"),
+    "year of the noughts": ("in two thousand seven", "in 2007"),
+    "oh": ("in nineteen oh five", "in 1905"),
+    "decades": ("the nineteen eighties", "the 1980s"),
+    "cardinals": ("twenty five thousand three hundred and twelve people", "25,312 people"),
+    "small numbers stay words": ("two men and one woman", "two men and one woman"),
+    "small numbers of something measured": ("five kilometers and three percent", "5 kilometers and 3%"),
+    "large": ("three million five hundred thousand", "3.5 million"),
+    "ordinals": ("the twenty first century and the third man", "the 21st century and the third man"),
+    "ordinal above a hundred": ("one hundred twenty third street", "123rd street"),
+    "decimals": ("ninety nine point nine percent", "99.9%"),
+    "money": ("five dollars and twenty five cents", "$5.25"),
+    "large money": ("five point nine billion dollars", "$5.9 billion"),
+    "time": ("at ten thirty a m or eight p m", "at 10:30 AM or 8 PM"),
+    "time after a preposition": ("at seven oh five", "at 7:05"),
+    "dates": ("on june first two thousand seven", "on June 1, 2007"),
+    "telephone": ("call five five five one two three four", "call 555-1234"),
+    "degrees": ("seventy degrees fahrenheit", "70°F"),
+    "names": ("in q three three d and co two", "in Q3 3D and CO2"),
+    "two numbers": ("two hundred and three hundred", "200 and 300"),
+    "no number": ("hundred and oh and a m", "hundred and oh and a m"),
+}
+
+
+@pytest.mark.parametrize(("spoken", "written"), FIGURES.values(), ids=FIGURES)
+def test_figures(spoken: str, written: str) -> None:
+    assert smart_format(spoken) == written
+
+
+_SPOKEN = st.lists(
+    st.sampled_from(
+        [
+            "one", "two", "five", "ten", "eleven", "nineteen", "twenty", "thirty", "hundred", "thousand", "million",
+            "point", "percent", "dollars", "cents", "and", "oh", "first", "third", "twentieth", "june", "a", "p", "m",
+            "o'clock", "at", "degrees", "fahrenheit", "the", "house", "q", "zero", "eighties",
+        ]
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(_SPOKEN)
+def test_every_spoken_word_is_in_exactly_one_piece(words: list[str]) -> None:
+    pieces = format_words(words, figures=True)
+    assert [place for piece in pieces for place in range(piece.first, piece.end)] == list(range(len(words)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(min_value=10, max_value=1099) | st.integers(min_value=2100, max_value=10**12))
+@example(1_600_000)
+def test_a_spoken_number_comes_back(number: int) -> None:
+    if number >= 10**6 and number % 10**5 == 0:
+        number += 1  # a round one is written as 1.6 million and comes back as that is read
+    for spoken in (cardinal(number), ordinal(number)):
+        assert normalize(smart_format(spoken)) == normalize(spoken)
+
+
+def test_accuracy_counts_what_came_back(tmp_path: Path) -> None:
+    text = tmp_path / "written.txt"
+    text.write_text(
+        "It cost $5.25 in 1984.\nOn March 1st at 8:00 p.m. there were 12.\nThe nineteenth of 50x.\n"
+    )
+    found = number_accuracy([text])
+    assert (found.figures, found.right) == (5, 4)
+    assert found.recall == pytest.approx(4 / 5)
+
+
+def test_labels_of_a_sentence() -> None:
+    found = tag_sentence("Mr. Smith, of the U.S. Navy, saw NASA - in 1984?")
+    assert found.words[:7] == ("mister", "smith", "of", "the", "u", "s", "navy")
+    assert found.marks == (0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 3)
+    assert found.capitals == (-1, 1, 0, 0, 2, 2, 1, 0, 2, 0, 0, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Punctuator, dict[str, float]]:
+    folder = tmp_path_factory.mktemp("marks")
+    text = folder / "text.txt"
+    names, verbs = ("Paris", "Anna", "Rome"), ("see", "like", "know")
+    lines = [
+        f"Well, I {verb} {name}. Do you {verb} it? They {verb} {name} too."
+        for verb in verbs
+        for name in names
+    ]
+    text.write_text("\n".join(lines * 60))
+    settings = PunctuationSettings(
+        known_words=30, shared_rows=8, suffix_rows=16, words_per_step=512, epochs=4
+    )
+    torch.set_num_threads(1)  # as the command does: on a busy machine threads wait for each other
+    figures = train([text], folder / "marks.safetensors", settings, lambda _: None)
+    return Punctuator.load(folder / "marks.safetensors"), figures
+
+
+def test_a_trained_tagger_restores_marks_and_capitals(trained: tuple[Punctuator, dict[str, float]]) -> None:
+    punctuator, figures = trained
+    assert figures["full_stop_f1"] > 0.9
+    assert figures["question_mark_f1"] > 0.9
+    assert figures["capital_f1"] > 0.9
+    words = normalize("well i know anna do you know it").split()
+    assert (
+        " ".join(piece.text for piece in format_words(words, False, punctuator))
+        == "Well, I know Anna. Do you know it?"
+    )
+
+
+def test_the_network_in_numpy_is_the_network_in_torch(trained: tuple[Punctuator, dict[str, float]]) -> None:
+    from lm.text.punctuation.training import Tagger
+
+    punctuator, _ = trained
+    settings = PunctuationSettings(known_words=30, shared_rows=8, suffix_rows=16)
+    network = Tagger(settings, punctuator.numbers.rows)
+    renamed = {"words": "words.weight", "suffixes": "suffixes.weight"}
+    weights = {name: torch.from_numpy(value) for name, value in punctuator.weights.items()}
+    network.load_state_dict({renamed.get(name, name): value for name, value in weights.items()})
+    words = ["they", "like", "rome", "too", "do", "you"]
+    rows, endings = punctuator.numbers.numbers(words)
+    pad = torch.zeros(punctuator.context_words, dtype=torch.long)
+    padded = [torch.cat([pad, torch.from_numpy(part), pad]) for part in (rows, endings)]
+    expected = network(*padded)[punctuator.context_words : -punctuator.context_words].detach().numpy()
+    marks, capitals = punctuator.scores(words)
+    assert marks == pytest.approx(expected[:, :4], abs=1e-4)
+    assert capitals == pytest.approx(expected[:, 4:], abs=1e-4)
+
+
+def test_figures_and_marks_together(trained: tuple[Punctuator, dict[str, float]]) -> None:
+    pieces = format_words(
+        ["do", "you", "know", "it", "they", "know", "paris", "in", "nineteen", "eighty", "four"],
+        True,
+        trained[0],
+    )
+    assert pieces[-1].text.rstrip(".?") == "1984"
+    assert (pieces[-1].first, pieces[-1].end) == (8, 11)
+    assert pieces[0].text == "Do"
+
+
+def test_nothing_said_is_nothing_written(trained: tuple[Punctuator, dict[str, float]]) -> None:
+    assert format_words([], True, trained[0]) == []
+    assert measure(trained[0], [])["comma_f1"] == 0.0
+
+
+def test_a_wrong_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(LanguageError, match="no punctuation model"):
+        Punctuator.load(path)
+    path.write_bytes(b"12345678")
+    with pytest.raises(LanguageError, match="safetensors"):
+        Punctuator.load(path)
+
+
+def test_the_tagger_in_the_box_writes_a_readable_sentence() -> None:
+    punctuator = Punctuator.shipped()
+    if punctuator is None:
+        pytest.skip("no punctuation model in the box")
+    for written in (
+        "Good morning everyone. Thank you for coming today.",
+        "What time is it? I think we should go home now, but first let me call Anna.",
+    ):
+        pieces = format_words(normalize(written).split(), False, punctuator)
+        assert " ".join(piece.text for piece in pieces) == written

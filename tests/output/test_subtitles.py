@@ -1,0 +1,65 @@
+"""Subtitles a person can read: no word lost or split, short lines, times that go forward."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.output.subtitles import CueRules, clock, cues, to_srt, to_vtt
+from service.session.events import Word
+
+RULES = CueRules()
+TEXTS = st.text("abcdefghijklmnopqrstuvwxyz'", min_size=1, max_size=14)
+PLACED = st.tuples(TEXTS, st.floats(0.0, 3.0), st.floats(0.05, 1.2))
+
+
+def placed(parts: list[tuple[str, float, float]]) -> list[Word]:
+    words, at_s = [], 0.0
+    for text, gap_s, length_s in parts:
+        words.append(Word(text, at_s + gap_s, at_s + gap_s + length_s, 1.0))
+        at_s = words[-1].end_s
+    return words
+
+
+@given(st.lists(PLACED, max_size=120))
+def test_every_word_once_in_short_lines_and_forward_in_time(parts: list[tuple[str, float, float]]) -> None:
+    words = placed(parts)
+    made = cues(words)
+    assert " ".join(line for cue in made for line in cue.lines).split() == [word.text for word in words]
+    for cue in made:
+        assert 1 <= len(cue.lines) <= RULES.lines
+        assert all(len(line) <= RULES.line_characters for line in cue.lines)
+        assert cue.start_s < cue.end_s <= cue.start_s + RULES.max_duration_s + 1e-6
+    for earlier, later in itertools.pairwise(made):
+        assert earlier.end_s <= later.start_s + 1e-9
+
+
+def test_a_pause_starts_a_new_cue_and_a_short_one_stays_up_for_a_second() -> None:
+    made = cues([Word("yes", 1.0, 1.2, 1.0), Word("no", 4.0, 4.2, 1.0)])
+    assert [(cue.start_s, cue.end_s) for cue in made] == [(1.0, 2.0), (4.0, 5.0)]
+
+
+def test_two_lines_are_of_about_the_same_length() -> None:
+    text = "we choose to go to the moon in this decade and"
+    words = [Word(part, i * 0.3, i * 0.3 + 0.3, 1.0) for i, part in enumerate(text.split())]
+    assert cues(words)[0].lines == ("we choose to go to the", "moon in this decade and")
+
+
+def test_a_word_longer_than_a_line_keeps_its_letters() -> None:
+    assert cues([Word("x" * 60, 0.0, 1.0, 1.0)])[0].lines == ("x" * 60,)
+
+
+def test_srt_and_vtt() -> None:
+    words = [Word("<this>", 3661.5, 3661.75, 1.0), Word("is", 3661.8, 3662.05, 1.0)]
+    assert to_srt(words) == "1\n01:01:01,500 --> 01:01:02,500\n<this> is\n"
+    assert to_vtt(words) == "WEBVTT\n\n01:01:01.500 --> 01:01:02.500\n&lt;this&gt; is\n"
+    assert to_srt([]) == "" and to_vtt([]) == "WEBVTT\n"
+
+
+@given(st.floats(0, 400_000))
+def test_a_clock_never_shows_a_sixtieth_second(seconds: float) -> None:
+    shown = re.fullmatch(r"\d{2,}:([0-5]\d):([0-5]\d)\.(\d{3})", clock(seconds, "."))
+    assert shown

@@ -1,0 +1,307 @@
+"""Deepgram's dialect with lists of messages: no socket, no engine."""
+
+import json
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lm.search.hotwords import Hotword
+from service.errors import ErrorCode, ServiceError
+from service.output.formatting import formatter
+from service.protocols.commands import (
+    Audio,
+    Finalize,
+    Finish,
+    KeepAlive,
+    ListenRequest,
+    PlaceMarker,
+    Reject,
+    SendText,
+    Warn,
+)
+from service.protocols.deepgram import DeepgramProtocol, StreamFacts
+from service.protocols.deepgram_file import FileFacts, document, read_file_query
+from service.protocols.formatted_words import uuid_of
+from service.protocols.query import read_query
+from service.protocols.wire_protocol import Received
+from service.session.events import (
+    Alternative,
+    Closed,
+    Failed,
+    Final,
+    MarkerReached,
+    Partial,
+    Progress,
+    SpeechStarted,
+    Started,
+    UtteranceEnded,
+    Word,
+)
+
+FACTS = StreamFacts("id-1", "tiny", "uuid-1", "1.0", "2026-01-01T00:00:00.000Z", 30.0, 1000)
+NOTHING = Received(0, 0, 0)
+WORDS = (Word("hello", 0.1, 0.4, 0.9), Word("world", 0.5, 0.8, 0.7))
+FINAL = Final(0, 0.0, 1.0, (Alternative(WORDS),), True)
+
+
+def protocol(**asked) -> DeepgramProtocol:
+    return DeepgramProtocol(ListenRequest(**asked), FACTS)
+
+
+def sent(one: DeepgramProtocol, event, number=7) -> list[dict]:
+    return [json.loads(text) for text in one.write(number, event, NOTHING)]
+
+
+@pytest.mark.parametrize(
+    ("message", "command"),
+    [
+        (b"sound", Audio(b"sound")),
+        (b"", KeepAlive()),
+        ('{"type":"KeepAlive"}', KeepAlive()),
+        ('{ "type" : "Finalize" }', Finalize()),
+        ('{"type":"CloseStream","extra":[1]}', Finish()),
+        ('{"type":"Marker","name":"m"}', PlaceMarker("m")),
+        ('{"type":"Marker"}', PlaceMarker("")),
+    ],
+)
+def test_what_clients_say(message, command):
+    assert protocol().receive(message) == [command]
+
+
+@pytest.mark.parametrize("message", ["", "UklGRg==", "{", '{"type":', "[" * 100000])
+def test_text_that_is_no_json_is_refused_with_advice(message):
+    (command,) = protocol().receive(message)
+    assert isinstance(command, Reject) and "binary" in command.advice
+
+
+@pytest.mark.parametrize("message", ["null", "3", "[]", "{}", '{"type":"Dance"}', '{"type":{"a":1}}'])
+def test_json_that_is_unknown_is_a_warning(message):
+    (command,) = protocol().receive(message)
+    assert isinstance(command, Warn)
+
+
+@pytest.mark.parametrize("name", [3, None, "x" * 201])
+def test_marks_need_a_short_name(name):
+    (command,) = protocol().receive(json.dumps({"type": "Marker", "name": name}))
+    assert isinstance(command, Warn)
+
+
+def test_configure_is_answered():
+    (command,) = protocol().receive('{"type":"Configure","keyterms":["a"]}')
+    assert isinstance(command, SendText) and json.loads(command.text)["type"] == "ConfigureFailure"
+
+
+@given(st.text(max_size=40))
+def test_no_text_breaks_it(text):
+    assert len(protocol().receive(text)) == 1
+
+
+@given(st.binary(max_size=40))
+def test_bytes_are_sound_whatever_they_are(data):
+    assert protocol().receive(data) == [Audio(data) if data else KeepAlive()]
+
+
+def test_a_final_has_everything_the_sdk_knows():
+    from deepgram.listen.v1.types.listen_v1results import ListenV1Results
+
+    (message,) = sent(protocol(), FINAL)
+    parsed = ListenV1Results.model_validate(message)
+    assert parsed.is_final and parsed.speech_final and parsed.from_finalize is False
+    assert parsed.channel.alternatives[0].transcript == "hello world"
+    assert parsed.channel.alternatives[0].words[1].start == 0.5
+    assert parsed.metadata.request_id == "id-1" and message["sequence"] == 7
+
+
+def test_metadata_is_what_the_sdk_knows():
+    from deepgram.listen.v1.types.listen_v1metadata import ListenV1Metadata
+
+    parsed = ListenV1Metadata.model_validate_json(protocol().metadata(9, "abc", 1.25))
+    assert parsed.duration == 1.25 and parsed.channels == 1
+
+
+def test_partials_say_how_much_is_settled():
+    (message,) = sent(protocol(interim=True), Partial(0, 0.0, 1.0, WORDS, 1, True))
+    assert message["stable_words"] == 1 and message["probably_over"] is True and not message["is_final"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Started("id-1", "tiny"),
+        MarkerReached("m"),
+        Progress(2.0, 1.0, 1.0),
+        Failed(ErrorCode.INTERNAL, "y", "z"),
+        Closed("finished", 2.0),
+        SpeechStarted(0, 0.1),
+    ],
+)
+def test_what_was_not_asked_for_is_not_sent(event):
+    assert sent(protocol(), event) == []
+
+
+def test_extensions_are_sent_to_who_asked():
+    one = protocol(extensions=True)
+    kinds = [
+        sent(one, event)[0]["type"]
+        for event in (
+            Started("id-1", "tiny"),
+            MarkerReached("m"),
+            Progress(2.0, 1.0, 1.0),
+            Failed(ErrorCode.INTERNAL, "y", "z"),
+        )
+    ]
+    assert kinds == ["Started", "Marker", "Heartbeat", "Error"]
+
+
+def test_channels_are_named_among_all():
+    one = protocol(channels=2, multichannel=True, speech_events=True)
+    assert sent(one, SpeechStarted(1, 0.1))[0]["channel"] == [1, 2]
+    assert sent(one, UtteranceEnded(1, 0.5))[0] == {
+        "type": "UtteranceEnd",
+        "channel": [1, 2],
+        "last_word_end": 0.5,
+        "sequence": 7,
+    }
+
+
+def test_written_pieces_are_shown_with_the_words_they_stand_for():
+    words = tuple(Word(text, at, at + 0.5, 0.5) for at, text in enumerate(["it", "cost", "five", "dollars"]))
+    shown = DeepgramProtocol(ListenRequest(figures=True), FACTS, formatter(True, False))
+    (message,) = sent(shown, Final(0, 0.0, 4.0, (Alternative(words),), True))
+    best = message["channel"]["alternatives"][0]
+    assert best["transcript"] == "it cost $5"
+    assert best["words"][2] == {
+        "word": "five dollars",
+        "start": 2.0,
+        "end": 3.5,
+        "confidence": 0.5,
+        "punctuated_word": "$5",
+    }
+
+
+def test_a_whole_file_is_written_the_same_way():
+    words = tuple(Word(text, at, at + 0.5, 0.5) for at, text in enumerate(["it", "cost", "five", "dollars"]))
+    finals = [Final(0, 0.0, 4.0, (Alternative(words),), True)]
+    facts = FileFacts("id", "0" * 64, "now", 4.0, "tiny", "1")
+    asked = read_file_query([("smart_format", "true"), ("utterances", "true"), ("paragraphs", "true")])
+    results = document(finals, 1, asked, facts, formatter(True, False))["results"]
+    best = results["channels"][0]["alternatives"][0]
+    assert best["transcript"] == "it cost $5" == best["paragraphs"]["transcript"]
+    assert [word.get("punctuated_word") for word in best["words"]] == ["it", "cost", "$5"]
+    assert results["utterances"][0]["transcript"] == "it cost $5"
+    heard = document(finals, 1, asked, facts)["results"]["channels"][0]["alternatives"][0]
+    assert heard["transcript"] == "it cost five dollars" and "punctuated_word" not in heard["words"][0]
+
+
+def test_as_many_readings_of_a_whole_file_as_were_asked_for():
+    def reading(text, confidence):
+        return Alternative(tuple(Word(one, at, at + 0.5, confidence) for at, one in enumerate(text.split())))
+
+    finals = [
+        Final(0, 0.0, 2.0, (reading("ice cream", 0.9), reading("i scream", 0.4), reading("eyes", 0.1)), True),
+        Final(0, 3.0, 4.0, (reading("for tea", 0.8), reading("forty", 0.3)), True),
+    ]
+    facts = FileFacts("id", "0" * 64, "now", 4.0, "tiny", "1")
+
+    def texts(number):
+        asked = read_file_query([("alternatives", number), ("paragraphs", "true")])
+        (channel,) = document(finals, 1, asked, facts)["results"]["channels"]
+        assert ["paragraphs" in one for one in channel["alternatives"]][:2] == [True, False][: int(number)]
+        return [one["transcript"] for one in channel["alternatives"]]
+
+    assert texts("1") == ["ice cream for tea"]
+    assert texts("2") == ["ice cream for tea", "i scream forty"]
+    assert texts("9") == ["ice cream for tea", "i scream forty", "eyes forty"]
+
+
+def test_a_model_has_one_uuid_live_and_for_files():
+    sent = document([], 1, read_file_query([]), FileFacts("id", "0" * 64, "now", 1.0, "tiny", "1"))[
+        "metadata"
+    ]
+    (model,) = sent["models"]
+    assert str(uuid.UUID(model)) == model == uuid_of("tiny") != uuid_of("silica-streaming-en")
+    assert sent["model_info"][model]["name"] == "tiny"
+
+
+def test_warnings_ride_on_messages_once_each():
+    one = protocol()
+    assert one.warn(Warn("rate", "a")) and not one.warn(Warn("rate", "b"))
+    first, second = sent(one, FINAL), sent(one, FINAL)
+    assert first[0]["warning"]["code"] == "rate" and "warning" not in second[0]
+
+
+def test_the_sdks_query_is_understood():
+    request = read_query(
+        [
+            ("model", "nova-3"),
+            ("encoding", "linear16"),
+            ("sample_rate", "8000"),
+            ("channels", "2"),
+            ("multichannel", "true"),
+            ("interim_results", "true"),
+            ("endpointing", "false"),
+            ("utterance_end_ms", "1000"),
+            ("vad_events", "true"),
+            ("keyterm", "Silica"),
+            ("keywords", "quartz:2.5"),
+            ("alternatives", "3"),
+            ("smart_format", "true"),
+            ("language", "en-US"),
+            ("profanity_filter", "false"),
+        ]
+    )
+    assert request == ListenRequest(
+        model="nova-3",
+        encoding="linear16",
+        sample_rate=8000,
+        channels=2,
+        multichannel=True,
+        interim=True,
+        endpointing_ms=None,
+        utterance_end_ms=1000,
+        speech_events=True,
+        hotwords=(Hotword("quartz", 2.5), Hotword("Silica", 5.0)),
+        alternatives=3,
+        punctuate=True,
+        figures=True,
+    )
+    assert request.output_channels == 2
+
+
+def test_what_does_nothing_here_is_warned_about():
+    request = read_query([("diarize", "true"), ("language", "de"), ("colour", "blue"), ("tag", "x")])
+    assert [warning.code for warning in request.warnings] == ["option", "language", "option"]
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("encoding", "g729"),
+        ("sample_rate", "7999"),
+        ("sample_rate", "16e3"),
+        ("sample_rate", "-16000"),
+        ("channels", "0"),
+        ("interim_results", "perhaps"),
+        ("endpointing", "5"),
+        ("alternatives", "11"),
+        ("keyterm", ":3"),
+        ("keyterm", "a:nan"),
+        ("callback", "https://x.example"),
+        ("model", "m" * 201),
+        ("after", "٣"),
+    ],
+)
+def test_what_cannot_be_is_refused(pair):
+    with pytest.raises(ServiceError) as error:
+        read_query([pair])
+    assert error.value.code == "request" and error.value.advice
+
+
+@given(st.lists(st.tuples(st.sampled_from(["keyterm", "endpointing", "channels", "x"]), st.text(max_size=9))))
+def test_no_query_breaks_it(pairs):
+    try:
+        read_query(pairs)
+    except ServiceError as error:
+        assert error.code == "request"

@@ -1,0 +1,100 @@
+"""vosk's dialect with lists of messages: one answer to each, nothing lost."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.protocols.commands import Audio, Finalize, Finish, Reject, Reply
+from service.protocols.vosk import VoskProtocol
+from service.protocols.wire_protocol import Received
+from service.session.events import Alternative, Closed, Event, Final, Partial, Word
+
+
+def final(text: str, from_finalize: bool = False) -> Final:
+    words = tuple(Word(word, 0.0, 0.1, 0.9) for word in text.split())
+    return Final(0, 0.0, 1.0, (Alternative(words),), True, from_finalize)
+
+
+def answer(one: VoskProtocol, message: bytes = b"xx") -> dict:
+    assert one.receive(message).count(Reply()) == 1
+    return json.loads(one.reply())
+
+
+def write(one: VoskProtocol, event: Event) -> list[str]:
+    return one.write(1, event, Received(0, 0, 0))
+
+
+def test_each_sound_gets_the_partial_or_the_oldest_final():
+    one = VoskProtocol()
+    assert answer(one) == {"partial": ""}
+    write(one, Partial(0, 0.0, 1.0, (Word("yes", 0.0, 0.1, 0.9),), 0))
+    assert answer(one) == {"partial": "yes"}
+    write(one, final("yes"))
+    write(one, final("no"))
+    assert answer(one)["text"] == "yes"
+    assert answer(one)["text"] == "no"
+    assert answer(one) == {"partial": ""}
+
+
+@pytest.mark.parametrize("spelling", ['{"eof" : 1}', '{"eof":1}', ' { "eof" : true } '])
+def test_eof_in_any_spelling_tells_the_rest_once(spelling):
+    one = VoskProtocol()
+    assert one.receive(spelling) == [Finish()]
+    write(one, final("one two"))
+    write(one, final("three"))
+    (last,) = write(one, Closed("finished", 1.0))
+    assert json.loads(last)["text"] == "one two three"
+    assert write(one, Closed("finished", 1.0)) == []
+
+
+def test_reset_tells_what_was_heard_and_goes_on():
+    one = VoskProtocol()
+    assert one.receive('{"reset":1}') == [Finalize()]
+    (sent,) = write(one, final("hello", from_finalize=True))
+    assert json.loads(sent)["text"] == "hello"
+    assert one.receive(b"xx")[0] == Audio(b"xx")
+
+
+def test_the_configuration_is_read_and_comes_first():
+    one = VoskProtocol()
+    config = {"sample_rate": 8000, "max_alternatives": 2, "phrase_list": ["yes", "no", "[unk]"], "model": "a"}
+    one.receive(json.dumps({"config": config}))
+    request = one.request
+    assert (request.sample_rate, request.alternatives, request.model) == (8000, 2, "a")
+    assert [hotword.phrase for hotword in request.hotwords] == ["yes", "no"]
+    one.receive(b"xx")
+    one.receive('{"config": {"sample_rate": 16000}}')
+    assert one.request.sample_rate == 8000
+    write(one, final("yes"))
+    assert answer(one)["alternatives"][0]["text"] == "yes"
+
+
+def test_words_can_be_left_out():
+    one = VoskProtocol()
+    one.receive('{"config": {"words": false}}')
+    write(one, final("yes"))
+    assert answer(one) == {"text": "yes"}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "eof",
+        "[]",
+        '{"config": {"sample_rate": 1}}',
+        '{"config": {"sample_rate": "x"}}',
+        '{"config": {"max_alternatives": 99}}',
+        '{"config": {"phrase_list": [3]}}',
+        '{"config": []}',
+    ],
+)
+def test_nonsense_is_refused(message):
+    (command,) = VoskProtocol().receive(message)
+    assert isinstance(command, Reject) and command.advice
+
+
+@given(st.text(max_size=60))
+def test_no_text_breaks_it(text):
+    VoskProtocol().receive(text)

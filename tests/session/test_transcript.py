@@ -1,0 +1,90 @@
+"""The committed prefix only grows, finals begin with it, and what was taken back is counted."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lm.hypothesis import Hypothesis, Word
+from service.session.transcript import Transcript
+
+
+def hypothesis(text: str, stable: int = 0) -> Hypothesis:
+    words = tuple(Word(word, 10 * at, 10 * at + 5, 0.9) for at, word in enumerate(text.split()))
+    return Hypothesis(words, stable, -1.0, -1.0, 0.0)
+
+
+def texts(words: object) -> str:
+    return " ".join(word.text for word in words)  # type: ignore[attr-defined]
+
+
+def test_times_are_stream_times_and_never_beyond_the_sound() -> None:
+    transcript = Transcript()
+    shown = transcript.partial(hypothesis("one two"), first_sample=48_000, end_sample=52_000)
+    assert shown is not None
+    assert [(word.start_s, word.end_s) for word in shown[0]] == [(3.0, 3.1), (3.2, 3.25)]
+
+
+def test_a_partial_that_shows_nothing_new_is_not_shown() -> None:
+    transcript = Transcript()
+    assert transcript.partial(hypothesis("one"), 0, 160_000) is not None
+    assert transcript.partial(hypothesis("one"), 0, 160_000) is None
+    assert transcript.partial(hypothesis("one", stable=1), 0, 160_000) is not None
+
+
+def test_a_decoder_that_takes_back_committed_words_is_overruled() -> None:
+    transcript = Transcript()
+    transcript.partial(hypothesis("one two three", stable=2), 0, 160_000)
+    shown = transcript.partial(hypothesis("won two four"), 0, 160_000)
+    assert shown is not None
+    assert (texts(shown[0]), shown[1]) == ("one two four", 2)
+    assert transcript.final([hypothesis("nothing else at all")], 0, 160_000)[0].text == "one two at all"
+
+
+def test_revision_is_words_taken_back_by_words_of_the_final() -> None:
+    transcript = Transcript()
+    transcript.partial(hypothesis("a cat"), 0, 160_000)
+    transcript.partial(hypothesis("a cap on"), 0, 160_000)
+    transcript.final([hypothesis("a cap on it")], 0, 160_000)
+    assert transcript.revision_ratio == 1 / 4
+    transcript.final([hypothesis("fresh")], 0, 160_000)
+    assert transcript.revision_ratio == 0
+
+
+def test_a_last_word_that_grows_is_not_taken_back_and_one_may_be_taken_back_twice() -> None:
+    transcript = Transcript()
+    for heard in ("con", "confer", "conference"):
+        transcript.partial(hypothesis(heard), 0, 160_000)
+    transcript.final([hypothesis("conferences")], 0, 160_000)
+    assert transcript.revision_ratio == 0
+    transcript.partial(hypothesis("con"), 0, 160_000)
+    transcript.partial(hypothesis("gone"), 0, 160_000)
+    transcript.partial(hypothesis("on"), 0, 160_000)
+    transcript.final([hypothesis("on")], 0, 160_000)
+    assert transcript.revision_ratio == 2
+    transcript.partial(hypothesis("a con"), 0, 160_000)
+    transcript.partial(hypothesis("an con"), 0, 160_000)
+    transcript.final([hypothesis("an con")], 0, 160_000)
+    assert transcript.revision_ratio == 1
+
+
+def test_no_reading_is_an_empty_reading() -> None:
+    assert Transcript().final([], 0, 0)[0].text == ""
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.sampled_from("abc"), max_size=6), st.integers(0, 6)), min_size=1, max_size=20
+    )
+)
+def test_whatever_the_decoder_says_the_committed_prefix_only_grows(
+    says: list[tuple[list[str], int]],
+) -> None:
+    transcript = Transcript()
+    committed: list[str] = []
+    for words, stable in says:
+        shown = transcript.partial(hypothesis(" ".join(words), min(stable, len(words))), 0, 160_000)
+        if shown is not None:
+            now = [word.text for word in shown[0][: shown[1]]]
+            assert now[: len(committed)] == committed
+            committed = now
+    final = transcript.final([hypothesis("a b")], 0, 160_000)[0]
+    assert [word.text for word in final.words][: len(committed)] == committed

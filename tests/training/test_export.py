@@ -1,0 +1,126 @@
+"""From a trained network to files that are served: read again, compared, and learnt on from."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from acoustic import checkpoint
+from acoustic.config import ModelConfig
+from acoustic.network import build
+from lm.search.settings import SearchSettings
+from service.scheduling.device import alphabet_and_search
+from training.data.manifests import Clip, read_manifest
+from training.errors import TrainingError
+from training.export import export_model
+from training.run.finetune import start_from
+
+
+@pytest.fixture
+def trained(small_network: ModelConfig, tmp_path: Path) -> Path:
+    """A network whose batch norms have seen something."""
+    torch.manual_seed(0)
+    network = build(small_network).train()
+    with torch.no_grad():
+        for _ in range(3):
+            network(torch.randn(4, small_network.features.mels, 200), torch.tensor([200, 180, 150, 90]))
+    return checkpoint.save(tmp_path / "best.safetensors", small_network, network.state_dict())
+
+
+@pytest.fixture
+def minute(spoken: Path) -> list[Clip]:
+    """As much speech as INT8's ranges want."""
+    return read_manifest(spoken) * 5
+
+
+@pytest.mark.parametrize(("keep_norms", "weights"), [(False, "fp16"), (True, "fp16"), (True, "int8")])
+def test_a_release_hears_what_the_trained_network_hears(
+    trained: Path, minute: list[Clip], tmp_path: Path, keep_norms: bool, weights: checkpoint.Dtype
+) -> None:
+    half, byte = export_model(trained, tmp_path / "out", minute, keep_norms=keep_norms, weights=weights)
+    assert (half.form, byte.form) == ("fp16" if weights == "fp16" else "int8 weights", "int8")
+    assert half.max_difference < (0.01 if weights == "fp16" else 0.05)
+    assert half.same_best_symbol > (0.99 if weights == "fp16" else 0.97)
+    assert byte.same_best_symbol > 0.9
+    assert all(Path(result.file).stat().st_size == result.bytes for result in (half, byte))
+    served = checkpoint.load(Path(half.file))
+    assert served.config.norm == ("batch" if keep_norms else "folded")
+
+
+def test_the_card_says_which_search_suits_the_model(
+    trained: Path, minute: list[Clip], tmp_path: Path
+) -> None:
+    search = {"lm_weight": 0.6, "width": 128.0}
+    (file,) = export_model(trained, tmp_path / "out", minute[:1], int8=False, search=search)
+    assert checkpoint.load(Path(file.file)).card["search"] == search
+    assert alphabet_and_search(file.file)[1] == SearchSettings(lm_weight=0.6, width=128)
+
+
+def test_a_release_leans_away_from_writing_nothing(trained: Path, minute: list[Clip], tmp_path: Path) -> None:
+    plain, leaning = (
+        checkpoint.load(
+            Path(export_model(trained, tmp_path / name, minute[:1], int8=False, blank=nats)[0].file)
+        )
+        for name, nats in (("plain", 0.0), ("leaning", -0.5))
+    )
+    features = torch.randn(1, 64, 100)
+    with torch.no_grad():
+        before, after = (file.network().eval().logits(features) for file in (plain, leaning))
+    moved = torch.zeros(plain.config.classes)
+    moved[plain.config.blank] = -0.5
+    assert torch.allclose(after - before, moved.expand_as(before), atol=1e-2)
+
+
+def test_training_goes_on_from_a_release_that_keeps_its_norms(
+    trained: Path, minute: list[Clip], tmp_path: Path
+) -> None:
+    (file,) = export_model(trained, tmp_path / "out", minute[:1], int8=False, keep_norms=True)
+    network, _ = start_from(checkpoint.load(Path(file.file)))
+    before = checkpoint.load(trained).state
+    for name, value in network.state_dict().items():
+        assert torch.allclose(value.float(), before[name].float(), atol=2e-3, rtol=2e-3), name
+
+
+def test_too_little_speech_for_int8_and_no_run_are_said(
+    trained: Path, minute: list[Clip], tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingError, match="too little to find the ranges of INT8"):
+        export_model(trained, tmp_path / "out", minute[:1])
+    with pytest.raises(TrainingError, match="expected a run's folder or a checkpoint file"):
+        export_model(tmp_path / "nowhere", tmp_path / "out", minute)
+    with pytest.raises(TrainingError, match="name a manifest"):
+        export_model(trained, tmp_path / "out", [])
+
+
+def test_the_mean_of_states_weighs_each_as_it_is_told(small_network: ModelConfig, tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "scripts" / "mean_weights.py"
+    files = []
+    for value in (1.0, 2.0, 6.0):
+        state = {
+            name: torch.full_like(weight, value) for name, weight in build(small_network).state_dict().items()
+        }
+        files.append(
+            checkpoint.save(tmp_path / f"{value}.safetensors", small_network, state, {"title": str(value)})
+        )
+
+    def mean(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [
+            sys.executable,
+            str(script),
+            *map(str, files),
+            "--out",
+            str(tmp_path / "mean.safetensors"),
+            *more,
+        ]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    for shares, expected in (((), 3.0), (("--shares", "2", "1", "1"), 2.5)):
+        assert mean(*shares).returncode == 0
+        made = checkpoint.load(tmp_path / "mean.safetensors")
+        weights = [weight for weight in made.state.values() if weight.is_floating_point()]
+        torch.testing.assert_close(weights[0], torch.full_like(weights[0], expected))
+        assert made.card["title"] == "6.0"
+    refused = mean("--shares", "1")
+    assert refused.returncode == 2 and "3 states want as many shares" in refused.stderr

@@ -1,0 +1,118 @@
+"""Rounding in training is the rounding of the served graph, and leaves the network as it was."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from acoustic.checkpoint import Checkpoint
+from acoustic.config import ModelConfig
+from acoustic.constants import SAMPLE_RATE
+from acoustic.export.onnx import onnx_bytes
+from acoustic.features.front_end import FrontEnd
+from acoustic.network import Network, build
+from acoustic.quantization.calibration import calibrate
+from acoustic.runtime.backend import whole_features
+from acoustic.runtime.cpu import open_session
+from training.data.audio import read_clip
+from training.errors import TrainingError
+from training.optim import quantization_aware
+from training.optim.quantization_aware import attach_rounding, rounded_activation, rounded_weight
+from training.recipe import from_values
+from training.run.build import assemble
+
+
+def rounding_network(checkpoint: Checkpoint) -> Network:
+    """In training, but for its norms, which keep what they know."""
+    network = checkpoint.network()
+    attach_rounding(network)
+    network.train()
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.eval()
+    return network
+
+
+@pytest.fixture
+def checkpoint(small_network: ModelConfig) -> Checkpoint:
+    torch.manual_seed(5)
+    network = build(small_network)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            assert module.running_mean is not None and module.running_var is not None
+            module.running_mean.normal_(0, 0.3)
+            module.running_var.uniform_(0.3, 2)
+    return Checkpoint(small_network, network.eval().state_dict())
+
+
+def test_training_rounds_as_the_served_graph_does(
+    checkpoint: Checkpoint, spoken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same ranges, what is left is a sum in another order that falls on the other side of a step."""
+    sound = torch.cat([torch.from_numpy(read_clip(spoken / f"{n}.wav")) for n in range(10)]).repeat(5)
+    samples = sound[: 70 * SAMPLE_RATE].numpy()
+    ranges = calibrate(checkpoint, [samples], keep=False)
+    in_order = iter(ranges.values())
+    monkeypatch.setattr(quantization_aware, "extremes", lambda x: torch.tensor(next(in_order)).unbind())
+    features = whole_features(FrontEnd(checkpoint.config.features), checkpoint.config.features, samples)[None]
+    (served,) = open_session(onnx_bytes(checkpoint, ranges)).run(None, {"features": features.numpy()})
+    with torch.no_grad():
+        exact, _ = checkpoint.network().eval()(features)
+        rounded, _ = rounding_network(checkpoint)(features)
+    assert next(in_order, None) is None, "every place that the graph rounds at is rounded here"
+    apart = (torch.from_numpy(served) - exact).square().mean().sqrt()
+    left = (torch.from_numpy(served) - rounded).square().mean().sqrt()
+    assert left < apart / 3
+
+
+def test_the_network_is_as_it_was_and_all_weights_learn(checkpoint: Checkpoint) -> None:
+    network = rounding_network(checkpoint)
+    features = torch.randn(2, 64, 80)
+    log_probs, _ = network(features)
+    log_probs[..., 0].sum().backward()
+    for name, parameter in network.named_parameters():
+        assert isinstance(parameter, nn.Parameter) and torch.equal(parameter, checkpoint.state[name])
+        assert parameter.grad is not None and (parameter.grad != 0).any(), name
+    with pytest.raises(RuntimeError):
+        network(torch.randn(2, 63, 80))
+    assert all(isinstance(parameter, nn.Parameter) for parameter in network.parameters())
+    network.eval()
+    with torch.no_grad():
+        assert torch.equal(network(features)[0], checkpoint.network().eval()(features)[0])
+
+
+def test_what_is_rounded_is_off_by_half_a_step_at_most() -> None:
+    weight = torch.randn(7, 5, 3)
+    steps = weight.abs().amax((1, 2), keepdim=True) / 63
+    assert ((rounded_weight(weight) - weight).abs() <= steps / 2 + 1e-6).all()
+    x = torch.randn(2, 9, 50).relu()
+    assert (rounded_activation(x) - x).abs().max() <= x.max() * quantization_aware.FARTHER / 255 / 2 + 1e-6
+    assert not rounded_activation(torch.zeros(1, 2, 3)).any()
+
+
+def test_a_recipe_asks_for_it(spoken: Path, tmp_path: Path) -> None:
+    values = {
+        "title": "rounded",
+        "model": {"name": "silica-small"},
+        "data": {"train": [str(spoken)], "batch_seconds": 8.0},
+        "optimizer": {"name": "adamw", "rate": 1e-3},
+        "schedule": {"steps": 2},
+        "run": {"rounded": True, "evaluate_every": 0},
+    }
+    loop = assemble(from_values(values, "test"), tmp_path / "run", live=False)
+    progress = loop.run()
+    assert progress.finished and progress.losses[-1] > 0
+
+
+def test_networks_it_does_not_know_are_refused(small_network: ModelConfig) -> None:
+    first, *others = small_network.blocks
+    dense = (first, *(replace(block, residual="dense_residual") for block in others[:-1]), others[-1])
+    for config in (
+        replace(small_network, blocks=dense),
+        replace(small_network, norm="weight"),
+        replace(small_network, activation="leaky_relu"),
+    ):
+        with pytest.raises(TrainingError, match=f"cannot round {config.name} as INT8 does"):
+            attach_rounding(build(config))

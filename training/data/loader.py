@@ -1,0 +1,256 @@
+"""The feed of a run: for every step its batches, loaded ahead by threads, the same again when a run
+resumes.
+"""
+
+import bisect
+import itertools
+import logging
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from acoustic.constants import SAMPLE_RATE
+from training.data.audio import ClipError, Samples, read_clip
+from training.data.manifests import Clip
+from training.data.resident import ResidentSound
+from training.data.sampler import Budget, plan_epoch
+from training.errors import TrainingError
+
+log = logging.getLogger("silica.training")
+
+PADDED_TO_SAMPLES = 1600
+"""Batches are as long as a whole number of these (0.1 s), so that shapes repeat."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of sound, right-padded, with their transcripts as label numbers one after another.
+
+    `targets` is empty where no transcript is known. `seed` is the batch's own: whatever is drawn for it
+    (alterations, masks) comes from it, so that a resumed run draws the same.
+    """
+
+    sound: Tensor
+    lengths: Tensor
+    targets: Tensor
+    target_lengths: Tensor
+    names: tuple[str, ...]
+    seed: int
+    step: int = 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch on a device."""
+        return replace(
+            self,
+            sound=self.sound.to(device, non_blocking=True),
+            lengths=self.lengths.to(device, non_blocking=True),
+            targets=self.targets.to(device, non_blocking=True),
+            target_lengths=self.target_lengths.to(device, non_blocking=True),
+        )
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of every step this process does: `rank` of `world` processes, in `accumulation` pieces."""
+
+    rank: int = 0
+    world: int = 1
+    accumulation: int = 1
+
+    @property
+    def parts(self) -> int:
+        """Pieces that a whole step is cut into."""
+        return self.world * self.accumulation
+
+
+class Loader:
+    """Clips as an endless row of steps; `from_step(n)` begins anywhere, without going through what came
+    before.
+    """
+
+    def __init__(
+        self,
+        clips: Sequence[Clip],
+        alphabet: str,
+        *,
+        batch_seconds: float,
+        max_rows: int = 4096,
+        seed: int = 0,
+        share: Share = Share(),
+        resident: bool = False,
+        device: torch.device = torch.device("cpu"),  # noqa: B008 (immutable)
+        threads: int = 2,
+        ahead: int = 4,
+    ) -> None:
+        self.clips = list(clips)
+        self.seed = seed
+        self.share = share
+        self.labels = [encode(clip, alphabet) for clip in self.clips]
+        self.budget = Budget(batch_seconds * share.parts, max_rows * share.parts, share.parts)
+        self.broken: dict[int, str] = {}
+        self._threads = threads
+        self._ahead = ahead
+        self._resident = ResidentSound(self.clips, device, threads) if resident else None
+        for index, reason in (self._resident.broken if self._resident else {}).items():
+            self._leave_out(index, reason)
+        self._epoch_plans: dict[int, list[tuple[int, ...]]] = {}
+        self._epoch_ends: list[int] = [0]
+
+    @property
+    def hours(self) -> float:
+        """Sound in one epoch."""
+        return sum(clip.duration_s for clip in self.clips) / 3600
+
+    def plan(self, epoch: int) -> list[tuple[int, ...]]:
+        """The global batches of an epoch."""
+        if epoch not in self._epoch_plans:
+            durations = [clip.duration_s for clip in self.clips]
+            for old in [known for known in self._epoch_plans if known < epoch - 1]:
+                del self._epoch_plans[old]
+            self._epoch_plans[epoch] = plan_epoch(durations, self.budget, self.seed, epoch)
+        return self._epoch_plans[epoch]
+
+    def place(self, step: int) -> tuple[int, int]:
+        """The epoch of a step and its place in it."""
+        while self._epoch_ends[-1] <= step:
+            self._epoch_ends.append(self._epoch_ends[-1] + len(self.plan(len(self._epoch_ends) - 1)))
+        epoch = bisect.bisect_right(self._epoch_ends, step) - 1
+        return epoch, step - self._epoch_ends[epoch]
+
+    def from_step(self, first_step: int) -> Iterator[list[Batch]]:
+        """For each step from `first_step` on, this process's batches (one for each piece of accumulation)."""
+        step = first_step
+        waiting: deque[Future[list[Batch]]] = deque()
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="clips") as pool:
+            try:
+                while True:
+                    while len(waiting) < self._ahead:
+                        epoch, place = self.place(step)
+                        waiting.append(pool.submit(self.load, step, self.plan(epoch)[place]))
+                        step += 1
+                    yield waiting.popleft().result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def load(self, step: int, rows: Sequence[int]) -> list[Batch]:
+        """This process's batches of the step that takes those rows in all."""
+        max_duration_s = max(self.clips[row].duration_s for row in rows)
+        mine = rows[self.share.rank :: self.share.world]
+        pieces = [mine[part :: self.share.accumulation] for part in range(self.share.accumulation)]
+        first = self.share.rank * self.share.accumulation
+        return [
+            replace(self._batch(piece, max_duration_s, batch_seed(self.seed, step, first + part)), step=step)
+            for part, piece in enumerate(pieces)
+        ]
+
+    def _batch(self, rows: Sequence[int], max_duration_s: float, seed: int) -> Batch:
+        taken, sounds, counts = self._take(rows)
+        # All parts of a step are as long as its longest clip: batch norm then sees the same padding in one process
+        # as in eight.
+        longest = max(math.ceil((max_duration_s + 0.01) * SAMPLE_RATE), *counts)
+        longest = -(-longest // PADDED_TO_SAMPLES) * PADDED_TO_SAMPLES
+        if self._resident is not None:
+            padded = self._resident.rows(taken, longest)
+        else:
+            padded = torch.zeros(len(rows), longest)
+            for place, sound in zip(padded, sounds, strict=True):
+                place[: len(sound)] = torch.from_numpy(sound)
+        labels = [self.labels[row] for row in taken]
+        return Batch(
+            padded,
+            torch.tensor(counts),
+            torch.tensor([label for row in labels for label in row], dtype=torch.long),
+            torch.tensor([len(row) for row in labels]),
+            tuple(str(self.clips[row].audio) for row in taken),
+            seed,
+        )
+
+    def _take(self, rows: Sequence[int]) -> tuple[list[int], list[Samples], list[int]]:
+        """The rows that will really be used, their sound (none where it is resident) and their lengths."""
+        taken, sounds, counts = [], [], []
+        for row in rows:
+            index, sound = self._sound(row)
+            taken.append(index)
+            sounds.append(sound)
+            counts.append(self._resident.counts[index] if self._resident else len(sound))
+        return taken, sounds, counts
+
+    def _sound(self, row: int) -> tuple[int, Samples]:
+        """The clip, or the next readable one in its place; what cannot be read is named once."""
+        for candidate in range(row, row + len(self.clips)):
+            index = candidate % len(self.clips)
+            if index in self.broken:
+                continue
+            if self._resident is not None:
+                return index, NO_SOUND
+            try:
+                return index, read_clip(self.clips[index].audio)
+            except ClipError as error:
+                self._leave_out(index, str(error))
+        raise TrainingError("No clip can be read.")
+
+    def _leave_out(self, index: int, reason: str) -> None:
+        self.broken[index] = reason
+        log.warning("left out: %s", reason)
+        if len(self.broken) > max(10, len(self.clips) // 20):
+            raise TrainingError(
+                f"{len(self.broken)} of {len(self.clips)} clips cannot be read, the last: {reason} "
+                "Run `silica prepare` again, or look at the disk."
+            )
+
+
+NO_SOUND: Samples = np.zeros(0, np.float32)
+
+
+def batch_seed(seed: int, step: int, part: int) -> int:
+    """A number that belongs to this part of this step of this run alone."""
+    return int(np.random.SeedSequence([seed, step, part]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def encode(clip: Clip, alphabet: str) -> list[int]:
+    """A transcript as label numbers; a character that the model does not know is an error that names it."""
+    if clip.text is None:
+        return []
+    places = {character: index for index, character in enumerate(alphabet)}
+    foreign = sorted(set(clip.text) - set(places))
+    if foreign:
+        raise TrainingError(
+            f"The transcript of {clip.audio} has characters that the model does not know: "
+            f"{' '.join(map(repr, foreign))} in {clip.text[:60]!r}. "
+            "Prepare the corpus with `silica prepare`, or change the alphabet."
+        )
+    return [places[character] for character in clip.text]
+
+
+def usable(
+    clips: Sequence[Clip], *, min_duration_s: float, max_duration_s: float, seconds_per_output: float
+) -> tuple[list[Clip], dict[str, int]]:
+    """The clips a run can use, and how many were left out for which reason."""
+    kept: list[Clip] = []
+    reasons = {"too short": 0, "too long": 0, "no transcript": 0, "more characters than outputs": 0}
+    for clip in clips:
+        if clip.duration_s < min_duration_s:
+            reasons["too short"] += 1
+        elif clip.duration_s > max_duration_s:
+            reasons["too long"] += 1
+        elif not (clip.text or "").strip():
+            reasons["no transcript"] += 1
+        elif _labels_needed(clip.text or "") > clip.duration_s / seconds_per_output:
+            reasons["more characters than outputs"] += 1
+        else:
+            kept.append(clip)
+    return kept, {reason: count for reason, count in reasons.items() if count}
+
+
+def _labels_needed(text: str) -> int:
+    """Outputs that CTC needs at least: one a character, one more between equal neighbours."""
+    return len(text) + sum(first == second for first, second in itertools.pairwise(text))

@@ -1,0 +1,1 @@
+"""Learning from a teacher: blockwise targets, online teacher, pseudo-labels."""

@@ -1,0 +1,1 @@
+"""What a batch's loss is: CTC, minimum word error rate."""

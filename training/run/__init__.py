@@ -1,0 +1,1 @@
+"""A training run: build it from a recipe, loop, checkpoints, logging, evaluation."""
