@@ -63,7 +63,7 @@ def read_recipe(path: Path, folder: Path | None) -> Recipe:
             f"the recipe {path} names no texts; expected [[text]] entries with file and sha256"
         )
     common = dict(content.get("settings", {}))
-    max_mb = common.pop("most_mb", None)
+    max_mb = common.pop("max_mb", None)
     named = content.get("part", {"": {}})
     if strange := {str(entry.get("part", "")) for entry in entries} ^ set(named):
         raise LanguageError(

@@ -184,7 +184,7 @@ class Rescoring:
     @classmethod
     def shipped(cls) -> "Rescoring | None":
         """The shipped rescoring, or None if there is none."""
-        path = PRETRAINED / "ranking.json"
+        path = PRETRAINED / "rescoring.json"
         return cls.load(path) if path.is_file() else None
 
     def save(self, path: Path, models: Sequence[Path]) -> None:

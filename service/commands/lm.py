@@ -323,7 +323,7 @@ def _prunings(arguments: argparse.Namespace) -> list[Path]:
     if arguments.recipe:
         recipe = read_recipe(arguments.recipe, arguments.texts_folder)
         if len(recipe.parts) > 1 or recipe.max_mb:
-            raise LanguageError(f"--prune wants a recipe of one part without most_mb, not {arguments.recipe}")
+            raise LanguageError(f"--prune wants a recipe of one part without max_mb, not {arguments.recipe}")
         texts, base = (*texts, *recipe.parts[0].texts), recipe.parts[0].settings
     if not texts:
         raise LanguageError("--prune builds models: give it text with --text or --recipe")

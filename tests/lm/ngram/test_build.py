@@ -341,7 +341,7 @@ def test_a_recipe_of_two_parts_fits_its_size_and_knows_both(written: Path, tmp_p
         for part, path in (("birds", written), ("ships", other))
     )
     recipe.write_text(
-        f"[settings]\norder = 3\nprune = [0]\nmost_mb = 0.006\n[part.birds]\n[part.ships]\nshare = 2\n{texts}"
+        f"[settings]\norder = 3\nprune = [0]\nmax_mb = 0.006\n[part.birds]\n[part.ships]\nshare = 2\n{texts}"
     )
     assert (
         main(["lm", "build", "--recipe", str(recipe), "--texts-folder", "/", "--out", str(tmp_path / "a")])
@@ -359,8 +359,8 @@ def test_a_recipe_of_two_parts_fits_its_size_and_knows_both(written: Path, tmp_p
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("[settings]\nmost_mb = -3", "above 0 MB, not -3"),
-        ("[settings]\nmost_mb = 'much'", "a setting that is none"),
+        ("[settings]\nmax_mb = -3", "above 0 MB, not -3"),
+        ("[settings]\nmax_mb = 'much'", "a setting that is none"),
         ("[part.a]\nshare = 0", "above 0, not 0"),
         ("[part.a]\nshare = 'half'", "a setting that is none"),
         ("[part.a]\ncolour = 3", "a setting that is none.*colour"),
