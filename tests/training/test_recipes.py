@@ -247,7 +247,7 @@ def test_a_second_process_changes_nothing_in_a_run(
         return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
     before = held()
-    with RunFolder(run).alone():
+    with RunFolder(run).exclusive():
         (run / ".last.1.part").write_bytes(b"half")
         assert main(line) == 2
         trained_model(run)
