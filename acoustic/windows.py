@@ -53,7 +53,7 @@ class Span:
     end_frame: int
     keep_first: int
     keep_end: int
-    new_first: int
+    first_new_frame: int
     """The first frame that no earlier window has heard: running normalization counts from here."""
     last: bool
     """The sound ends here: the front end closes its edge, the network pads as at the end of any recording."""
@@ -152,7 +152,7 @@ class StreamWindows:
         self.config = config
         self.plan = plan
         self.needs_order = config.features.normalize == "running" or plan.stateful
-        """Window k+1 may run only after Heard k came back: fetch it again with `renewed` then."""
+        """Window k+1 may run only after Heard k came back: fetch it again with `with_current_state` then."""
         self.memory: NormalizationState | StreamState | None = None
         self._loudness = LevelLimiter(config.features) if config.features.max_level_db is not None else None
         self._usual: WindowPlan | None = None  # while the next window alone is cut with another hop
@@ -171,7 +171,7 @@ class StreamWindows:
         return self._received
 
     @property
-    def held_samples(self) -> int:
+    def buffered_samples(self) -> int:
         """Samples kept for windows to come; bounded by the plan, not by the stream."""
         return self._filled
 
@@ -198,7 +198,7 @@ class StreamWindows:
                 return ready
             ready.append(self._window(span, end))
 
-    def cut_short(self) -> list[Window]:
+    def cut_early(self) -> list[Window]:
         """A window for the outputs that the sound so far allows, though its hop is not full (none: none yet)."""
         if self._finished:
             return []
@@ -243,12 +243,12 @@ class StreamWindows:
             larger[: self._filled] = self._buffer[: self._filled]
             self._buffer = larger
 
-    def accept(self, output: WindowOutput) -> None:
+    def update_state(self, output: WindowOutput) -> None:
         """Take back what the windows to come need of a window: the memory, or the carried state."""
         if self.needs_order and output.memory is not None:
             self.memory = output.memory
 
-    def renewed(self, window: Window) -> Window:
+    def with_current_state(self, window: Window) -> Window:
         """The window with what the stream has shown until now: for a window that had to wait its turn."""
         return replace(window, memory=self.memory) if self.needs_order else window
 
@@ -261,7 +261,7 @@ class StreamWindows:
             end_frame=keep + self.plan.hop_frames + self.plan.look_ahead_frames,
             keep_first=keep // every,
             keep_end=(keep + self.plan.hop_frames) // every,
-            new_first=keep + self.plan.look_ahead_frames if self._index else 0,
+            first_new_frame=keep + self.plan.look_ahead_frames if self._index else 0,
             last=False,
             stateful=self.plan.stateful,
         )

@@ -34,7 +34,7 @@ from acoustic.checkpoint import Checkpoint  # noqa: E402
 from acoustic.network.folding import fold  # noqa: E402
 from acoustic.quantization.calibration import calibrate  # noqa: E402
 from acoustic.quantization.ranges import find_ranges, with_ranges  # noqa: E402
-from acoustic.runtime.backend import streaming_config, whole_features  # noqa: E402
+from acoustic.runtime.backend import streaming_config, recording_features  # noqa: E402
 from acoustic.runtime.cpu import CpuBackend  # noqa: E402
 from acoustic.runtime.gpu import GpuBackend  # noqa: E402
 from acoustic.windows import StreamWindows, Window, WindowPlan, default_plan, with_hop  # noqa: E402
@@ -105,7 +105,7 @@ def cpu_table(checkpoint: Checkpoint, manifest: Path | None, limit: int, runs: i
     plan = default_plan(streaming_config(checkpoint.config))
     rows: dict[str, Line] = {"eager": {}, "fp32": {}, "int8": {}}
     for label, seconds in (("whole", 15.0), ("window", plan.frames / checkpoint.config.frames_per_second)):
-        features = whole_features(backends["fp32"].front_end, checkpoint.config.features, sound(seconds))
+        features = recording_features(backends["fp32"].front_end, checkpoint.config.features, sound(seconds))
         with torch.inference_mode():
             took = {"eager": best_s(lambda: network(features[None]), runs)}  # noqa: B023
         for name, backend in backends.items():
@@ -145,7 +145,7 @@ def stream_table(checkpoint: Checkpoint, runs: int) -> Line:
                     took = best_s(partial(backend.forward, [window] * windows), runs) / windows
                     row[f"{name}_{windows}"] = hop_s / took
                     row[f"{name}_{windows}_ms"] = took * 1000
-            row["state_bytes"] = len(pickle.dumps(window.memory, protocol=pickle.HIGHEST_PROTOCOL))
+            row["state_bytes"] = len(pickle.dumps(window.state, protocol=pickle.HIGHEST_PROTOCOL))
             row["transport_ms"] = transport_s(window, runs) * 1000
             rows.append(row)
     return {**provenance(), "model": checkpoint.config.name, "runs": runs, "streams": rows}
@@ -156,8 +156,8 @@ def full_window(backend: CpuBackend, plan: WindowPlan) -> Window:
     stream = StreamWindows(backend.config, plan)
     window = None
     for window in stream.push(sound(12.0)):
-        window = stream.renewed(window)
-        stream.accept(backend.forward([window])[0])
+        window = stream.with_current_state(window)
+        stream.update_state(backend.forward([window])[0])
     assert window is not None and window.span.frames == plan.frames
     return window
 
@@ -169,7 +169,7 @@ def transport_s(window: Window, runs: int) -> float:
     ours, theirs = socket.socketpair()
 
     def there() -> None:
-        body = pickle.dumps(window.memory, protocol=pickle.HIGHEST_PROTOCOL)
+        body = pickle.dumps(window.state, protocol=pickle.HIGHEST_PROTOCOL)
         for first in range(0, len(body), 65_536):
             ours.sendall(body[first : first + 65_536])
             wanted = min(65_536, len(body) - first)
@@ -193,7 +193,7 @@ def word_error_rate(backend: CpuBackend, manifest: Path, limit: int) -> tuple[fl
     decoder, total = open_decoder("greedy", backend.config.alphabet), ErrorCounts()
     for line in lines[:: max(1, len(lines) // limit)][:limit]:
         utterance = decoder.start()
-        utterance.push(backend.whole(read_mono(manifest / line["audio"])))
+        utterance.push(backend.recording_log_probs(read_mono(manifest / line["audio"])))
         total += word_errors(normalize(line["text"]), utterance.finish()[0].text)
     return total.rate, total.words
 

@@ -62,7 +62,7 @@ def transcribe(backend: Backend, folder: Path, limit: int, bank: Samples | None)
     for number, line in enumerate(recordings(folder, limit)):
         sound = read_mono(line["folder"] / line["audio"])
         sound = changes[number % len(changes)](sound) if changes else sound
-        clips.append((backend.whole(sound), normalize(line["text"])))
+        clips.append((backend.recording_log_probs(sound), normalize(line["text"])))
     return clips
 
 

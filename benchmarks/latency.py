@@ -98,10 +98,10 @@ def measured(model: str, audio: Sequence[Path], recordings: int) -> tuple[float,
     sounds = [np.concatenate([each.sound / np.float32(32768), silence]) for each in programs]
     heard = []
     for sound in sounds:
-        memory, parts = None, []
+        state, parts = None, []
         for window in windows_of(sound, config, with_hop(config, backend.plan, max(HOPS_S))):
-            one = backend.forward([replace(window, memory=memory)])[0]
-            memory = one.memory
+            one = backend.forward([replace(window, state=state)])[0]
+            state = one.state
             parts.append(one.log_probs)
         heard.append(np.concatenate(parts))
     rows = []

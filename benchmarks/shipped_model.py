@@ -112,7 +112,7 @@ class Candidate:
             ranked, ranking_s = self._timed(self.ranked, streamed)
             hypothesis.rescored += word_errors(reference, ranked)
             hypothesis.ranked_s += hearing_s + ranking_s
-        hypothesis.differing += written != _words(self.greedy, self.backend.whole(sound))
+        hypothesis.differing += written != _words(self.greedy, self.backend.recording_log_probs(sound))
         hypothesis.clips += 1
         hypothesis.sound_s += len(sound) / RATE
 

@@ -81,7 +81,7 @@ def plain_pytorch() -> Iterator[None]:
         return theirs(scores.float().transpose(0, 1), targets, outputs, lengths, blank)
 
     with (
-        mock.patch.object(modules, "slides_compiled", lambda *_: False),
+        mock.patch.object(modules, "uses_compiled_depthwise", lambda *_: False),
         mock.patch.object(objective, "ctc", ctc),
     ):
         yield

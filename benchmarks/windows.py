@@ -28,7 +28,7 @@ from acoustic.export.cache import fingerprint
 from acoustic.export.graph import Ranges
 from acoustic.features.framing import Samples
 from acoustic.quantization.ranges import find_ranges, with_ranges
-from acoustic.runtime.backend import stream_log_probs, whole_features
+from acoustic.runtime.backend import stream_log_probs, recording_features
 from acoustic.runtime.cpu import CpuBackend
 from acoustic.windows import LogProbs, StreamWindows, WindowPlan, plan_for
 from lm.decoders import open_decoder
@@ -92,7 +92,7 @@ def backends(checkpoint: Checkpoint, precision: str, ranges: Ranges | None) -> d
 
 def with_foresight(backend: CpuBackend, samples: Samples, plan: WindowPlan) -> LogProbs:
     """Windows over features that the whole utterance normalized: no stream can, but it shows what that costs."""
-    features = whole_features(backend.front_end, backend.trained_config.features, samples)
+    features = recording_features(backend.front_end, backend.trained_config.features, samples)
     config = backend.trained_config
     stream = StreamWindows(config, plan)
     heard = []
@@ -156,7 +156,7 @@ def main() -> int:
     )
     results = Results(arguments.results, about, fingerprint(checkpoint, ranges))
     if results.whole is None:
-        results.add("whole", errors(made["utterance"].whole, recordings, alphabet))
+        results.add("whole", errors(made["utterance"].recording_log_probs, recordings, alphabet))
     for cell in cells():
         if cell.name in results.known:
             continue

@@ -22,7 +22,7 @@ from acoustic.quantization.gptq import apply_gptq
 from acoustic.quantization.ranges import with_ranges
 from acoustic.quantization.smoothquant import apply_smoothquant
 from acoustic.runtime import open_backend
-from acoustic.runtime.backend import concatenate, run_in_blocks, whole_features
+from acoustic.runtime.backend import concatenate, run_in_blocks, recording_features
 from acoustic.runtime.cpu import open_session
 from acoustic.windows import LogProbs
 from lm.decoders import open_decoder
@@ -78,7 +78,7 @@ def export_model(
     keep_norms: bool = False,
     search: Mapping[str, float] | None = None,
     blank: float = 0.0,
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> list[Comparison]:
     """Write `model.safetensors` (folded, FP16 or INT8 weights) and `model.int8.onnx` into a folder, and compare both.
 
@@ -86,7 +86,7 @@ def export_model(
     minute at least), and all forms hear them. With `keep_norms` the batch norms stay apart in the file (whoever serves
     it folds them): training can go on from it. `search` is what the card shall say of the search that suits the model.
     `blank` is added to the score of writing nothing at an output: below nought, a model in doubt leaves less out.
-    `tell` is told how far it has come: some minutes pass.
+    `report` is told how far it has come: some minutes pass.
     """
     if not clips:
         raise TrainingError("A release is compared on real speech: name a manifest with some clips.")
@@ -97,9 +97,9 @@ def export_model(
         trained = _leaning(trained, blank)
     sounds = [read_clip(clip.audio) for clip in clips]
     if int8:
-        tell(f"channels brought to like ranges, by what {len(sounds)} clips show of them")
+        report(f"channels brought to like ranges, by what {len(sounds)} clips show of them")
         trained = apply_smoothquant(trained, sounds)
-    kept = apply_gptq(trained, sounds, tell) if weights == "int8" else trained
+    kept = apply_gptq(trained, sounds, report) if weights == "int8" else trained
     kept = kept if keep_norms else fold(kept)
     kept = checkpoint.quantize_checkpoint(kept) if weights == "int8" else kept
     served = fold(kept)
@@ -110,13 +110,13 @@ def export_model(
                 f"{seconds:.0f} s of speech are too little to find the ranges of INT8: "
                 f"give {MIN_CALIBRATION_S:.0f} s or more, or leave INT8 out (--no-int8)."
             )
-        ranges = calibrate(served, sounds, keep=False, tell=tell)
+        ranges = calibrate(served, sounds, keep=False, report=report)
         served = with_ranges(served, ranges)
     out.mkdir(parents=True, exist_ok=True)
     file = checkpoint.save(out, kept.config, kept.state, served.card, weights)
-    tell(f"comparing on {len(sounds)} clips")
+    report(f"comparing on {len(sounds)} clips")
     reference = [_hear(trained, sound) for sound in sounds]
-    whole = open_backend(file, "cpu", "fp32").whole
+    whole = open_backend(file, "cpu", "fp32").recording_log_probs
     form = "fp16" if weights == "fp16" else f"{weights} weights"
     results = [_compare(form, file, whole, trained, clips, sounds, reference)]
     if int8:
@@ -154,7 +154,7 @@ def _onnx(file: Path, served: Checkpoint) -> Callable[[Samples], LogProbs]:
         return log_probs
 
     def whole(sound: Samples) -> LogProbs:
-        features = whole_features(front_end, served.config.features, sound)
+        features = recording_features(front_end, served.config.features, sound)
         return concatenate(served.config, run_in_blocks(served.config, [features], run))
 
     return whole

@@ -16,7 +16,7 @@ from torch import Tensor
 from acoustic.checkpoint import MAX_WEIGHT
 from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
-from acoustic.network.modules import Reaching
+from acoustic.network.modules import SubBlock
 
 Range = tuple[float, float]
 Ranges = Mapping[str, Range]
@@ -85,7 +85,7 @@ class Graph:
         """The features as [batch, mels, 1, frames]."""
         return self.node("Unsqueeze", "features", self.constant(np.array([2])))
 
-    def reached(self, x: str, unit: Reaching) -> tuple[str, int]:
+    def reached(self, x: str, unit: SubBlock) -> tuple[str, int]:
         """What is heard, and how many zeros belong to its left."""
         return x, unit.left
 

@@ -20,7 +20,7 @@ from acoustic.export.graph import Branch, Graph, Ranges
 from acoustic.export.streaming import StreamingGraph
 from acoustic.files import write_file
 from acoustic.network.folding import fold
-from acoustic.network.modules import ConvNorm, LayerNorm, Unit
+from acoustic.network.modules import ConvNorm, LayerNorm, SubBlock
 from acoustic.network.network import Block, Network
 
 
@@ -72,7 +72,7 @@ def build_graph(
         assert isinstance(block, Block)
         out = _block(graph, block, name, branches, last=last)
         branch = Branch(out, name, network.config.blocks[index].channels)
-        branches = [*branches, branch] if network.keeps_panes and index else [branch]
+        branches = [*branches, branch] if network.keeps_all_branches and index else [branch]
     _output(graph, network, branches[-1].x)
     return graph
 
@@ -80,7 +80,7 @@ def build_graph(
 def _block(graph: Graph, block: Block, name: str, branches: Sequence[Branch], *, last: bool) -> str:
     """The block's output; its site is the block's name."""
     given = branches[-1]
-    first = cast(Unit, block.units[0])
+    first = cast(SubBlock, block.units[0])
     rates = [first.rate // step for step in block.steps]
     if block.joins and len(branches) > 1:
         pieces = [
@@ -92,7 +92,7 @@ def _block(graph: Graph, block: Block, name: str, branches: Sequence[Branch], *,
         given = Branch(joined, site, sum(branch.channels for branch in branches))
     x, site = given.x, given.site
     for index, unit in enumerate(block.units):
-        assert isinstance(unit, Unit)
+        assert isinstance(unit, SubBlock)
         unit_name = f"{name}.units.{index}"
         x = _unit(graph, unit, unit_name, x, site, last=last and index == len(block.units) - 1)
         if index < len(block.units) - 1:
@@ -119,7 +119,7 @@ def _block(graph: Graph, block: Block, name: str, branches: Sequence[Branch], *,
     return x if last else graph.site(name, x)
 
 
-def _unit(graph: Graph, unit: Unit, name: str, x: str, site: str, *, last: bool) -> str:
+def _unit(graph: Graph, unit: SubBlock, name: str, x: str, site: str, *, last: bool) -> str:
     x, left = graph.reached(x, unit)
     settings: dict[str, Any] = {"pads": [0, left, 0, unit.right], "strides": [1, unit.stride]}
     settings["dilations"] = [1, unit.dilation]

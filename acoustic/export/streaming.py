@@ -5,7 +5,7 @@
 A run takes the frames that no earlier run has taken, and nothing is computed twice: each convolution finds in `state`
 the inputs that it still needs, those before its outputs and those that lay ahead when the run before ended, and leaves
 those of the next run in `next_state`. A shortcut past convolutions that look ahead is as late as they are, by steps
-that are carried too. Where tensors are cut depends on the run: `Layout.places` says so.
+that are carried too. Where tensors are cut depends on the run: `StateLayout.places` says so.
 
 In INT8 the state is the 8-bit numbers themselves: rounding does not depend on where runs begin.
 """
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from acoustic.export.graph import Graph
-from acoustic.network.modules import Reaching
+from acoustic.network.modules import SubBlock
 
 METADATA_KEY = "silica.state"
 BY_CHANNEL, BY_TIME = [0, 3, 1, 2], [0, 2, 3, 1]
@@ -58,7 +58,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Layout:
+class StateLayout:
     """How a graph's state lies, and where it cuts: kept in its metadata."""
 
     pieces: list[tuple[int, list[tuple[int, int]]]]
@@ -66,7 +66,7 @@ class Layout:
     cuts: list[Place]
 
     @classmethod
-    def read(cls, text: str) -> "Layout":
+    def read(cls, text: str) -> "StateLayout":
         """From the metadata."""
         kept = json.loads(text)
         return cls(kept["pieces"], [Place(*place) for place in kept["places"]])
@@ -126,7 +126,7 @@ class StreamingGraph(Graph):
         self._made_at[tensor] = self._ahead
         return tensor
 
-    def reached(self, x: str, unit: Reaching) -> tuple[str, int]:
+    def reached(self, x: str, unit: SubBlock) -> tuple[str, int]:
         """`x` with what is carried of it in front. A stream's first run has heard nothing yet of what lies ahead: there
         zeros stand in its place, which nothing may come of."""
         rate, stride = unit.rate, unit.stride
@@ -144,7 +144,7 @@ class StreamingGraph(Graph):
             )
         if not unit.left + late + again:
             return x, 0
-        whole = self._with_carried(x, unit.reaching_channels, unit.left + late + again)
+        whole = self._with_carried(x, unit.state_channels, unit.left + late + again)
         if stride > 1:  # nothing can be trimmed between strides: what stands for nothing is taken out before
             whole = self._part(whole, x, self._place(Place(late + again, 0)))
         return self._usual(whole, x), 0
@@ -184,7 +184,7 @@ class StreamingGraph(Graph):
 
     @property
     def model(self) -> Any:
-        """The finished model, its `Layout` in its metadata."""
+        """The finished model, its `StateLayout` in its metadata."""
         model = super().model
         layout = {
             "pieces": [

@@ -20,7 +20,7 @@ def frame_count(config: FeatureConfig, samples: int) -> int:
 def sample_span(config: FeatureConfig, first_frame: int, end_frame: int) -> tuple[int, int]:
     """The samples [begin, end) that frames [first_frame, end_frame) are computed from.
 
-    `end` may lie beyond the signal's end; a slice that stops before `end` tells `line_up` that the signal
+    `end` may lie beyond the signal's end; a slice that stops before `end` tells `prepare_samples` that the signal
     ends there. One sample more than the windows cover is asked for on the left: pre-emphasis needs it.
     """
     if not 0 <= first_frame < end_frame:
@@ -35,7 +35,7 @@ def frames_ready(config: FeatureConfig, samples: int) -> int:
     return max(0, (samples - config.window_samples // 2) // config.hop_samples + 1)
 
 
-def line_up(config: FeatureConfig, samples: Samples, first_frame: int, end_frame: int) -> Samples:
+def prepare_samples(config: FeatureConfig, samples: Samples, first_frame: int, end_frame: int) -> Samples:
     """Pre-emphasise the slice that `sample_span` named and mirror it at the signal's own ends.
 
     The result always has (end_frame - first_frame - 1) * hop + window samples: equal spans, equal shapes.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from acoustic.config import FeatureConfig
-from acoustic.features.framing import Samples, frame_count, frames_ready, line_up, sample_span
+from acoustic.features.framing import Samples, frame_count, frames_ready, prepare_samples, sample_span
 
 AT_ONCE_FRAMES = 6_000
 
@@ -34,10 +34,10 @@ class FrontEnd(nn.Module):
         self.register_buffer("filters", torch.from_numpy(mel_filters(config).T.copy()), persistent=False)
 
     @torch.no_grad()
-    def log_mels(self, lined_up: Tensor) -> Tensor:
-        """[batch, samples from `line_up`] to [batch, mels, frames]."""
+    def log_mels(self, prepared: Tensor) -> Tensor:
+        """[batch, samples from `prepare_samples`] to [batch, mels, frames]."""
         config = self.config
-        frames = lined_up.unfold(-1, config.window_samples, config.hop_samples) * self.window
+        frames = prepared.unfold(-1, config.window_samples, config.hop_samples) * self.window
         # Where in the FFT the window lies does not matter: only the power is used.
         spectrum = torch.fft.rfft(frames, n=config.fft_samples)
         power = spectrum.real.square() + spectrum.imag.square()
@@ -45,8 +45,8 @@ class FrontEnd(nn.Module):
 
     def frames(self, samples: Samples, first_frame: int, end_frame: int) -> Tensor:
         """Frames [first_frame, end_frame) as [mels, frames], from the slice that `sample_span` named."""
-        lined_up = torch.from_numpy(line_up(self.config, samples, first_frame, end_frame))
-        return self.log_mels(lined_up.to(self.window.device)[None])[0]
+        prepared = torch.from_numpy(prepare_samples(self.config, samples, first_frame, end_frame))
+        return self.log_mels(prepared.to(self.window.device)[None])[0]
 
     def whole(self, samples: Samples) -> Tensor:
         """All frames of a finished signal as [mels, frames], minute by minute: spectra take far more room."""
@@ -65,14 +65,14 @@ class FrontEnd(nn.Module):
         lengths = torch.tensor(counts, dtype=torch.long, device=device)
         if not longest:
             return torch.zeros(len(signals), self.config.mels, 0, device=device), lengths
-        lined_up = np.zeros(
+        prepared = np.zeros(
             (len(signals), (longest - 1) * self.config.hop_samples + self.config.window_samples), np.float32
         )
-        for row, signal, frames in zip(lined_up, signals, counts, strict=True):
+        for row, signal, frames in zip(prepared, signals, counts, strict=True):
             if frames:
-                one = line_up(self.config, signal, 0, frames)
+                one = prepare_samples(self.config, signal, 0, frames)
                 row[: len(one)] = one
-        return self.log_mels(torch.from_numpy(lined_up).to(device)), lengths
+        return self.log_mels(torch.from_numpy(prepared).to(device)), lengths
 
 
 class FeatureStream:

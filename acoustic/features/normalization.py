@@ -50,7 +50,7 @@ def normalize_running(
 
 
 @dataclass(frozen=True)
-class Course:
+class StatisticsHistory:
     """What a stream is known by before each frame and after the last: frames [frames + 1], sums and squares of each
     band [2, mels, frames + 1], the prior included."""
 
@@ -64,21 +64,21 @@ class Course:
 
 def normalize_causal(
     config: FeatureConfig, features: Tensor, memory: NormalizationState | None
-) -> tuple[Tensor, Course]:
+) -> tuple[Tensor, StatisticsHistory]:
     """[mels, frames], each frame by everything up to it. Sums go on from the memory one frame after another: where a
     stream is cut changes no bit of them."""
     known = memory or initial_normalization_state(config)
     if known is None:
         raise AcousticError(f"`{config.normalize}` normalization has no memory.")
-    course = _course(config, features.cpu().double().numpy(), known)
+    history = _course(config, features.cpu().double().numpy(), known)
     # A full memory is halved after its last frame, which changes no mean.
-    mean, square = course.totals[:, :, 1:] / course.frames[1:]
+    mean, square = history.totals[:, :, 1:] / history.frames[1:]
     deviation = np.sqrt(np.maximum(square - mean**2, 0.0)) + config.deviation_floor
     centre, scale = (torch.from_numpy(part).to(features) for part in (mean, deviation))
-    return (features - centre) / scale, course
+    return (features - centre) / scale, history
 
 
-def _course(config: FeatureConfig, features: NDArray[np.float64], known: NormalizationState) -> Course:
+def _course(config: FeatureConfig, features: NDArray[np.float64], known: NormalizationState) -> StatisticsHistory:
     count, limit = features.shape[-1], float(config.memory_frames)
     frames, totals = np.empty(count + 1), np.empty((2, len(features), count + 1))
     frames[0], totals[0, :, 0], totals[1, :, 0] = known.frames, known.sums, known.squares
@@ -93,7 +93,7 @@ def _course(config: FeatureConfig, features: NDArray[np.float64], known: Normali
         if frames[at] >= limit:
             frames[at] /= 2
             totals[:, :, at] /= 2
-    return Course(frames, totals)
+    return StatisticsHistory(frames, totals)
 
 
 def normalize_causal_rows(
@@ -104,7 +104,7 @@ def normalize_causal_rows(
     first = initial_normalization_state(config)
     assert first is not None
     known = [memory or first for memory in memories or [None] * len(features)]
-    counts = weights_of(config, [memory.frames for memory in known], features.shape[-1], features.device)
+    counts = frame_weights(config, [memory.frames for memory in known], features.shape[-1], features.device)
     begun = np.array([[memory.frames, *memory.sums, *memory.squares] for memory in known])
     table, bands = torch.from_numpy(begun).to(features.device), features.shape[1]
     frames, sums, squares = table[:, :1], table[:, 1 : 1 + bands], table[:, 1 + bands :]
@@ -117,7 +117,7 @@ def normalize_causal_rows(
     return normalized
 
 
-def weights_of(config: FeatureConfig, begun: Sequence[float], count: int, device: torch.device) -> Tensor:
+def frame_weights(config: FeatureConfig, begun: Sequence[float], count: int, device: torch.device) -> Tensor:
     """What each frame counts [rows, count] beside rows that begin with so many frames."""
     place = torch.arange(count, device=device)
     halved = torch.tensor(_halvings(config, begun, count)).to(place)
@@ -157,7 +157,7 @@ def normalize_utterance(config: FeatureConfig, features: Tensor, lengths: Tensor
     return centred / (variance.sqrt() + config.deviation_floor)
 
 
-def normalize_whole(
+def normalize_batch(
     config: FeatureConfig,
     features: Tensor,
     lengths: Tensor,

@@ -77,15 +77,15 @@ def sort_out(state: Mapping[str, Tensor]) -> tuple[list[ForeignBlock], Parts]:
 
 def shape_of(block: ForeignBlock) -> BlockShape:
     """Kernel, channels, repeats and so on of one block."""
-    convolutions = [parts["weight"] for parts in ordered(block) if is_convolution(parts)]
+    cudnn_settings = [parts["weight"] for parts in ordered(block) if is_convolution(parts)]
     norms = sum(not is_convolution(parts) for parts in ordered(block))
-    separable = len(convolutions) == 2 * norms
-    if not norms or (not separable and len(convolutions) != norms):
+    separable = len(cudnn_settings) == 2 * norms
+    if not norms or (not separable and len(cudnn_settings) != norms):
         raise AcousticError(
-            f"A block has {len(convolutions)} convolutions and {norms} batch norms: expected one or two each."
+            f"A block has {len(cudnn_settings)} convolutions and {norms} batch norms: expected one or two each."
         )
-    first = convolutions[0]
-    pointwise = convolutions[1] if separable else first
+    first = cudnn_settings[0]
+    pointwise = cudnn_settings[1] if separable else first
     return BlockShape(
         kernel=first.shape[2],
         channels=pointwise.shape[0],

@@ -18,7 +18,7 @@ from acoustic.export.onnx import build_graph, onnx_bytes
 from acoustic.features.framing import Samples
 from acoustic.features.front_end import FrontEnd
 from acoustic.quantization.ranges import keep_ranges
-from acoustic.runtime.backend import whole_features
+from acoustic.runtime.backend import recording_features
 from acoustic.runtime.cpu import open_session
 
 Values = NDArray[np.float32]
@@ -37,16 +37,16 @@ def calibrate(
     recordings: Iterable[Samples],
     *,
     keep: bool = True,
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Range]:
     """Measure the ranges on recordings (16 kHz, mono; a few minutes of speech like that to be heard).
 
-    keep: also remember them in the user's cache, for models whose file cannot be written. `tell` is told how far it has
+    keep: also remember them in the user's cache, for models whose file cannot be written. `report` is told how far it has
     come.
     """
     front_end = FrontEnd(checkpoint.config.features)
     heard = [
-        whole_features(front_end, checkpoint.config.features, sound) for sound in recordings if len(sound)
+        recording_features(front_end, checkpoint.config.features, sound) for sound in recordings if len(sound)
     ]
     seconds = sum(features.shape[-1] for features in heard) / checkpoint.config.frames_per_second
     if seconds < MIN_CALIBRATION_S:
@@ -54,14 +54,14 @@ def calibrate(
             f"Calibrating on {seconds:.0f} s of speech would guess at the ranges: "
             f"give at least {MIN_CALIBRATION_S:.0f} s."
         )
-    ranges = _measure(checkpoint, heard, tell)
+    ranges = _measure(checkpoint, heard, report)
     if keep:
         keep_ranges(checkpoint, ranges)
     return ranges
 
 
 def _measure(
-    checkpoint: Checkpoint, heard: list[torch.Tensor], tell: Callable[[str], None] = lambda text: None
+    checkpoint: Checkpoint, heard: list[torch.Tensor], report: Callable[[str], None] = lambda text: None
 ) -> dict[str, Range]:
     """Of the ranges that cut off one of CUT_OFF, those with which INT8 says most nearly what FP32 says."""
     graph = build_graph(checkpoint)
@@ -74,7 +74,7 @@ def _measure(
     samples: dict[str, list[Values]] = {tensor: [] for tensor in tensors}
     exact: list[Values] = []
     most, generator = -(-SAMPLE // len(heard)), np.random.default_rng(0)
-    tell(f"ranges: how far {len(tensors)} tensors reach in {len(heard)} recordings")
+    report(f"ranges: how far {len(tensors)} tensors reach in {len(heard)} recordings")
     for features in heard:
         said, *made = session.run(None, {"features": features[None].numpy()})
         exact.append(said)
@@ -85,7 +85,7 @@ def _measure(
     sampled = {tensor: np.concatenate(parts) for tensor, parts in samples.items()}
     tried: list[tuple[float, dict[str, Range]]] = []
     for index, share in enumerate(CUT_OFF):
-        tell(f"ranges: what rounding costs, {index + 1} of {len(CUT_OFF)}")
+        report(f"ranges: what rounding costs, {index + 1} of {len(CUT_OFF)}")
         within = {tensor: _within(sampled[tensor], extremes[tensor], share) for tensor in tensors}
         ranges = {site: within[tensor] for site, tensor in graph.sites.items()}
         rounded = open_session(onnx_bytes(checkpoint, ranges))

@@ -16,14 +16,14 @@ from acoustic.checkpoint import MAX_WEIGHT, Checkpoint, StateDict
 from acoustic.features.framing import Samples
 from acoustic.features.front_end import FrontEnd
 from acoustic.network import Network
-from acoustic.network.modules import Bypass, Unit, padded
-from acoustic.runtime.backend import whole_features
+from acoustic.network.modules import Bypass, SubBlock, pad_time
+from acoustic.runtime.backend import recording_features
 
 REACHES = (1.0, 0.96, 0.92, 0.87, 0.81)
 """How far a row's steps reach, of its largest weight: where that is cut off, the steps of all others are finer."""
 DAMPING = 0.01
 """Of the inputs' mean power, added to each: some minutes of speech do not tell all."""
-TELL_EVERY = 20
+REPORT_INTERVAL = 20
 """Recordings or weights between two words of how far it has come."""
 
 
@@ -64,21 +64,21 @@ class Layer:
 
 @torch.no_grad()
 def apply_gptq(
-    checkpoint: Checkpoint, recordings: Sequence[Samples], tell: Callable[[str], None] = lambda text: None
+    checkpoint: Checkpoint, recordings: Sequence[Samples], report: Callable[[str], None] = lambda text: None
 ) -> Checkpoint:
     """The network with weights that an INT8 file keeps as they are. Recordings (16 kHz, mono) show what it hears;
-    `tell` is told how far it has come."""
+    `report` is told how far it has come."""
     network = checkpoint.network().eval()
     state = dict(checkpoint.state)
     layers = _listening(network, state)
     front_end = FrontEnd(checkpoint.config.features)
     for index, samples in enumerate(recordings):
-        if not index % TELL_EVERY:
-            tell(f"rounding: hearing recording {index + 1} of {len(recordings)}")
-        network(whole_features(front_end, checkpoint.config.features, samples)[None])
+        if not index % REPORT_INTERVAL:
+            report(f"rounding: hearing recording {index + 1} of {len(recordings)}")
+        network(recording_features(front_end, checkpoint.config.features, samples)[None])
     for index, layer in enumerate(layers):
-        if not index % TELL_EVERY:
-            tell(f"rounding: weight {index + 1} of {len(layers)}")
+        if not index % REPORT_INTERVAL:
+            report(f"rounding: weight {index + 1} of {len(layers)}")
         lost = _round(state, layer)
         if layer.behind:
             # What the taps are off by reaches the sums through the weights.
@@ -129,7 +129,7 @@ def _listening(network: Network, state: StateDict) -> list[Layer]:
     """The layers that can be compensated, each listening to what comes in from now on."""
     layers = []
     for name, part in [*network.named_modules()]:
-        if not isinstance(part, Unit | Bypass):
+        if not isinstance(part, SubBlock | Bypass):
             continue
         weight, offset = f"{name}.conv.weight", _offset(name, state)
         if offset is None or weight not in state or part.conv.groups > 1:
@@ -143,7 +143,7 @@ def _listening(network: Network, state: StateDict) -> list[Layer]:
         else:
             layer.behind = Layer(f"{name}.depthwise.weight", offset)
             _listen(part, layer.behind, lambda part, x: _windows(part, part.depthwise, x)[0])
-            _listen(part.tapped, layer, lambda _, x: x)
+            _listen(part.depthwise_output, layer, lambda _, x: x)
     layers.append(Layer("output.weight", "output.bias"))
     _listen(network.blocks[-1], layers[-1], lambda _, x: x, after=True)
     return layers
@@ -164,8 +164,8 @@ def _listen(
         part.register_forward_pre_hook(lambda part, given: layer.heard.add(inputs(part, given[0])))
 
 
-def _windows(unit: Unit, conv: nn.Conv1d, x: Tensor) -> Tensor:
+def _windows(unit: SubBlock, conv: nn.Conv1d, x: Tensor) -> Tensor:
     """What each tap of a convolution over time hears: [1, channels, time] to [1, channels, taps, steps]."""
     reach = (conv.kernel_size[0] - 1) * unit.dilation + 1
-    windows = padded(x, unit.left, unit.right).unfold(-1, reach, unit.stride)[..., :: unit.dilation]
+    windows = pad_time(x, unit.left, unit.right).unfold(-1, reach, unit.stride)[..., :: unit.dilation]
     return windows.mT

@@ -14,8 +14,8 @@ from torch import Tensor
 from acoustic.checkpoint import Checkpoint
 from acoustic.features.framing import Samples
 from acoustic.features.front_end import FrontEnd
-from acoustic.network.modules import Masks, Unit, slide
-from acoustic.runtime.backend import whole_features
+from acoustic.network.modules import PaddingMasks, SubBlock, slide
+from acoustic.runtime.backend import recording_features
 
 FARTHEST = 16.0
 """No channel is made smaller or larger by more: what a few minutes of speech hardly move, other sound may."""
@@ -25,15 +25,15 @@ FARTHEST = 16.0
 def apply_smoothquant(checkpoint: Checkpoint, recordings: Iterable[Samples]) -> Checkpoint:
     """The same network in other numbers. The recordings (16 kHz, mono) show how far each channel reaches."""
     network = checkpoint.network().eval()
-    reaches: dict[str, Tensor] = {}
+    sub_blocks: dict[str, Tensor] = {}
     for name, unit in network.named_modules():
-        if isinstance(unit, Unit) and unit.depthwise is not None and unit.groups == 1:
-            unit.register_forward_pre_hook(_watching(name, reaches))
+        if isinstance(unit, SubBlock) and unit.depthwise is not None and unit.groups == 1:
+            unit.register_forward_pre_hook(_watching(name, sub_blocks))
     front_end = FrontEnd(checkpoint.config.features)
     for samples in recordings:
-        network(whole_features(front_end, checkpoint.config.features, samples)[None])
+        network(recording_features(front_end, checkpoint.config.features, samples)[None])
     state = dict(checkpoint.state)
-    for name, reach in reaches.items():
+    for name, reach in sub_blocks.items():
         taps, weights = f"{name}.depthwise.weight", f"{name}.conv.weight"
         factors = shared_factors(reach, state[weights][:, :, 0].float())
         state[taps] = state[taps] / factors[:, None, None]
@@ -50,10 +50,10 @@ def shared_factors(reach: Tensor, weights: Tensor) -> Tensor:
     return (factors / factors.median()).clamp(1 / FARTHEST, FARTHEST)
 
 
-def _watching(name: str, reaches: dict[str, Tensor]) -> Callable[[Unit, tuple[Tensor, Masks]], None]:
-    def watch(unit: Unit, heard: tuple[Tensor, Masks]) -> None:
-        made = slide(unit, unit.reaching, *heard, dilation=unit.dilation, masked=unit.masked)
+def _watching(name: str, sub_blocks: dict[str, Tensor]) -> Callable[[SubBlock, tuple[Tensor, PaddingMasks]], None]:
+    def watch(unit: SubBlock, heard: tuple[Tensor, PaddingMasks]) -> None:
+        made = slide(unit, unit.temporal_conv, *heard, dilation=unit.dilation, masked=unit.masked)
         reach = made.abs().amax((0, 2))
-        reaches[name] = torch.maximum(reaches[name], reach) if name in reaches else reach
+        sub_blocks[name] = torch.maximum(sub_blocks[name], reach) if name in sub_blocks else reach
 
     return watch

@@ -97,8 +97,8 @@ def window_features(
     features = front_end.frames(window.samples, span.first_frame, span.end_frame)
     if config.normalize == "fixed":
         return normalize_fixed(config, features), None
-    new_frames = slice(span.new_first - span.first_frame, None)
-    return normalize_running(config, features, running_memory(window), new_frames)
+    new_frames = slice(span.first_new_frame - span.first_frame, None)
+    return normalize_running(config, features, running_state(window), new_frames)
 
 
 def new_features(
@@ -118,18 +118,18 @@ def new_features(
         features = torch.zeros(shape.mels, 0)
     if shape.normalize == "fixed":
         return normalize_fixed(shape, features), None
-    normalized, course = normalize_causal(shape, features, causal_memory(window))
-    return normalized, course.at(-1)
+    normalized, history = normalize_causal(shape, features, causal_state(window))
+    return normalized, history.at(-1)
 
 
-def running_memory(window: Window) -> NormalizationState | None:
+def running_state(window: Window) -> NormalizationState | None:
     """What running normalization knows before this window; None only for a stream's first."""
     if isinstance(window.memory, NormalizationState) or (window.memory is None and not window.span.index):
         return window.memory
     raise _out_of_order(window, "running normalization")
 
 
-def causal_memory(window: Window) -> NormalizationState | None:
+def causal_state(window: Window) -> NormalizationState | None:
     """What causal normalization knows before this window: nothing for a stream's first, whatever came before it."""
     return window.memory.memory if window.span.index and isinstance(window.memory, StreamState) else None
 
@@ -172,12 +172,12 @@ def failed(config: ModelConfig, window: Window, why: str) -> WindowOutput:
     return WindowOutput(window.span, np.zeros((0, config.classes), np.float32), window.memory, why)
 
 
-def whole_features(front_end: FrontEnd, config: FeatureConfig, samples: Samples) -> Tensor:
+def recording_features(front_end: FrontEnd, config: FeatureConfig, samples: Samples) -> Tensor:
     """Normalized features [mels, frames] of a whole recording."""
-    return torch.cat(list(whole_features_of(front_end, config, [samples])), dim=-1)
+    return torch.cat(list(iter_recording_features(front_end, config, [samples])), dim=-1)
 
 
-def whole_features_of(
+def iter_recording_features(
     front_end: FrontEnd, config: FeatureConfig, sound: Iterable[Samples]
 ) -> Iterator[Tensor]:
     """The same block by block, for sound of any length. It is read once, and twice where all of it must be heard
@@ -185,8 +185,8 @@ def whole_features_of(
     if config.normalize == "causal":
         known: NormalizationState | None = None
         for features in _plain_features(front_end, sound):
-            normalized, course = normalize_causal(config, features, known)
-            known = course.at(-1)
+            normalized, history = normalize_causal(config, features, known)
+            known = history.at(-1)
             yield normalized
         return
     if config.normalize == "fixed":
@@ -296,10 +296,10 @@ def iter_stream_log_probs(
         yield from stream.finish()
 
     for window in windows():
-        result = backend.forward([stream.renewed(window)])[0]
+        result = backend.forward([stream.with_current_state(window)])[0]
         if result.error:
             raise AcousticError(
                 f"Output {result.span.keep_first} and what follows is unknown: {result.error}."
             )
-        stream.accept(result)
+        stream.update_state(result)
         yield result.log_probs

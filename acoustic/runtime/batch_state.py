@@ -15,12 +15,12 @@ from torch import Tensor
 
 from acoustic.config import FeatureConfig
 from acoustic.features.normalization import initial_normalization_state
-from acoustic.runtime.backend import causal_memory, constants, running_memory, stream_state_of
+from acoustic.runtime.backend import causal_state, constants, running_state, stream_state_of
 from acoustic.stream_state import NormalizationState, StreamState
 from acoustic.windows import Window
 
 
-class Sent:
+class StagedTensor:
     """Rows of numbers that the host writes and one copy brings to the device before a run."""
 
     def __init__(self, *shape: int, kind: torch.dtype, device: torch.device) -> None:
@@ -33,7 +33,7 @@ class Sent:
         self.tensor[:count].copy_(self._host[:count], non_blocking=True)
 
 
-def on_host(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+def to_host(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
     """Copies of what lies on the device, all with one wait for it."""
     copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
     if any(tensor.is_cuda for tensor in tensors):
@@ -41,7 +41,7 @@ def on_host(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
     return [copy.numpy() for copy in copies]
 
 
-class RowNormalization:
+class BatchedNormalization:
     """Normalization of [batch, mels, frames] by each row's own rule, as `acoustic.features.normalization` does it
     for one. What
     a row remembers is `numbers` of 64 bits: frames, the sum of each band, that of its squares (none: nothing)."""
@@ -55,7 +55,7 @@ class RowNormalization:
 
     def memory(self, window: Window) -> NDArray[np.float64]:
         """What the stream of this window has shown before, as a row."""
-        known = causal_memory(window) if self.config.normalize == "causal" else running_memory(window)
+        known = causal_state(window) if self.config.normalize == "causal" else running_state(window)
         known = known or self._first
         assert known is not None
         return np.concatenate([[known.frames], known.sums, known.squares])
@@ -105,14 +105,14 @@ def _normalize_causal(
     `acoustic.config` sees to it."""
     # Before each frame and after the last, the prior included: [batch, 1 + 2 mels, frames + 1].
     added = torch.cat([torch.ones_like(exact[:, :1]), exact, exact.square()], dim=1)
-    course = torch.cat([known[:, :, None], known[:, :, None] + added.cumsum(-1)], dim=-1)
-    full = course[:, :1] >= config.memory_frames
+    history = torch.cat([known[:, :, None], known[:, :, None] + added.cumsum(-1)], dim=-1)
+    full = history[:, :1] >= config.memory_frames
     when = full.to(torch.int8).argmax(-1, keepdim=True)  # 0 where it never is: `full` is false there
-    course = torch.where(full, course - course.gather(-1, when.expand(-1, course.shape[1], -1)) / 2, course)
-    frames, sums, squares = course[..., 1:].split_with_sizes([1, config.mels, config.mels], dim=1)
+    history = torch.where(full, history - history.gather(-1, when.expand(-1, history.shape[1], -1)) / 2, history)
+    frames, sums, squares = history[..., 1:].split_with_sizes([1, config.mels, config.mels], dim=1)
     mean, square = sums / frames, squares / frames
     deviation = (square - mean.square()).clamp(min=0.0).sqrt()
-    following = course.gather(-1, places[:, None, None].expand(-1, course.shape[1], -1))[..., 0]
+    following = history.gather(-1, places[:, None, None].expand(-1, history.shape[1], -1))[..., 0]
     return (exact - mean) / (deviation + config.deviation_floor), following
 
 

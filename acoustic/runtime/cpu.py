@@ -18,7 +18,7 @@ from torch import Tensor
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.export.cache import onnx_content
-from acoustic.export.streaming import METADATA_KEY, Layout
+from acoustic.export.streaming import METADATA_KEY, StateLayout
 from acoustic.features.framing import Samples
 from acoustic.features.front_end import FrontEnd
 from acoustic.quantization.ranges import find_ranges, require_ranges
@@ -35,7 +35,7 @@ from acoustic.runtime.backend import (
     run_in_blocks,
     stream_state_of,
     streaming_config,
-    whole_features_of,
+    iter_recording_features,
     window_features,
 )
 from acoustic.stream_state import NormalizationState, StreamState
@@ -65,7 +65,7 @@ class CpuBackend:
         self._session = open_session(onnx_content(checkpoint, ranges, stateful=stateful))
         self._empty: StreamState | None = None
         if stateful:
-            self._layout = Layout.read(self._session.get_modelmeta().custom_metadata_map[METADATA_KEY])
+            self._layout = StateLayout.read(self._session.get_modelmeta().custom_metadata_map[METADATA_KEY])
             self._empty = StreamState(self._layout.empty(rounded=ranges is not None))
 
     def forward(self, windows: Sequence[Window]) -> list[WindowOutput]:
@@ -94,7 +94,7 @@ class CpuBackend:
         """The same of sound block by block, handed out as it is heard."""
         if self._empty is not None:  # as a stream with wide hops: nothing is heard twice
             return iter_stream_log_probs(self, sound, with_hop(self.config, self.plan, STATEFUL_BLOCK_S))
-        features = whole_features_of(self.front_end, self.trained_config.features, sound)
+        features = iter_recording_features(self.front_end, self.trained_config.features, sound)
         return run_in_blocks(self.config, features, self.run)
 
     def run(self, features: Tensor) -> NDArray[np.float32]:

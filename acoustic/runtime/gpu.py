@@ -17,10 +17,10 @@ from torch import Tensor
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
-from acoustic.features.framing import Samples, line_up
+from acoustic.features.framing import Samples, prepare_samples
 from acoustic.features.front_end import FrontEnd
 from acoustic.network.folding import fold
-from acoustic.network.stream_state import Carrying
+from acoustic.network.stream_state import StatefulNetwork
 from acoustic.runtime.backend import (
     AUDIO_NOT_FINITE,
     NETWORK_NOT_FINITE,
@@ -32,9 +32,9 @@ from acoustic.runtime.backend import (
     run_in_blocks,
     stream_state_of,
     streaming_config,
-    whole_features_of,
+    iter_recording_features,
 )
-from acoustic.runtime.batch_state import RowNormalization, Sent, following_states, load_states, on_host
+from acoustic.runtime.batch_state import BatchedNormalization, StagedTensor, following_states, load_states, to_host
 from acoustic.stream_state import NormalizationState, StreamState
 from acoustic.windows import LogProbs, Window, WindowOutput, default_plan, supports_stream_state, with_hop
 
@@ -73,13 +73,13 @@ class GpuBackend:
         self.plan = default_plan(self.config, stateful=True)
         self.type = torch.float16 if self.precision == "fp16" else torch.float32
         self._network = fold(checkpoint).network().to(self.device, self.type)
-        self.carrying = Carrying(self._network) if supports_stream_state(self.config) else None
+        self.stateful_network = StatefulNetwork(self._network) if supports_stream_state(self.config) else None
         self.empty = StreamState(
-            torch.zeros(self.carrying.size if self.carrying else 0, dtype=self.type).to(self.device)
+            torch.zeros(self.stateful_network.size if self.stateful_network else 0, dtype=self.type).to(self.device)
         )
         """The carried state of every stream that begins."""
         self._front_end = FrontEnd(self.config.features).to(self.device)
-        self.normalization = RowNormalization(self.config.features, self.device)
+        self.normalization = BatchedNormalization(self.config.features, self.device)
         self._batches = tuple(sorted(batches))
         frames = {with_hop(self.config, self.plan, hop).frames for hop in hops_s} | {self.plan.frames}
         self._frames = tuple(sorted(frames))
@@ -98,7 +98,7 @@ class GpuBackend:
         """Each window's log-probabilities, in the order given, in as few buckets as hold them."""
         by_frames: dict[int, list[int]] = {}
         for index, window in enumerate(windows):
-            if window.span.stateful and self.carrying is None:
+            if window.span.stateful and self.stateful_network is None:
                 raise AcousticError(f"{self.config.name} carries no state: cut its streams by its own plan.")
             by_frames.setdefault(self._room_for(window.span.frames), []).append(index)
         heard: dict[int, WindowOutput] = {}
@@ -107,7 +107,7 @@ class GpuBackend:
                 chosen = indices[first : first + self._batches[-1]]
                 batch = next(size for size in self._batches if size >= len(chosen))
                 bucket = self._bucket(batch, frames)
-                results = bucket.hear([windows[index] for index in chosen])
+                results = bucket.forward([windows[index] for index in chosen])
                 heard.update(zip(chosen, results, strict=True))
         return [heard[index] for index in range(len(windows))]
 
@@ -117,12 +117,12 @@ class GpuBackend:
 
     def pieces(self, sound: Iterable[Samples]) -> Iterator[LogProbs]:
         """The same of sound block by block, handed out as it is heard."""
-        features = whole_features_of(self._front_end, self.trained_config.features, sound)
+        features = iter_recording_features(self._front_end, self.trained_config.features, sound)
         return run_in_blocks(self.config, features, self._run)
 
     @torch.inference_mode()
     def _run(self, features: Tensor) -> LogProbs:
-        with convolutions(searching=False):
+        with cudnn_settings(benchmark=False):
             log_probs, _ = self._network(features[None].to(self.type).contiguous())
         return np.asarray(log_probs[0].float().cpu().numpy(), np.float32)
 
@@ -151,18 +151,18 @@ class GpuBackend:
         features, known = self.normalization(features, lengths, place, known)
         # The front end's frames lie step by step, in which layout cuDNN's convolutions take four times as long.
         features = features.to(self.type).contiguous()
-        if state is None or self.carrying is None:
+        if state is None or self.stateful_network is None:
             log_probs, _ = self._network(features, lengths)
             return Results(log_probs.float(), torch.stack([finite, finite], 1), known)
-        log_probs, following = self.carrying(features, lengths, state, place)
+        log_probs, following = self.stateful_network(features, lengths, state, place)
         usable = torch.isfinite(following).all(dim=1)
         return Results(log_probs, torch.stack([finite, usable], 1), known, following)
 
 
-def convolutions(*, searching: bool) -> AbstractContextManager[None]:
+def cudnn_settings(*, benchmark: bool) -> AbstractContextManager[None]:
     """cuDNN's settings. To search for the quickest algorithm takes seconds for each new length: only graphs are worth
     it. FP32 is 32 bits: by default cuDNN would round its factors to TF32."""
-    return torch.backends.cudnn.flags(enabled=True, benchmark=searching, allow_tf32=False)
+    return torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, allow_tf32=False)
 
 
 @dataclass
@@ -183,13 +183,13 @@ class Bucket:
         self.batch, self.frames = batch, frames
         features, device = backend.config.features, backend.device
         samples = (frames - 1) * features.hop_samples + features.window_samples
-        self._sound = Sent(batch, samples, kind=torch.float32, device=device)
+        self._sound = StagedTensor(batch, samples, kind=torch.float32, device=device)
         self._filled = [0] * batch  # samples of each row; beyond them there are zeros
-        self._places = Sent(batch, 2, kind=torch.int64, device=device)
-        numbers, carrying = backend.normalization.numbers, backend.carrying
-        self._known = Sent(batch, numbers, kind=torch.float64, device=device) if numbers else None
+        self._places = StagedTensor(batch, 2, kind=torch.int64, device=device)
+        numbers, stateful_network = backend.normalization.numbers, backend.stateful_network
+        self._known = StagedTensor(batch, numbers, kind=torch.float64, device=device) if numbers else None
         self._state = (
-            torch.zeros(batch, carrying.size, dtype=backend.type, device=device) if carrying else None
+            torch.zeros(batch, stateful_network.size, dtype=backend.type, device=device) if stateful_network else None
         )
         self._results: Results
         self._replay: Callable[[], Any] | None = None
@@ -197,9 +197,9 @@ class Bucket:
             self._capture()
 
     @torch.inference_mode()
-    def _compute(self, *, searching: bool = False) -> Results:
+    def _compute(self, *, benchmark: bool = False) -> Results:
         known = self._known.tensor if self._known else None
-        with convolutions(searching=searching):
+        with cudnn_settings(benchmark=benchmark):
             return self.backend.arithmetic(self._sound.tensor, self._places.tensor, known, self._state)
 
     def _capture(self) -> None:
@@ -209,11 +209,11 @@ class Bucket:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_RUNS):
-                self._compute(searching=True)
+                self._compute(benchmark=True)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.backend.pool):
-            self._results = self._compute(searching=True)
+            self._results = self._compute(benchmark=True)
         self._replay = graph.replay
 
     def run(self) -> None:
@@ -224,7 +224,7 @@ class Bucket:
             self._results = self._compute()
 
     @torch.inference_mode()
-    def hear(self, windows: Sequence[Window]) -> list[WindowOutput]:
+    def forward(self, windows: Sequence[Window]) -> list[WindowOutput]:
         """Up to `batch` windows, each no longer than `frames`."""
         self._load(windows)
         self.run()
@@ -232,7 +232,7 @@ class Bucket:
         count, results = len(windows), self._results
         following = following_states(windows, results.following) if results.following is not None else []
         wanted = (results.log_probs, results.finite, results.known)
-        log_probs, finite, *known = on_host([rows[:count] for rows in wanted if rows is not None])
+        log_probs, finite, *known = to_host([rows[:count] for rows in wanted if rows is not None])
         memories = self.backend.normalization.memories(known[0]) if known else [None] * count
         heard = []
         for index, window in enumerate(windows):
@@ -258,11 +258,11 @@ class Bucket:
         self._places.rows[count:] = 0
         for row, window in enumerate(windows):
             span = window.span
-            sound = line_up(backend.config.features, window.samples, span.first_frame, span.end_frame)
+            sound = prepare_samples(backend.config.features, window.samples, span.first_frame, span.end_frame)
             self._sound.rows[row, : len(sound)] = sound
             self._sound.rows[row, len(sound) : self._filled[row]] = 0.0
             self._filled[row] = len(sound)
-            self._places.rows[row] = span.frames, memory_place(backend.config, window)
+            self._places.rows[row] = span.frames, state_frame(backend.config, window)
             if self._known is not None:
                 self._known.rows[row] = backend.normalization.memory(window)
         if self._state is not None:
@@ -273,9 +273,9 @@ class Bucket:
             self._known.send(count)
 
 
-def memory_place(config: ModelConfig, window: Window) -> int:
+def state_frame(config: ModelConfig, window: Window) -> int:
     """The frame of a window that its stream's memory goes by: with running normalization the first that counts, else
     that of the window to come."""
     if config.features.normalize == "running":
-        return window.span.new_first - window.span.first_frame
+        return window.span.first_new_frame - window.span.first_frame
     return hop_frames(config, window)

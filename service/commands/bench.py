@@ -111,7 +111,7 @@ def _measure(job: tuple[Any, ...]) -> dict[str, Any]:
         for batch in batches:
             took_s = _window_s(backend, sound, plan, batch, seconds)
             windows.append((plan.hop_frames / backend.config.frames_per_second, batch, took_s))
-    whole_s = _timed(lambda: backend.whole(sound[: int(WHOLE_S * SAMPLE_RATE)]), seconds)
+    whole_s = _timed(lambda: backend.recording_log_probs(sound[: int(WHOLE_S * SAMPLE_RATE)]), seconds)
     return {"precision": backend.precision, "windows": windows, "whole": WHOLE_S / whole_s}
 
 
@@ -121,11 +121,11 @@ def _window_s(backend: "Backend", sound: Any, plan: Any, batch: int, seconds: fl
     stream = StreamWindows(backend.config, plan)
     full = None
     for window in stream.push(sound):
-        window = stream.renewed(window)
+        window = stream.with_current_state(window)
         if window.span.frames == plan.frames:
             full = window
             break
-        stream.accept(backend.forward([window])[0])
+        stream.update_state(backend.forward([window])[0])
     assert full is not None
     return _timed(lambda: backend.forward([full] * batch), seconds) / batch
 

@@ -282,7 +282,7 @@ def _transcribe_in_real_time(
 def _pieces(backend: "Backend", sound: "Iterable[Samples]", streamed: bool) -> Iterator[Any]:
     from acoustic.runtime import iter_stream_log_probs
 
-    return iter_stream_log_probs(backend, sound) if streamed else backend.pieces(sound)
+    return iter_stream_log_probs(backend, sound) if streamed else backend.iter_recording_log_probs(sound)
 
 
 def _progress(*, quiet: bool) -> Any:

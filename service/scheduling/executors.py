@@ -86,7 +86,7 @@ class ProcessExecutor:
             places.append((at, size))
             at += size
         spans = tuple(window.span for window in windows)
-        memories = tuple(window.memory for window in windows)
+        memories = tuple(window.state for window in windows)
         self.process.send(BatchRequest(number, tuple(places), spans, memories))
 
     def kill(self) -> None:

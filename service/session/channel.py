@@ -65,7 +65,7 @@ class Channel:
         self._segments: deque[Segment] = deque([self._new_segment(0, 0)])
         self._requested: set[WindowKey] = set()
         self._waiting: deque[RunWindow] = deque()
-        self._memory = self._segments[0].windows.memory
+        self._memory = self._segments[0].windows.state
         self._utterances: dict[int, OpenUtterance] = {}
         self._open: OpenUtterance | None = None
         self._utterance_count = 0
@@ -82,7 +82,7 @@ class Channel:
             return []
         segment, ready = self._segments[-1], []
         if segment.samples // self._config.features.hop_samples - segment.cut_frame > hop_frames:
-            ready = self._request_windows(segment, segment.windows.cut_short(), urgent=False)
+            ready = self._request_windows(segment, segment.windows.cut_early(), urgent=False)
         self._hop_frames = hop_frames
         segment.windows.change_hop(hop_frames)
         return ready
@@ -95,7 +95,7 @@ class Channel:
                 continue
             # Somebody may have finished: what can be heard of the end does not wait for the hop to fill.
             ready += self._request_windows(segment, segment.windows.push(samples[begin:end]), urgent=False)
-            ready += self._request_windows(segment, segment.windows.cut_short(), urgent=False)
+            ready += self._request_windows(segment, segment.windows.cut_early(), urgent=False)
             begin = end
         return ready + self._request_windows(segment, segment.windows.push(samples[begin:]), urgent=False)
 
@@ -140,13 +140,13 @@ class Channel:
         for segment in self._segments:
             if segment.number == key.segment:
                 segment.outputs[key.index] = outputs
-        if outputs.memory is not None:
-            self._memory = outputs.memory
+        if outputs.state is not None:
+            self._memory = outputs.state
         if not self._waiting:
             return []
         following = self._waiting.popleft()
         self._requested.add(following.key)
-        return [replace(following, window=replace(following.window, memory=self._memory))]
+        return [replace(following, window=replace(following.window, state=self._memory))]
 
     def advance(self, serial: int) -> Iterator[PushFrames | EndUtterance | DeferredEvent]:
         """What follows from the frames that are now in order; serials go on after the given one."""
@@ -228,7 +228,7 @@ class Channel:
                 continue
             self._requested.add(hear.key)
             if segment.windows.needs_order:
-                hear = replace(hear, window=replace(window, memory=self._memory))
+                hear = replace(hear, window=replace(window, state=self._memory))
             now.append(hear)
         return now
 

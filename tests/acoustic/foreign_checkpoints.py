@@ -30,7 +30,7 @@ MODELS = {
 }
 
 
-def lived_in(config: ModelConfig) -> Checkpoint:
+def random_checkpoint(config: ModelConfig) -> Checkpoint:
     torch.manual_seed(6)
     state = {
         name: torch.rand_like(tensor) + 0.5 if tensor.is_floating_point() else tensor.clone()
@@ -122,10 +122,10 @@ def assert_equal(imported: Checkpoint, model: Checkpoint) -> None:
     assert imported.config.blocks == model.config.blocks
     assert set(imported.state) == set(model.state)
     torch.manual_seed(2)
-    sound, lengths = torch.randn(2, 64, 70), torch.tensor([70, 41])
+    audio, lengths = torch.randn(2, 64, 70), torch.tensor([70, 41])
     with torch.inference_mode():
         torch.testing.assert_close(
-            imported.network()(sound, lengths), model.network()(sound, lengths), atol=0, rtol=0
+            imported.network()(audio, lengths), model.network()(audio, lengths), atol=0, rtol=0
         )
 
 

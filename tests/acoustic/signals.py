@@ -6,7 +6,7 @@ import torch
 from acoustic.checkpoint import Checkpoint
 
 
-def sound(seconds: float, seed: int = 0) -> np.ndarray:
+def audio(seconds: float, seed: int = 0) -> np.ndarray:
     """Noise that swells and fades like speech."""
     count = int(seconds * 16_000)
     noise = np.random.default_rng(seed).normal(0, 0.1, count)

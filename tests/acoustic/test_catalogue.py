@@ -21,7 +21,7 @@ from acoustic.quantization.calibration import calibrate
 from acoustic.quantization.ranges import find_ranges
 from acoustic.runtime.cpu import open_session
 from service.commands import main
-from tests.acoustic.signals import sound
+from tests.acoustic.signals import audio
 from tests.full_disk import full_disk
 
 TINY = untrained(published["tiny"])
@@ -337,7 +337,7 @@ def test_import_replaces_nothing_unless_told_to(capsys: pytest.CaptureFixture[st
 
 def test_export_takes_along_what_was_calibrated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     catalogue.install("mine", TINY)
-    ranges = calibrate(catalogue.find("mine"), [sound(12)])
+    ranges = calibrate(catalogue.find("mine"), [audio(12)])
     for form in ("--fp16", "--int8"):
         silica(capsys, "models", "export", "mine", tmp_path / "out.safetensors", form)
         assert find_ranges(catalogue.find(str(tmp_path / "out.safetensors"))) == ranges

@@ -21,7 +21,7 @@ from acoustic.network.folding import fold
 TINY = untrained(published["tiny"])
 
 
-def lived_in(config: ModelConfig) -> Checkpoint:
+def random_checkpoint(config: ModelConfig) -> Checkpoint:
     """A model whose norms have seen something."""
     torch.manual_seed(4)
     state = {}
@@ -37,9 +37,9 @@ def lived_in(config: ModelConfig) -> Checkpoint:
 
 def outputs(model: Checkpoint) -> torch.Tensor:
     torch.manual_seed(9)
-    sound = torch.randn(2, model.config.features.mels, 60)
+    audio = torch.randn(2, model.config.features.mels, 60)
     with torch.inference_mode():
-        return model.network()(sound, torch.tensor([60, 33]))[0]
+        return model.network()(audio, torch.tensor([60, 33]))[0]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 0.0), ("fp16", 2e-3), ("int8", 2e-2)])
@@ -86,7 +86,7 @@ def test_folding_changes_no_output(norm: str, residual: str, activation: str) ->
         BlockConfig(1, 8),
     )
     config = replace(published["tiny"], norm=norm, blocks=blocks, activation=activation)
-    model = lived_in(config)
+    model = random_checkpoint(config)
     folded = fold(model)
     torch.testing.assert_close(outputs(folded), outputs(model), atol=1e-4, rtol=1e-4)
     if norm != "layer":
@@ -96,7 +96,7 @@ def test_folding_changes_no_output(norm: str, residual: str, activation: str) ->
 
 
 def test_folding_a_channel_that_never_varied() -> None:
-    model = lived_in(published["tiny"])
+    model = random_checkpoint(published["tiny"])
     name = "blocks.0.units.0.norm.running_var"
     model.state[name][0] = 0.0
     torch.testing.assert_close(outputs(fold(model)), outputs(model), atol=1e-4, rtol=1e-4)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from acoustic.architectures import published
 from acoustic.network import build, modules
 from acoustic.network.depthwise import depthwise
-from acoustic.network.modules import Reaching, convolve, padded, time_major
+from acoustic.network.modules import SubBlock, convolve, pad_time, time_major
 
 
 @pytest.mark.parametrize("taps", [1, 5, 8])
@@ -18,15 +18,15 @@ def test_forward_and_both_gradients_are_those_of_a_masked_convolution(taps: int,
     lengths = torch.tensor([20, 7, 1, 0])
     mask = time_major((torch.arange(20)[None, :] < lengths[:, None])[:, None].expand(4, 48, 20).bfloat16())
     conv = nn.Conv1d(48, 48, taps, groups=48, bias=False)
-    sound, gradient = torch.randn(4, 48, 20).bfloat16(), time_major(torch.randn(4, 48, 20).bfloat16())
+    audio, gradient = torch.randn(4, 48, 20).bfloat16(), time_major(torch.randn(4, 48, 20).bfloat16())
 
     def theirs(x: Tensor) -> Tensor:
-        return convolve(padded(x * mask, left, taps - 1 - left), conv) * mask
+        return convolve(pad_time(x * mask, left, taps - 1 - left), conv) * mask
 
     results = []
     for ours in (False, True):
         conv.weight.grad = None
-        x = time_major(sound).requires_grad_()
+        x = time_major(audio).requires_grad_()
         x.retain_grad()
         out = depthwise(x, conv.weight, lengths, left) if ours else theirs(x)
         out.backward(gradient)
@@ -39,15 +39,15 @@ def test_forward_and_both_gradients_are_those_of_a_masked_convolution(taps: int,
 def test_a_network_in_16_bits_learns_the_same_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     config = published["silica-small"]
     features, lengths = torch.randn(3, 64, 240), torch.tensor([240, 133, 64])
-    gradients, compiled = [], modules.slides_compiled
+    gradients, compiled = [], modules.uses_compiled_depthwise
     asked: list[bool] = []
 
-    def watched(unit: Reaching, conv: nn.Conv1d, x: Tensor, dilation: int) -> bool:
+    def watched(unit: SubBlock, conv: nn.Conv1d, x: Tensor, dilation: int) -> bool:
         asked.append(compiled(unit, conv, x, dilation))
         return asked[-1]
 
     for choose in (watched, lambda *_: False):
-        monkeypatch.setattr(modules, "slides_compiled", choose)
+        monkeypatch.setattr(modules, "uses_compiled_depthwise", choose)
         torch.manual_seed(0)
         network = build(config).train()
         with torch.autocast("cpu", torch.bfloat16):
@@ -62,4 +62,4 @@ def test_a_network_in_16_bits_learns_the_same_with_them(monkeypatch: pytest.Monk
 
 def test_evaluation_is_left_to_pytorch() -> None:
     unit = build(published["silica-small"]).eval().blocks[3].units[0]
-    assert not modules.slides_compiled(unit, unit.reaching, time_major(torch.randn(1, 384, 10).bfloat16()), 1)
+    assert not modules.uses_compiled_depthwise(unit, unit.temporal_conv, time_major(torch.randn(1, 384, 10).bfloat16()), 1)

@@ -21,7 +21,7 @@ from acoustic.quantization import calibration
 from acoustic.quantization.calibration import calibrate
 from acoustic.quantization.ranges import CARD_KEY, find_ranges, with_ranges
 from acoustic.runtime.cpu import CpuBackend, open_session
-from tests.acoustic.signals import enlivened, sound
+from tests.acoustic.signals import enlivened, audio
 
 FEATURES = published["tiny"].features
 FIRST = BlockConfig(5, 16, stride=2, separable=True)
@@ -94,9 +94,9 @@ def test_onnx_computes_what_the_network_computes(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_int8_stays_close_for_every_kind_of_layer(name: str) -> None:
     checkpoint = lively(NETWORKS[name])
-    ranges = calibrate(checkpoint, [sound(12)], keep=False)
-    exact = CpuBackend(checkpoint, "fp32").whole(sound(5, seed=4))
-    rounded = CpuBackend(with_ranges(checkpoint, ranges), "int8").whole(sound(5, seed=4))
+    ranges = calibrate(checkpoint, [audio(12)], keep=False)
+    exact = CpuBackend(checkpoint, "fp32").recording_log_probs(audio(5, seed=4))
+    rounded = CpuBackend(with_ranges(checkpoint, ranges), "int8").recording_log_probs(audio(5, seed=4))
     apart = np.abs(np.exp(exact) - np.exp(rounded))
     assert apart.mean() < 0.01
     assert (exact.argmax(axis=1) == rounded.argmax(axis=1)).mean() > 0.85
@@ -104,7 +104,7 @@ def test_int8_stays_close_for_every_kind_of_layer(name: str) -> None:
 
 def test_int8_weights_are_stored_in_eight_bits(tmp_path: Path) -> None:
     checkpoint = lively(NETWORKS["tiny"])
-    ranges = calibrate(checkpoint, [sound(12)], keep=False)
+    ranges = calibrate(checkpoint, [audio(12)], keep=False)
     exported = onnx.load(export_onnx(checkpoint, tmp_path / "deep" / "folder" / "model.onnx", ranges))
     kinds = {constant.data_type for constant in exported.graph.initializer if len(constant.dims) == 4}
     assert onnx.TensorProto.INT8 in kinds
@@ -121,7 +121,7 @@ def test_int8_without_ranges_says_what_to_do() -> None:
 def test_calibration_is_remembered_in_the_cache() -> None:
     checkpoint = untrained(published["tiny"])
     assert find_ranges(checkpoint) is None
-    ranges = calibrate(checkpoint, [sound(12)])
+    ranges = calibrate(checkpoint, [audio(12)])
     assert find_ranges(checkpoint) == ranges
     assert CpuBackend(checkpoint).precision == "int8"
     assert CpuBackend(checkpoint, "fp32").precision == "fp32"
@@ -131,9 +131,9 @@ def test_calibration_is_remembered_in_the_cache() -> None:
 
 def test_what_was_measured_here_counts_for_more_than_the_card() -> None:
     checkpoint = untrained(published["tiny"])
-    carded = with_ranges(checkpoint, calibrate(checkpoint, [sound(12)], keep=False))
+    carded = with_ranges(checkpoint, calibrate(checkpoint, [audio(12)], keep=False))
     before = find_ranges(carded)
-    after = calibrate(carded, [sound(12) * 0.01])
+    after = calibrate(carded, [audio(12) * 0.01])
     assert find_ranges(carded) == after != before
 
 
@@ -143,9 +143,9 @@ def test_int8_keeps_the_offset_of_a_channel_whose_weights_are_nearly_nothing() -
     assert f"{name}.weight" in checkpoint.state
     checkpoint.state[f"{name}.weight"] = torch.full_like(checkpoint.state[f"{name}.weight"], 1e-7)
     checkpoint.state[f"{name}.bias"] = torch.ones_like(checkpoint.state[f"{name}.bias"])
-    ranges = calibrate(checkpoint, [sound(12)], keep=False)
-    int8 = CpuBackend(with_ranges(checkpoint, ranges), "int8").whole(sound(2))
-    np.testing.assert_allclose(np.exp(int8), np.exp(CpuBackend(checkpoint, "fp32").whole(sound(2))), atol=0.1)
+    ranges = calibrate(checkpoint, [audio(12)], keep=False)
+    int8 = CpuBackend(with_ranges(checkpoint, ranges), "int8").recording_log_probs(audio(2))
+    np.testing.assert_allclose(np.exp(int8), np.exp(CpuBackend(checkpoint, "fp32").recording_log_probs(audio(2))), atol=0.1)
 
 
 def test_a_few_far_numbers_do_not_coarsen_the_steps_of_all_others() -> None:
@@ -170,7 +170,7 @@ def test_a_few_far_numbers_do_not_coarsen_the_steps_of_all_others() -> None:
 
 def test_too_little_speech_is_no_calibration() -> None:
     with pytest.raises(AcousticError, match="at least 10 s"):
-        calibrate(untrained(published["tiny"]), [sound(5)])
+        calibrate(untrained(published["tiny"]), [audio(5)])
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_damaged_ranges_are_refused(stored: object) -> None:
 
 
 def test_ranges_of_another_model_are_refused() -> None:
-    ranges = calibrate(untrained(published["tiny"]), [sound(12)], keep=False)
+    ranges = calibrate(untrained(published["tiny"]), [audio(12)], keep=False)
     other = with_ranges(untrained(NETWORKS["dense residual"]), ranges)
     with pytest.raises(AcousticError, match="another model"):
         CpuBackend(other, "int8")
@@ -191,10 +191,10 @@ def test_ranges_of_another_model_are_refused() -> None:
 
 def test_a_built_file_is_kept_and_used_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = untrained(published["tiny"])
-    first = CpuBackend(checkpoint, "fp32").whole(sound(1))
+    first = CpuBackend(checkpoint, "fp32").recording_log_probs(audio(1))
     (kept,) = (home / "cache").glob("*.onnx")
     monkeypatch.setattr(cache, "export_onnx", lambda *_, **__: pytest.fail("built a second time"))
-    np.testing.assert_array_equal(CpuBackend(checkpoint, "fp32").whole(sound(1)), first)
+    np.testing.assert_array_equal(CpuBackend(checkpoint, "fp32").recording_log_probs(audio(1)), first)
     assert kept.exists()
 
 
@@ -223,4 +223,4 @@ def test_without_a_place_for_the_cache_the_file_is_built_in_memory(
 ) -> None:
     (tmp_path / "occupied").write_text("a file where the folder should be")
     monkeypatch.setenv("SILICA_HOME", str(tmp_path / "occupied"))
-    assert len(CpuBackend(untrained(published["tiny"]), "fp32").whole(sound(1))) == 50
+    assert len(CpuBackend(untrained(published["tiny"]), "fp32").recording_log_probs(audio(1))) == 50

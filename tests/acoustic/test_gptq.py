@@ -11,7 +11,7 @@ from acoustic.checkpoint import MAX_WEIGHT, Checkpoint, load, quantize_checkpoin
 from acoustic.network.folding import fold
 from acoustic.quantization.gptq import apply_gptq, gptq_round
 from acoustic.runtime.cpu import CpuBackend
-from tests.acoustic.signals import enlivened, sound
+from tests.acoustic.signals import enlivened, audio
 from tests.acoustic.test_smoothquant import NETWORK
 
 
@@ -22,23 +22,23 @@ def trained() -> Checkpoint:
 
 def test_a_file_keeps_the_weights_and_hears_more_nearly(trained: Checkpoint, tmp_path) -> None:
     told: list[str] = []
-    better = apply_gptq(trained, [sound(12)], told.append)
+    better = apply_gptq(trained, [audio(12)], told.append)
     assert told[0] == "rounding: hearing recording 1 of 1" and told[1].startswith("rounding: weight 1 of ")
     file = save(tmp_path, better.config, better.state, dtype="int8")
     for name, weight in load(file).state.items():
         if weight.dim() > 1:
             torch.testing.assert_close(weight, better.state[name], rtol=1e-6, atol=0)
             assert not torch.equal(weight, trained.state[name])
-    other = sound(9, 3)
-    exact = CpuBackend(fold(trained), "fp32").whole(other)
+    other = audio(9, 3)
+    exact = CpuBackend(fold(trained), "fp32").recording_log_probs(other)
     plain, turned = (
-        np.abs(np.exp(CpuBackend(fold(quantize_checkpoint(one)), "fp32").whole(other)) - np.exp(exact)).mean()
+        np.abs(np.exp(CpuBackend(fold(quantize_checkpoint(one)), "fp32").recording_log_probs(other)) - np.exp(exact)).mean()
         for one in (trained, better)
     )
     assert turned < 0.7 * plain
     # Folded first it comes to the same: the means that were lost go into the biases.
-    folded = CpuBackend(apply_gptq(fold(trained), [sound(12)]), "fp32").whole(other)
-    np.testing.assert_allclose(folded, CpuBackend(fold(better), "fp32").whole(other), atol=2e-3)
+    folded = CpuBackend(apply_gptq(fold(trained), [audio(12)]), "fp32").recording_log_probs(other)
+    np.testing.assert_allclose(folded, CpuBackend(fold(better), "fp32").recording_log_probs(other), atol=2e-3)
 
 
 def test_sums_of_inputs_that_go_together_stay_near() -> None:
@@ -72,6 +72,6 @@ def test_silence_and_rows_of_noughts_are_rounded_as_ever(trained: Checkpoint) ->
 def test_what_has_nowhere_to_put_the_mean_is_left(trained: Checkpoint) -> None:
     normed = replace(trained.config, norm="layer")
     left = enlivened(untrained(normed))
-    same = apply_gptq(left, [sound(3)])
+    same = apply_gptq(left, [audio(3)])
     changed = {name for name, value in left.state.items() if not torch.equal(value, same.state[name])}
     assert changed == {"output.weight", "output.bias"}

@@ -18,10 +18,10 @@ from acoustic.checkpoint import Checkpoint
 from acoustic.config import BlockConfig
 from acoustic.runtime import gpu, stream_log_probs
 from acoustic.runtime.backend import NETWORK_NOT_FINITE, Precision
-from acoustic.runtime.gpu import GpuBackend, convolutions
+from acoustic.runtime.gpu import GpuBackend, cudnn_settings
 from acoustic.stream_state import StreamState
 from acoustic.windows import StreamWindows, Window, with_hop
-from tests.acoustic.signals import enlivened, sound
+from tests.acoustic.signals import enlivened, audio
 
 TINY = published["tiny"]
 
@@ -41,7 +41,7 @@ MODELS = {
     "carried": normalized("fixed", BACK),
     "causal": normalized("causal", BACK),
 }
-CARRYING = ("carried", "causal")
+STATEFUL = ("carried", "causal")
 
 
 @pytest.fixture(params=MODELS)
@@ -57,9 +57,9 @@ def windows_of(backend: GpuBackend, seed: int, seconds: float = 3.0) -> list[Win
     """The windows of a stream, each with what it needs of those before it."""
     stream = StreamWindows(backend.config, backend.plan)
     windows = []
-    for window in [*stream.push(sound(seconds, seed)), *stream.finish()]:
-        windows.append(stream.renewed(window))
-        stream.accept(backend.forward([windows[-1]])[0])
+    for window in [*stream.push(audio(seconds, seed)), *stream.finish()]:
+        windows.append(stream.with_current_state(window))
+        stream.update_state(backend.forward([windows[-1]])[0])
     return windows
 
 
@@ -74,10 +74,10 @@ def test_captured_graphs_hear_what_the_cpu_hears(
 ) -> None:
     cpu, fast = opened(name), GpuBackend(MODELS[name], "cuda", precision, batches=(1, 4))
     plan = with_hop(cpu.config, cpu.plan, hop_s)
-    exact, heard = stream_log_probs(cpu, sound(4), plan), stream_log_probs(fast, sound(4), plan)
+    exact, heard = stream_log_probs(cpu, audio(4), plan), stream_log_probs(fast, audio(4), plan)
     assert np.abs(np.exp(exact) - np.exp(heard)).max() < apart
-    whole = np.exp(fast.whole(sound(4)))
-    assert np.abs(np.exp(cpu.whole(sound(4))) - whole).max() < apart
+    whole = np.exp(fast.recording_log_probs(audio(4)))
+    assert np.abs(np.exp(cpu.recording_log_probs(audio(4))) - whole).max() < apart
 
 
 class OnTheDeviceAlone(TorchFunctionMode):
@@ -99,7 +99,7 @@ def test_what_is_captured_needs_nothing_of_the_host(
     backend: GpuBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = backend.bucket(4, backend.plan.frames)
-    bucket.hear(windows_of(backend, seed=1)[1:3])
+    bucket.forward(windows_of(backend, seed=1)[1:3])
     monkeypatch.delattr(torch, "from_numpy")  # no mode can see it
     with OnTheDeviceAlone():
         bucket.run()
@@ -109,11 +109,11 @@ def test_a_row_keeps_nothing_of_the_window_before(backend: GpuBackend) -> None:
     """Also not what was poisoned."""
     windows = windows_of(backend, seed=1, seconds=2.2)
     bucket = backend.bucket(4, backend.plan.frames)
-    expected = bucket.hear(windows[-1:])[0]
+    expected = bucket.forward(windows[-1:])[0]
     assert expected.span.frames < backend.plan.frames
     loud = replace(windows[1], samples=np.full_like(windows[1].samples, np.nan))
-    assert all(heard.error for heard in bucket.hear([loud] * 4))
-    again = bucket.hear(windows[-1:])[0]
+    assert all(heard.error for heard in bucket.forward([loud] * 4))
+    again = bucket.forward(windows[-1:])[0]
     assert again.error is None
     np.testing.assert_array_equal(again.log_probs, expected.log_probs)
 
@@ -137,9 +137,9 @@ def test_convolutions_take_the_usual_layout_and_exact_arithmetic_and_nobody_sear
 ) -> None:
     before = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32
     windows_of(backend, seed=1)
-    backend.whole(sound(1))
+    backend.recording_log_probs(audio(1))
     assert set(heard_by) == {(True, False, False)}
-    with convolutions(searching=True):
+    with cudnn_settings(benchmark=True):
         assert torch.backends.cudnn.benchmark and not torch.backends.cudnn.allow_tf32
     assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32) == before
 
@@ -155,12 +155,12 @@ def test_only_lengths_that_have_a_bucket_are_captured_and_kept(monkeypatch: pyte
     assert set(backend._buckets) == {(1, backend.plan.frames)}
 
 
-@pytest.mark.parametrize("name", CARRYING)
+@pytest.mark.parametrize("name", STATEFUL)
 def test_a_state_has_room_of_its_own_which_ends_with_its_stream(name: str) -> None:
     """A view would keep the whole batch's room for as long as the slowest of its streams."""
     backend = opened(name)
     windows = [windows_of(backend, seed)[1] for seed in range(4)]
-    states = [heard.memory for heard in backend.forward(windows)]
+    states = [heard.state for heard in backend.forward(windows)]
     rows = []
     for state in states:
         assert isinstance(state, StreamState) and isinstance(state.values, torch.Tensor)
@@ -171,31 +171,31 @@ def test_a_state_has_room_of_its_own_which_ends_with_its_stream(name: str) -> No
     assert [row() is None for row in rows] == [True, False, False, False]
 
 
-@pytest.mark.parametrize("name", CARRYING)
+@pytest.mark.parametrize("name", STATEFUL)
 def test_streams_that_begin_share_one_state_that_nobody_writes_to(name: str) -> None:
     backend = opened(name)
     firsts = [windows_of(backend, seed)[0] for seed in range(3)]
     spoiled = [replace(window, samples=np.full_like(window.samples, np.nan)) for window in firsts]
     for heard in backend.forward([*spoiled, *firsts])[:3]:
-        assert heard.error and heard.memory is backend.empty
+        assert heard.error and heard.state is backend.empty
     assert not backend.empty.array().any()
 
 
-@pytest.mark.parametrize("name", CARRYING)
+@pytest.mark.parametrize("name", STATEFUL)
 def test_a_state_goes_over_the_host_where_another_device_takes_its_stream(name: str) -> None:
     backend, other = opened(name), opened(name)
     window = windows_of(backend, seed=1)[1]
-    sent = pickle.loads(pickle.dumps(window.memory))
+    sent = pickle.loads(pickle.dumps(window.state))
     assert isinstance(sent, StreamState) and isinstance(sent.values, np.ndarray)
-    there = other.forward([replace(window, memory=sent), window])
+    there = other.forward([replace(window, state=sent), window])
     here = backend.forward([window, window])
     for one, same in zip(there, here, strict=True):
         np.testing.assert_array_equal(one.log_probs, same.log_probs)
-        assert isinstance(one.memory, StreamState) and isinstance(same.memory, StreamState)
-        np.testing.assert_array_equal(one.memory.array(), same.memory.array())
+        assert isinstance(one.state, StreamState) and isinstance(same.state, StreamState)
+        np.testing.assert_array_equal(one.state.array(), same.state.array())
 
 
-@pytest.mark.parametrize("name", CARRYING)
+@pytest.mark.parametrize("name", STATEFUL)
 def test_a_state_that_is_not_finite_harms_its_own_stream_alone_and_is_not_handed_on(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,19 +203,19 @@ def test_a_state_that_is_not_finite_harms_its_own_stream_alone_and_is_not_handed
     backend = opened(name)
     windows = [windows_of(backend, seed)[1] for seed in range(3)]
     clean = backend.forward(windows)
-    state, carrying = windows[1].memory, backend.carrying
-    assert isinstance(state, StreamState) and carrying is not None
+    state, stateful_network = windows[1].state, backend.stateful_network
+    assert isinstance(state, StreamState) and stateful_network is not None
     bad = replace(state, values=torch.full_like(torch.as_tensor(state.values), torch.nan))
-    given = backend.forward([windows[0], replace(windows[1], memory=bad), windows[2]])
+    given = backend.forward([windows[0], replace(windows[1], state=bad), windows[2]])
 
     def overflowing(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        log_probs, following = carrying(*given)
+        log_probs, following = stateful_network(*given)
         following[1, 0] = torch.inf
         return log_probs, following
 
-    monkeypatch.setattr(backend, "carrying", overflowing)
+    monkeypatch.setattr(backend, "stateful_network", overflowing)
     for heard, before in ((given, bad), (backend.forward(windows), state)):
-        assert heard[1].error == NETWORK_NOT_FINITE and heard[1].memory is before
+        assert heard[1].error == NETWORK_NOT_FINITE and heard[1].state is before
         for index in (0, 2):
             assert heard[index].error is None
             np.testing.assert_array_equal(heard[index].log_probs, clean[index].log_probs)

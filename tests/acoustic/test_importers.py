@@ -17,7 +17,7 @@ from tests.acoustic.foreign_checkpoints import (
     assert_equal,
     folded_folder,
     foreign_names,
-    lived_in,
+    random_checkpoint,
     nemo_members,
     nemo_table,
     saved,
@@ -29,7 +29,7 @@ TEACHER = Path(__file__).parents[3] / "shared" / "models" / "quartznet15x5-en"
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_nemo_archives_come_back_equal(tmp_path: Path, kind: str, mode: str) -> None:
-    model = lived_in(MODELS[kind])
+    model = random_checkpoint(MODELS[kind])
     imported = importers.read(archive(tmp_path / "model.nemo", nemo_members(model), mode))
     assert_equal(imported, model)
     assert imported.config.features.normalize == "utterance"
@@ -38,7 +38,7 @@ def test_nemo_archives_come_back_equal(tmp_path: Path, kind: str, mode: str) -> 
 
 
 def test_nemo_reads_other_alphabets_and_older_tables(tmp_path: Path) -> None:
-    model = lived_in(replace(MODELS["jasper"], alphabet=" abcäöüß"))
+    model = random_checkpoint(replace(MODELS["jasper"], alphabet=" abcäöüß"))
     table = nemo_table(model.config)
     table = {name: {"cls": "x", "params": section} for name, section in table.items()}
     members = nemo_members(model) | {"./model_config.yaml": yaml.safe_dump({"model": table}).encode()}
@@ -50,7 +50,7 @@ def test_nemo_reads_other_alphabets_and_older_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize("vocabulary", [True, False])
 def test_nemo_archives_from_before_1_0(tmp_path: Path, vocabulary: bool) -> None:
     """Two files of weights, and the settings one level deeper."""
-    model = lived_in(MODELS["quartznet"])
+    model = random_checkpoint(MODELS["quartznet"])
     sections = nemo_table(model.config)
     if not vocabulary:
         del sections["decoder"]["vocabulary"]  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ def test_nemo_archives_from_before_1_0(tmp_path: Path, vocabulary: bool) -> None
     ],
 )
 def test_deeplearning_examples_come_back_equal(tmp_path: Path, kind: str, style: str, averaged: bool) -> None:
-    model = lived_in(MODELS[kind])
+    model = random_checkpoint(MODELS[kind])
     last = Checkpoint(model.config, {name: tensor * 2 for name, tensor in model.state.items()})
     file = tmp_path / "model.pt"
     file.write_bytes(
@@ -109,7 +109,7 @@ def test_deeplearning_examples_come_back_equal(tmp_path: Path, kind: str, style:
 
 
 def test_folded_folders_come_back_equal(tmp_path: Path) -> None:
-    model = fold(lived_in(MODELS["quartznet"]))
+    model = fold(random_checkpoint(MODELS["quartznet"]))
     assert_equal(importers.read(folded_folder(tmp_path / "f", model)), model)
 
 

@@ -21,7 +21,7 @@ from tests.acoustic.foreign_checkpoints import (
     MODELS,
     archive,
     folded_folder,
-    lived_in,
+    random_checkpoint,
     nemo_members,
     nemo_table,
     saved,
@@ -45,7 +45,7 @@ UNSAFE = {
 
 @pytest.mark.parametrize("what", UNSAFE)
 def test_unsafe_archives_are_refused(tmp_path: Path, what: str) -> None:
-    path = archive(tmp_path / "m.nemo", nemo_members(lived_in(MODELS["jasper"])))
+    path = archive(tmp_path / "m.nemo", nemo_members(random_checkpoint(MODELS["jasper"])))
     with tarfile.open(path, "a") as tar:
         tar.addfile(UNSAFE[what])
     with pytest.raises(AcousticError, match="refused"):
@@ -80,7 +80,7 @@ class Trap:
 def test_pickles_with_code_are_refused(tmp_path: Path, where: str) -> None:
     trap = saved({"state_dict": {"weight": Trap()}})
     if where == "nemo":
-        members = nemo_members(lived_in(MODELS["jasper"])) | {"./model_weights.ckpt": trap}
+        members = nemo_members(random_checkpoint(MODELS["jasper"])) | {"./model_weights.ckpt": trap}
         path = archive(tmp_path / "m.nemo", members)
     else:
         path = tmp_path / "m.pt"
@@ -140,7 +140,7 @@ MISTAKES: dict[str, tuple[Callable[[dict[str, bytes]], dict[str, bytes]], str]] 
 @pytest.mark.parametrize("what", MISTAKES)
 def test_archives_with_mistakes_are_refused_in_words(tmp_path: Path, what: str) -> None:
     change, message = MISTAKES[what]
-    members = change(nemo_members(lived_in(MODELS["jasper"])))
+    members = change(nemo_members(random_checkpoint(MODELS["jasper"])))
     with pytest.raises(AcousticError, match=message):
         importers.read(archive(tmp_path / "m.nemo", members))
 
@@ -181,7 +181,7 @@ def test_what_is_not_there() -> None:
 def test_folded_folders_with_mistakes_are_refused(
     tmp_path: Path, change: Callable[[dict[str, object]], object], message: str
 ) -> None:
-    folder = folded_folder(tmp_path / "f", fold(lived_in(MODELS["quartznet"])))
+    folder = folded_folder(tmp_path / "f", fold(random_checkpoint(MODELS["quartznet"])))
     table = json.loads((folder / "config.json").read_text())
     change(table)
     (folder / "config.json").write_text(json.dumps(table))

@@ -23,12 +23,12 @@ def noise(seconds: float, level_db: float, seed: int = 0) -> np.ndarray:
     return draw.astype(np.float32)
 
 
-def level_db(sound: np.ndarray) -> float:
-    return float(10 * np.log10(np.mean(np.square(sound, dtype=np.float64))))
+def level_db(audio: np.ndarray) -> float:
+    return float(10 * np.log10(np.mean(np.square(audio, dtype=np.float64))))
 
 
-def heard(sound: np.ndarray, config: FeatureConfig = CONFIG) -> np.ndarray:
-    return LevelLimiter(config).push(sound)
+def heard(audio: np.ndarray, config: FeatureConfig = CONFIG) -> np.ndarray:
+    return LevelLimiter(config).push(audio)
 
 
 @pytest.mark.parametrize("loud_db", [-20.0, -14.0, -10.0])
@@ -61,24 +61,24 @@ def test_the_gain_goes_without_a_step() -> None:
 @given(st.integers(0, 9), st.lists(st.integers(0, 700), max_size=40))
 @settings(max_examples=50, deadline=None)
 def test_how_the_sound_is_cut_changes_no_sample(seed: int, cuts: list[int]) -> None:
-    sound = noise(0.7, -10.0, seed)
+    audio = noise(0.7, -10.0, seed)
     stream, at, pieces = LevelLimiter(CONFIG), 0, []
     for cut in cuts:
-        pieces.append(stream.push(sound[at : at + cut]))
+        pieces.append(stream.push(audio[at : at + cut]))
         at += cut
-    pieces.append(stream.push(sound[at:]))
-    np.testing.assert_array_equal(np.concatenate(pieces), heard(sound))
+    pieces.append(stream.push(audio[at:]))
+    np.testing.assert_array_equal(np.concatenate(pieces), heard(audio))
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, 1e30])
 def test_a_sample_that_is_no_sound_spoils_nothing_after_it(poison: float) -> None:
-    sound = noise(3, -20.0)
-    poisoned = sound.copy()
+    audio = noise(3, -20.0)
+    poisoned = audio.copy()
     poisoned[8_000] = poison
     with np.errstate(all="ignore"):
         after = heard(poisoned)[9_000:]
     assert np.isfinite(after).all()
-    assert np.abs(level_db(after) - level_db(heard(sound)[9_000:])) < 6.0
+    assert np.abs(level_db(after) - level_db(heard(audio)[9_000:])) < 6.0
 
 
 @pytest.mark.parametrize("samples", [0, 1, 159, 160, 16_000, 200_007])

@@ -13,7 +13,7 @@ from acoustic.architectures import FEATURES, published, quartznet
 from acoustic.config import Activation, BlockConfig, FeatureConfig, ModelConfig, Norm
 from acoustic.errors import AcousticError
 from acoustic.network import Network, build, network
-from acoustic.network.modules import LayerNorm, Masks, activate, shuffle, time_major
+from acoustic.network.modules import LayerNorm, PaddingMasks, activate, shuffle, time_major
 from acoustic.parameter_count import parameter_count
 
 # The table of the developers' notes, where published sizes (201 M, 333 M, 6.4 M, 18.9 M) are reproduced.
@@ -135,12 +135,12 @@ def probe(config: ModelConfig) -> tuple[int, int]:
             tensor.fill_(0.0 if name.endswith("bias") else 1.0 / max(1, tensor.shape[1] * tensor.shape[-1]))
     steps = -(-max(config.left_frames, config.look_ahead_frames) // config.stride_frames) + 2
     frames = 2 * steps * config.stride_frames
-    sound = torch.ones(1, config.features.mels, frames, dtype=torch.double, requires_grad=True)
-    scores = network.logits(sound)
+    audio = torch.ones(1, config.features.mels, frames, dtype=torch.double, requires_grad=True)
+    scores = network.logits(audio)
     centre = steps * config.outputs_per_step
     scores[0, centre : centre + config.outputs_per_step].sum().backward()
-    assert sound.grad is not None
-    heard = sound.grad[0].abs().sum(dim=0).nonzero().flatten()
+    assert audio.grad is not None
+    heard = audio.grad[0].abs().sum(dim=0).nonzero().flatten()
     at = steps * config.stride_frames
     return at - int(heard[0]), int(heard[-1]) - at
 
@@ -187,13 +187,13 @@ def test_the_look_ahead_is_true_of_a_real_network() -> None:
     """By perturbation: sound later than the look-ahead changes no output, sound just inside does."""
     config = replace(SHAPES[4], masks="none", activation="leaky_relu")
     network = awake(config).double()  # the furthest frame's share is small
-    sound = torch.randn(1, 64, 400, dtype=torch.double)
+    audio = torch.randn(1, 64, 400, dtype=torch.double)
     step = 20
     for offset, differs in ((config.look_ahead_frames, True), (config.look_ahead_frames + 1, False)):
-        other = sound.clone()
+        other = audio.clone()
         other[:, :, step * 8 + offset :] += 3e6  # loud, since so little of it arrives
         outputs = slice(step * 4, step * 4 + 4)
-        same = torch.equal(network.logits(sound)[:, outputs], network.logits(other)[:, outputs])
+        same = torch.equal(network.logits(audio)[:, outputs], network.logits(other)[:, outputs])
         assert same is not differs
 
 
@@ -255,9 +255,9 @@ def test_masked_padding_changes_nothing(masks: str, residual: str) -> None:
     block = BlockConfig(3, 8, 2, residual=residual)  # type: ignore[arg-type]
     config = small(blocks=(BlockConfig(5, 8, stride=2), block, block, BlockConfig(1, 8)), masks=masks)
     network = awake(config)
-    sound = torch.randn(1, 6, 31)
-    padded = torch.cat([sound, torch.full((1, 6, 18), 7.0)], dim=2)
-    alone, _ = network(sound)
+    audio = torch.randn(1, 6, 31)
+    padded = torch.cat([audio, torch.full((1, 6, 18), 7.0)], dim=2)
+    alone, _ = network(audio)
     together, lengths = network(padded.repeat(2, 1, 1), torch.tensor([31, 49]))
     torch.testing.assert_close(together[0, : lengths[0]], alone[0], atol=1e-5, rtol=1e-5)
     unmasked, _ = build_like(network, replace(config, masks="none"))(padded, torch.tensor([31]))
@@ -272,22 +272,22 @@ def build_like(network: Network, config: ModelConfig) -> Network:
 
 def test_no_lengths_means_all_full() -> None:
     network = awake(small())
-    sound = torch.randn(3, 6, 40)
-    plain, plain_lengths = network(sound)
-    masked, lengths = network(sound, torch.full((3,), 40))
+    audio = torch.randn(3, 6, 40)
+    plain, plain_lengths = network(audio)
+    masked, lengths = network(audio, torch.full((3,), 40))
     torch.testing.assert_close(plain, masked)
     assert plain_lengths.tolist() == lengths.tolist()
 
 
 def test_masked_batch_norm_leaves_padding_out_of_its_statistics() -> None:
-    sound = torch.randn(2, 6, 40)
-    padded = torch.cat([sound, torch.randn(2, 6, 200)], dim=2)
+    audio = torch.randn(2, 6, 40)
+    padded = torch.cat([audio, torch.randn(2, 6, 200)], dim=2)
     lengths = torch.tensor([40, 40])
     by_masks: dict[str, list[Tensor]] = {}
     for masks in ("conv_and_norm", "conv"):
         torch.manual_seed(5)
         network = build(small(masks=masks)).train()
-        alone, _ = network(sound, lengths)
+        alone, _ = network(audio, lengths)
         torch.manual_seed(5)
         network = build(small(masks=masks)).train()
         together, _ = network(padded, lengths)
@@ -298,12 +298,12 @@ def test_masked_batch_norm_leaves_padding_out_of_its_statistics() -> None:
 
 
 def test_masked_batch_norm_equals_the_usual_one_when_nothing_is_padded() -> None:
-    sound, lengths = torch.randn(2, 6, 40), torch.tensor([40, 40])
+    audio, lengths = torch.randn(2, 6, 40), torch.tensor([40, 40])
     outputs, variances = [], []
     for masks in ("conv_and_norm", "conv"):
         torch.manual_seed(5)
         network = build(small(masks=masks)).train()
-        outputs.append(network(sound, lengths)[0])
+        outputs.append(network(audio, lengths)[0])
         variances.append(network.blocks[0].units[0].norm.running_var)
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(*variances, atol=1e-5, rtol=1e-5)
@@ -312,9 +312,9 @@ def test_masked_batch_norm_equals_the_usual_one_when_nothing_is_padded() -> None
 def test_layer_norm_is_frame_by_frame() -> None:
     """More sound changes no frame that cannot hear it."""
     network = awake(small(norm="layer", masks="none"))
-    sound = torch.randn(1, 6, 80)
-    short, _ = network(sound[:, :, :60])
-    long, _ = network(sound)
+    audio = torch.randn(1, 6, 80)
+    short, _ = network(audio[:, :, :60])
+    long, _ = network(audio)
     torch.testing.assert_close(long[:, :20], short[:, :20])
 
 
@@ -334,7 +334,7 @@ def test_activations() -> None:
 
 
 def test_masks_follow_the_rate() -> None:
-    masks = Masks(torch.tensor([5, 8]))
+    masks = PaddingMasks(torch.tensor([5, 8]))
     mask = masks.at(torch.zeros(2, 3, 4), 2)
     assert mask is not None
     assert mask[:, 0].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]

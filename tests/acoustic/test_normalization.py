@@ -16,7 +16,7 @@ from acoustic.features.normalization import (
     normalize_fixed,
     normalize_running,
     normalize_utterance,
-    normalize_whole,
+    normalize_batch,
 )
 from acoustic.stream_state import NormalizationState
 
@@ -50,15 +50,15 @@ def test_fixed_is_the_constants() -> None:
     mean, deviation = torch.tensor(SPEECH_MEAN), torch.tensor(SPEECH_DEVIATION)
     expected = (raw - mean[:, None]) / (deviation[:, None] + 1e-5)
     torch.testing.assert_close(normalize_fixed(FIXED, raw), expected)
-    whole = normalize_whole(FIXED, raw, torch.tensor([4]))
+    whole = normalize_batch(FIXED, raw, torch.tensor([4]))
     torch.testing.assert_close(whole[:, :, :4], expected[:, :, :4])
     assert torch.all(whole[:, :, 4:] == 0)
 
 
 def test_running_starts_from_its_prior() -> None:
-    memory = initial_normalization_state(RUNNING)
-    assert memory is not None
-    mean, deviation = memory.mean_and_deviation()
+    state = initial_normalization_state(RUNNING)
+    assert state is not None
+    mean, deviation = state.mean_and_deviation()
     np.testing.assert_allclose(mean, SPEECH_MEAN, rtol=1e-5)
     np.testing.assert_allclose(deviation, SPEECH_DEVIATION, rtol=1e-5)
     assert initial_normalization_state(FIXED) is None
@@ -67,9 +67,9 @@ def test_running_starts_from_its_prior() -> None:
 def test_running_without_prior_is_the_statistics_of_what_was_heard() -> None:
     config = replace(RUNNING, prior_frames=0)
     raw = features(90)[0]
-    memory, heard = initial_normalization_state(config), None
+    state, heard = initial_normalization_state(config), None
     for first in range(0, 90, 30):
-        heard, memory = normalize_running(config, raw[:, first : first + 30], memory, slice(None))
+        heard, state = normalize_running(config, raw[:, first : first + 30], state, slice(None))
     expected = (raw - raw.mean(1, keepdim=True)) / (raw.std(1, unbiased=False, keepdim=True) + 1e-5)
     assert heard is not None
     torch.testing.assert_close(heard, expected[:, 60:], atol=1e-4, rtol=1e-4)
@@ -80,30 +80,30 @@ def test_running_counts_each_frame_once_however_windows_overlap() -> None:
     once = initial_normalization_state(RUNNING)
     assert once is not None
     once = once.add(raw, RUNNING.memory_frames)
-    memory = initial_normalization_state(RUNNING)
+    state = initial_normalization_state(RUNNING)
     for first, new in ((0, 0), (10, 20), (30, 10)):  # windows 0..30, 10..40, 30..60
         window = raw[:, first : (30, 40, 60)[(0, 10, 30).index(first)]]
-        _, memory = normalize_running(RUNNING, window, memory, slice(new, None))
-    assert memory is not None
-    assert memory.frames == pytest.approx(once.frames)
-    np.testing.assert_allclose(memory.sums, once.sums)
-    np.testing.assert_allclose(memory.squares, once.squares)
+        _, state = normalize_running(RUNNING, window, state, slice(new, None))
+    assert state is not None
+    assert state.frames == pytest.approx(once.frames)
+    np.testing.assert_allclose(state.sums, once.sums)
+    np.testing.assert_allclose(state.squares, once.squares)
 
 
 def test_running_memory_fades_and_stays_bounded() -> None:
     config = replace(RUNNING, memory_frames=200)
     loud = features(100)[0] + 5.0
-    memory = initial_normalization_state(config)
+    state = initial_normalization_state(config)
     for _ in range(50):
-        _, memory = normalize_running(config, loud, memory, slice(None))
-        assert memory.frames <= 200
-    mean, _ = memory.mean_and_deviation()
+        _, state = normalize_running(config, loud, state, slice(None))
+        assert state.frames <= 200
+    mean, _ = state.mean_and_deviation()
     np.testing.assert_allclose(mean, loud.mean(1).numpy(), atol=1e-3)
 
 
 def test_running_of_a_batch_of_finished_utterances() -> None:
     raw = features(40, 2)
-    both = normalize_whole(RUNNING, raw, torch.tensor([40, 25]))
+    both = normalize_batch(RUNNING, raw, torch.tensor([40, 25]))
     alone, _ = normalize_running(RUNNING, raw[1, :, :25], None, slice(None))
     torch.testing.assert_close(both[1, :, :25], alone)
     assert torch.all(both[1, :, 25:] == 0)
@@ -127,16 +127,16 @@ def test_causal_knows_each_frame_by_what_came_up_to_it() -> None:
 
 def test_causal_changes_no_bit_where_a_stream_is_cut_and_halves_what_is_full() -> None:
     raw = features(2_000)[0]
-    whole, course = normalize_causal(CAUSAL, raw, None)
-    pieces, memory, at = [], None, 0
+    whole, history = normalize_causal(CAUSAL, raw, None)
+    pieces, state, at = [], None, 0
     for length in (0, 1, 499, 700, 3, 797):
-        piece, cut = normalize_causal(CAUSAL, raw[:, at : at + length], memory)
+        piece, cut = normalize_causal(CAUSAL, raw[:, at : at + length], state)
         pieces.append(piece)
-        memory, at = cut.at(length), at + length
+        state, at = cut.at(length), at + length
     assert torch.equal(torch.cat(pieces, 1), whole)
-    assert memory is not None and memory.frames == course.at(2_000).frames == 300 + (2_000 - 500) % 300
-    np.testing.assert_array_equal(memory.sums, course.at(2_000).sums)
-    assert torch.equal(normalize_whole(CAUSAL, raw[None], torch.tensor([2_000]))[0], whole)
+    assert state is not None and state.frames == history.at(2_000).frames == 300 + (2_000 - 500) % 300
+    np.testing.assert_array_equal(state.sums, history.at(2_000).sums)
+    assert torch.equal(normalize_batch(CAUSAL, raw[None], torch.tensor([2_000]))[0], whole)
 
 
 def test_causal_of_many_rows_at_once_is_that_of_each() -> None:
@@ -150,8 +150,8 @@ def test_causal_of_many_rows_at_once_is_that_of_each() -> None:
         None,
     ]
     made = normalize_causal_rows(CAUSAL, rows, before)
-    for row, features, memory in zip(made, rows, before, strict=True):
-        torch.testing.assert_close(row, normalize_causal(CAUSAL, features, memory)[0], rtol=1e-5, atol=1e-5)
+    for row, features, state in zip(made, rows, before, strict=True):
+        torch.testing.assert_close(row, normalize_causal(CAUSAL, features, state)[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(normalize_causal_rows(CAUSAL, rows[:1], None)[0], made[0])
 
 

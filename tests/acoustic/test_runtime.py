@@ -19,11 +19,11 @@ from acoustic.features.front_end import FrontEnd
 from acoustic.quantization.calibration import calibrate
 from acoustic.quantization.ranges import with_ranges
 from acoustic.runtime import Backend, open_backend, stream_log_probs
-from acoustic.runtime.backend import run_in_blocks, whole_features
+from acoustic.runtime.backend import run_in_blocks, recording_features
 from acoustic.runtime.cpu import CpuBackend
 from acoustic.runtime.gpu import GpuBackend
 from acoustic.windows import StreamWindows, Window, WindowPlan, default_plan, windows_of
-from tests.acoustic.signals import sound
+from tests.acoustic.signals import audio
 
 TINY = untrained(published["tiny"])
 RUNNING = replace(
@@ -49,7 +49,7 @@ Maker = Callable[[Checkpoint], Backend]
 
 
 def rounded(checkpoint: Checkpoint) -> Backend:
-    return CpuBackend(with_ranges(checkpoint, calibrate(checkpoint, [sound(12)], keep=False)), "int8")
+    return CpuBackend(with_ranges(checkpoint, calibrate(checkpoint, [audio(12)], keep=False)), "int8")
 
 
 def buckets_on_cpu(checkpoint: Checkpoint) -> Backend:
@@ -81,8 +81,8 @@ def test_with_bounded_context_a_stream_hears_what_the_whole_recording_hears(
     make: Maker, checkpoint: Checkpoint, seconds: float
 ) -> None:
     backend = make(checkpoint)
-    samples = sound(seconds)
-    whole = backend.whole(samples)
+    samples = audio(seconds)
+    whole = backend.recording_log_probs(samples)
     for hop in (8, 16, 64):
         plan = replace(default_plan(checkpoint.config), hop_frames=hop)
         streamed = stream_log_probs(backend, samples, plan)
@@ -100,7 +100,7 @@ def test_company_changes_nothing(make: Maker, checkpoint: Checkpoint) -> None:
     backend = make(checkpoint)
     windows = []
     for seed in range(5):
-        windows += first_windows(backend, sound(0.4 + seed / 4, seed))
+        windows += first_windows(backend, audio(0.4 + seed / 4, seed))
     alone = [backend.forward([window])[0] for window in windows]
     for order in (list(range(len(windows))), list(range(len(windows)))[::-1]):
         together = backend.forward([windows[index] for index in order])
@@ -114,8 +114,8 @@ def test_company_changes_nothing(make: Maker, checkpoint: Checkpoint) -> None:
             np.testing.assert_array_equal(
                 heard.log_probs.argmax(axis=1), alone[index].log_probs.argmax(axis=1)
             )
-            if heard.memory is not None:
-                np.testing.assert_allclose(heard.memory.sums, alone[index].memory.sums, rtol=1e-6)  # type: ignore[union-attr]
+            if heard.state is not None:
+                np.testing.assert_allclose(heard.state.sums, alone[index].state.sums, rtol=1e-6)  # type: ignore[union-attr]
 
 
 def first_windows(backend: Backend, samples: np.ndarray) -> list[Window]:
@@ -123,8 +123,8 @@ def first_windows(backend: Backend, samples: np.ndarray) -> list[Window]:
     stream = StreamWindows(backend.config, PLAN)
     windows = []
     for window in [*stream.push(samples), *stream.finish()]:
-        windows.append(stream.renewed(window))
-        stream.accept(backend.forward([windows[-1]])[0])
+        windows.append(stream.with_current_state(window))
+        stream.update_state(backend.forward([windows[-1]])[0])
     return windows
 
 
@@ -132,12 +132,12 @@ def first_windows(backend: Backend, samples: np.ndarray) -> list[Window]:
 @pytest.mark.parametrize("checkpoint", [TINY, RUNNING], ids=["fixed", "running"])
 def test_a_poisoned_window_spoils_only_itself(make: Maker, checkpoint: Checkpoint, value: float) -> None:
     backend = make(checkpoint)
-    windows = [first_windows(backend, sound(1, seed))[0] for seed in range(4)]
+    windows = [first_windows(backend, audio(1, seed))[0] for seed in range(4)]
     clean = backend.forward(windows)
     heard = backend.forward([*windows[:2], poisoned(windows[2], value), windows[3]])
     assert heard[2].error
     assert heard[2].log_probs.shape == (0, backend.config.classes)
-    assert heard[2].memory is windows[2].memory
+    assert heard[2].state is windows[2].state
     for index in (0, 1, 3):
         assert heard[index].error is None
         np.testing.assert_array_equal(heard[index].log_probs, clean[index].log_probs)
@@ -145,7 +145,7 @@ def test_a_poisoned_window_spoils_only_itself(make: Maker, checkpoint: Checkpoin
 
 def test_log_probabilities_add_up_to_one(make: Maker) -> None:
     for checkpoint in (TINY, STEPS):
-        log_probs = make(checkpoint).whole(sound(1.1))
+        log_probs = make(checkpoint).recording_log_probs(audio(1.1))
         assert log_probs.dtype == np.float32
         assert log_probs.shape == (checkpoint.config.outputs_for(110), 29)
         np.testing.assert_allclose(np.exp(log_probs).sum(axis=1), 1.0, atol=1e-4)
@@ -154,8 +154,8 @@ def test_log_probabilities_add_up_to_one(make: Maker) -> None:
 def test_both_backends_hear_the_same() -> None:
     for checkpoint in (TINY, RUNNING, UTTERANCE, STEPS):
         cpu, buckets = BACKENDS["fp32"](checkpoint), buckets_on_cpu(checkpoint)
-        samples = sound(4.2, seed=8)
-        np.testing.assert_allclose(buckets.whole(samples), cpu.whole(samples), atol=1e-4)
+        samples = audio(4.2, seed=8)
+        np.testing.assert_allclose(buckets.recording_log_probs(samples), cpu.recording_log_probs(samples), atol=1e-4)
         np.testing.assert_allclose(
             stream_log_probs(buckets, samples, PLAN), stream_log_probs(cpu, samples, PLAN), atol=1e-4
         )
@@ -163,7 +163,7 @@ def test_both_backends_hear_the_same() -> None:
 
 def test_running_normalization_refuses_windows_out_of_order(make: Maker) -> None:
     backend = make(RUNNING)
-    windows = list(windows_of(sound(3), backend.config, PLAN))
+    windows = list(windows_of(audio(3), backend.config, PLAN))
     with pytest.raises(AcousticError, match="in order"):
         backend.forward([windows[1]])
 
@@ -172,16 +172,16 @@ def test_a_model_of_whole_utterances_streams_with_running_normalization(make: Ma
     backend = make(UTTERANCE)
     assert backend.config.features.normalize == "running"
     assert StreamWindows(backend.config, backend.plan).needs_order
-    assert stream_log_probs(backend, sound(2)).shape == (100, 29)
+    assert stream_log_probs(backend, audio(2)).shape == (100, 29)
 
 
 def test_long_recordings_are_heard_in_pieces_that_join_without_a_seam(make: Maker) -> None:
     backend = make(TINY)
     if not isinstance(backend, CpuBackend):
         pytest.skip("the pieces are shared code; one backend shows both ways")
-    samples = sound(95)
-    features = whole_features(backend.front_end, backend.trained_config.features, samples)
-    pieces = list(backend.pieces([samples]))
+    samples = audio(95)
+    features = recording_features(backend.front_end, backend.trained_config.features, samples)
+    pieces = list(backend.iter_recording_log_probs([samples]))
     assert len(pieces) == 4
     np.testing.assert_allclose(np.concatenate(pieces), backend.run(features), atol=1e-5)
 
@@ -213,34 +213,34 @@ def test_pieces_have_all_the_context_that_a_network_reaches(name: str) -> None:
 def test_very_short_sounds(make: Maker, samples: int) -> None:
     backend = make(TINY)
     outputs = TINY.config.outputs_for(frame_count(TINY.config.features, samples))
-    assert backend.whole(sound(1)[:samples]).shape == (outputs, 29)
-    assert stream_log_probs(backend, sound(1)[:samples]).shape == (outputs, 29)
+    assert backend.recording_log_probs(audio(1)[:samples]).shape == (outputs, 29)
+    assert stream_log_probs(backend, audio(1)[:samples]).shape == (outputs, 29)
 
 
 def test_silence_is_heard_like_anything_else(make: Maker) -> None:
     for checkpoint in (TINY, RUNNING, UTTERANCE):
         backend = make(checkpoint)
-        assert np.isfinite(backend.whole(np.zeros(16_000, np.float32))).all()
+        assert np.isfinite(backend.recording_log_probs(np.zeros(16_000, np.float32))).all()
         assert np.isfinite(stream_log_probs(backend, np.zeros(16_000, np.float32), PLAN)).all()
 
 
 def test_a_recording_of_nothing_is_not_heard_as_average_speech() -> None:
     front_end = FrontEnd(UTTERANCE.config.features)
-    nothing = whole_features(front_end, UTTERANCE.config.features, np.full(16_000, 1e-5, np.float32))
+    nothing = recording_features(front_end, UTTERANCE.config.features, np.full(16_000, 1e-5, np.float32))
     assert float(nothing.max()) < -1.0
-    speech = whole_features(front_end, UTTERANCE.config.features, sound(1))
+    speech = recording_features(front_end, UTTERANCE.config.features, audio(1))
     assert abs(float(speech.mean())) < 1e-3
 
 
 def test_whole_recordings_with_bad_samples_are_refused(make: Maker) -> None:
-    samples = sound(1)
+    samples = audio(1)
     samples[100] = np.nan
     with pytest.raises(AcousticError, match="not finite"):
-        make(TINY).whole(samples)
+        make(TINY).recording_log_probs(samples)
     with pytest.raises(AcousticError, match="not finite"):
         stream_log_probs(make(TINY), samples, PLAN)
     with pytest.raises(AcousticError, match="one channel"):
-        make(TINY).whole(np.zeros((2, 100), np.float32))
+        make(TINY).recording_log_probs(np.zeros((2, 100), np.float32))
 
 
 def test_forward_of_nothing_is_nothing(make: Maker) -> None:
@@ -249,7 +249,7 @@ def test_forward_of_nothing_is_nothing(make: Maker) -> None:
 
 def test_more_windows_than_the_largest_bucket() -> None:
     backend = buckets_on_cpu(TINY)
-    window = first_windows(backend, sound(1))[0]
+    window = first_windows(backend, audio(1))[0]
     heard = backend.forward([window] * 19)
     assert len(heard) == 19
     for one in heard:
@@ -259,7 +259,7 @@ def test_more_windows_than_the_largest_bucket() -> None:
 def test_a_window_longer_than_any_bucket_still_runs() -> None:
     backend = buckets_on_cpu(TINY)
     plan = WindowPlan(200, 400, 20)
-    np.testing.assert_allclose(stream_log_probs(backend, sound(7), plan), backend.whole(sound(7)), atol=2e-5)
+    np.testing.assert_allclose(stream_log_probs(backend, audio(7), plan), backend.recording_log_probs(audio(7)), atol=2e-5)
 
 
 @pytest.mark.parametrize(("device", "precision"), [("cpu", "fp16"), ("cpu", "int8"), ("tpu", "fp32")])
@@ -278,9 +278,9 @@ def test_opening_by_name_path_and_value(tmp_path: Path) -> None:
     from acoustic import checkpoint as files
 
     path = files.save(tmp_path, TINY.config, TINY.state)
-    expected = open_backend("tiny").whole(sound(1))
+    expected = open_backend("tiny").recording_log_probs(audio(1))
     for model in (path, str(tmp_path), TINY):
-        np.testing.assert_array_equal(open_backend(model).whole(sound(1)), expected)
+        np.testing.assert_array_equal(open_backend(model).recording_log_probs(audio(1)), expected)
     with pytest.raises(AcousticError, match="no model"):
         open_backend(tmp_path / "missing")
 
@@ -295,7 +295,7 @@ class Blocks:
     def __iter__(self) -> Iterator[np.ndarray]:
         self.given = 0
         for second in range(self.seconds):
-            block = sound(1, seed=second)
+            block = audio(1, seed=second)
             self.given, self.held = self.given + 1, self.held + 1
             self.max_held = max(self.max_held, self.held)
             weakref.finalize(block, self.let_go)
@@ -311,11 +311,11 @@ def test_a_recording_heard_block_by_block_is_never_held_whole(checkpoint: Checkp
     backend, seconds = BACKENDS["fp32"](checkpoint), 150
     blocks = Blocks(seconds)
     pieces, ahead_s = [], []
-    for piece in backend.pieces(blocks):
+    for piece in backend.iter_recording_log_probs(blocks):
         pieces.append(piece)
         ahead_s.append(blocks.given - 30 * len(pieces))
     assert len(pieces) == 5
     assert max(ahead_s) < 20  # little more is read than a piece and its look-ahead need
     assert blocks.max_held < 5
-    whole = backend.whole(np.concatenate(list(blocks)))
+    whole = backend.recording_log_probs(np.concatenate(list(blocks)))
     np.testing.assert_array_equal(np.concatenate(pieces), whole)

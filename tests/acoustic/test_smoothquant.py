@@ -14,7 +14,7 @@ from acoustic.quantization.calibration import calibrate
 from acoustic.quantization.ranges import with_ranges
 from acoustic.quantization.smoothquant import FARTHEST, apply_smoothquant, shared_factors
 from acoustic.runtime.cpu import CpuBackend
-from tests.acoustic.signals import enlivened, sound
+from tests.acoustic.signals import enlivened, audio
 from tests.acoustic.test_stream_state import FEATURES
 
 NETWORK = ModelConfig(
@@ -43,14 +43,14 @@ def uneven() -> Checkpoint:
 
 
 def test_the_network_is_the_same_and_its_int8_nearer(uneven: Checkpoint) -> None:
-    even = apply_smoothquant(uneven, [sound(12)])
+    even = apply_smoothquant(uneven, [audio(12)])
     assert sum(not torch.equal(even.state[name], value) for name, value in uneven.state.items()) == 10
-    exact = CpuBackend(fold(uneven), "fp32").whole(sound(9, 3))
-    np.testing.assert_allclose(CpuBackend(fold(even), "fp32").whole(sound(9, 3)), exact, atol=1e-3)
+    exact = CpuBackend(fold(uneven), "fp32").recording_log_probs(audio(9, 3))
+    np.testing.assert_allclose(CpuBackend(fold(even), "fp32").recording_log_probs(audio(9, 3)), exact, atol=1e-3)
     apart = []
     for checkpoint in (uneven, even):
-        ranges = calibrate(checkpoint, [sound(70)], keep=False)
-        heard = CpuBackend(with_ranges(checkpoint, ranges), "int8").whole(sound(9, 3))
+        ranges = calibrate(checkpoint, [audio(70)], keep=False)
+        heard = CpuBackend(with_ranges(checkpoint, ranges), "int8").recording_log_probs(audio(9, 3))
         apart.append(np.abs(np.exp(heard) - np.exp(exact)).mean())
     assert apart[1] < 0.7 * apart[0]
 
@@ -64,8 +64,8 @@ def test_a_channel_that_says_nothing_stays_within_bounds() -> None:
 
 def test_networks_without_depthwise_taps_stay_as_they_are() -> None:
     plain = untrained(replace(NETWORK, blocks=NETWORK.blocks[:1]))
-    assert apply_smoothquant(plain, [sound(2)]).state.keys() == plain.state.keys()
+    assert apply_smoothquant(plain, [audio(2)]).state.keys() == plain.state.keys()
     assert all(
         torch.equal(value, plain.state[name])
-        for name, value in apply_smoothquant(plain, [sound(2)]).state.items()
+        for name, value in apply_smoothquant(plain, [audio(2)]).state.items()
     )

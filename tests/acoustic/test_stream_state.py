@@ -19,9 +19,9 @@ from acoustic.checkpoint import Checkpoint
 from acoustic.config import BlockConfig, ModelConfig
 from acoustic.errors import AcousticError
 from acoustic.export.onnx import onnx_bytes
-from acoustic.export.streaming import METADATA_KEY, Layout
+from acoustic.export.streaming import METADATA_KEY, StateLayout
 from acoustic.network.folding import fold
-from acoustic.network.stream_state import Carrying
+from acoustic.network.stream_state import StatefulNetwork
 from acoustic.quantization.calibration import calibrate
 from acoustic.quantization.ranges import with_ranges
 from acoustic.runtime import Backend, stream_log_probs
@@ -30,7 +30,7 @@ from acoustic.runtime.cpu import CpuBackend, open_session
 from acoustic.runtime.gpu import GpuBackend
 from acoustic.stream_state import NormalizationState, StreamState
 from acoustic.windows import StreamWindows, Window, WindowPlan, default_plan, supports_stream_state
-from tests.acoustic.signals import enlivened, sound
+from tests.acoustic.signals import enlivened, audio
 
 FEATURES = published["tiny"].features
 STEM = tuple(BlockConfig(5, 16, stride=2, look_ahead=1) for _ in range(3))
@@ -80,7 +80,7 @@ def backend_of(kind: Kind, network: str = "like the model in the box") -> Backen
     if kind == "buckets":
         return GpuBackend(checkpoint, "cpu", batches=(1, 4, 8))
     if kind == "int8":
-        checkpoint = with_ranges(checkpoint, calibrate(checkpoint, [sound(12)], keep=False))
+        checkpoint = with_ranges(checkpoint, calibrate(checkpoint, [audio(12)], keep=False))
     return CpuBackend(checkpoint, kind)
 
 
@@ -101,13 +101,13 @@ def test_every_kind_of_layer_goes_on_where_it_stopped(name: str, precision: Prec
     """The graph alone: the same features in runs of changing hops, and at once, bit for bit in INT8."""
     config = NETWORKS[name]
     checkpoint = enlivened(untrained(config))
-    ranges = calibrate(checkpoint, [sound(12)], keep=False) if precision == "int8" else None
+    ranges = calibrate(checkpoint, [audio(12)], keep=False) if precision == "int8" else None
     content = onnx_bytes(checkpoint, ranges, stateful=True)
     graph = onnx.load_from_string(content).graph
     read = {name for node in graph.node for name in node.input} | {port.name for port in graph.output}
     assert all(read.intersection(node.output) for node in graph.node)  # nothing is computed that nobody reads
     session = open_session(content)
-    layout = Layout.read(session.get_modelmeta().custom_metadata_map[METADATA_KEY])
+    layout = StateLayout.read(session.get_modelmeta().custom_metadata_map[METADATA_KEY])
     features = torch.randn(2, 64, frames, generator=torch.Generator().manual_seed(5)).numpy()
     (whole,) = open_session(onnx_bytes(checkpoint, ranges)).run(None, {"features": features})
     state, at, known, pieces = np.stack([layout.empty(ranges is not None)] * 2), 0, 0, []
@@ -137,7 +137,7 @@ def test_a_stream_is_the_whole_recording_whatever_the_hops_and_pushes(
     kind: Kind, network: str, data: st.DataObject, samples: int, seed: int
 ) -> None:
     backend = backend_of(kind, network)
-    recording = sound(4, seed)[:samples]
+    recording = audio(4, seed)[:samples]
     stream = StreamWindows(backend.config, backend.plan)
     assert stream.needs_order
     pieces = [np.zeros((0, backend.config.classes), np.float32)]
@@ -147,11 +147,11 @@ def test_a_stream_is_the_whole_recording_whatever_the_hops_and_pushes(
         windows = stream.finish() if end is None else stream.push(recording[first:end])
         for window in windows:
             assert window.span.frames == stream.plan.frames or window.span.last
-            (heard,) = backend.forward([stream.renewed(window)])
+            (heard,) = backend.forward([stream.with_current_state(window)])
             assert heard.error is None
-            stream.accept(heard)
+            stream.update_state(heard)
             pieces.append(heard.log_probs)
-    assert_same(kind, np.concatenate(pieces), backend.whole(recording))
+    assert_same(kind, np.concatenate(pieces), backend.recording_log_probs(recording))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -159,16 +159,16 @@ def test_a_stream_is_the_whole_recording_whatever_the_hops_and_pushes(
 def test_the_default_plan_hears_it_all(kind: Kind, seconds: float) -> None:
     backend = backend_of(kind)
     assert backend.plan.stateful and not backend.plan.left_frames
-    samples = sound(seconds)
-    assert_same(kind, stream_log_probs(backend, samples), backend.whole(samples))
+    samples = audio(seconds)
+    assert_same(kind, stream_log_probs(backend, samples), backend.recording_log_probs(samples))
 
 
 def test_the_model_in_the_box_streams_so() -> None:
     """At its full size, with untrained weights."""
     backend = CpuBackend(untrained(published["silica-small"]), "fp32")
     assert backend.plan == WindowPlan(0, 64, 47, stateful=True)
-    samples = sound(4.321)
-    assert_same("fp32", stream_log_probs(backend, samples), backend.whole(samples))
+    samples = audio(4.321)
+    assert_same("fp32", stream_log_probs(backend, samples), backend.recording_log_probs(samples))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -180,7 +180,7 @@ def test_the_shipped_model_hears_long_sound_to_the_last_bit_as_its_stream(seed: 
     swelling = 0.1 * voice * (1 + np.sin(2 * np.pi * 3 * time))
     noise = np.random.default_rng(seed).normal(0, 0.02, len(time))
     samples = (swelling + noise).astype(np.float32)
-    np.testing.assert_array_equal(stream_log_probs(backend, samples), backend.whole(samples))
+    np.testing.assert_array_equal(stream_log_probs(backend, samples), backend.recording_log_probs(samples))
 
 
 @pytest.mark.parametrize("network", STREAMED)
@@ -190,19 +190,19 @@ def test_company_changes_nothing(kind: Kind, network: str) -> None:
     backend = backend_of(kind, network)
     windows = []
     for seed in range(11):
-        windows += ordered(backend, sound(0.7 + seed / 7, seed), hop_frames=(16, 64)[seed % 2])
+        windows += ordered(backend, audio(0.7 + seed / 7, seed), hop_frames=(16, 64)[seed % 2])
     alone = [backend.forward([window])[0] for window in windows]
     order = np.random.default_rng(4).permutation(len(windows))
     together = backend.forward([windows[index] for index in order])
     for index, heard in zip(order, together, strict=True):
         assert heard.span == alone[index].span
-        known, expected = normalized_by(heard.memory), normalized_by(alone[index].memory)
+        known, expected = normalized_by(heard.state), normalized_by(alone[index].state)
         if network == "causal" and not heard.span.last:
             assert known is not None and expected is not None
             np.testing.assert_allclose(known.sums, expected.sums)
         np.testing.assert_allclose(heard.log_probs, alone[index].log_probs, atol=1e-5)
         np.testing.assert_array_equal(heard.log_probs.argmax(axis=1), alone[index].log_probs.argmax(axis=1))
-        np.testing.assert_allclose(values(heard.memory), values(alone[index].memory), atol=1e-5)
+        np.testing.assert_allclose(values(heard.state), values(alone[index].state), atol=1e-5)
 
 
 def ordered(backend: Backend, samples: np.ndarray, hop_frames: int) -> list[Window]:
@@ -210,19 +210,19 @@ def ordered(backend: Backend, samples: np.ndarray, hop_frames: int) -> list[Wind
     stream = StreamWindows(backend.config, replace(backend.plan, hop_frames=hop_frames))
     windows = []
     for window in [*stream.push(samples), *stream.finish()]:
-        windows.append(stream.renewed(window))
-        stream.accept(backend.forward([windows[-1]])[0])
+        windows.append(stream.with_current_state(window))
+        stream.update_state(backend.forward([windows[-1]])[0])
     return windows
 
 
-def normalized_by(memory: object) -> NormalizationState | None:
-    assert isinstance(memory, StreamState)
-    return memory.memory
+def normalized_by(state: object) -> NormalizationState | None:
+    assert isinstance(state, StreamState)
+    return state.state
 
 
-def values(memory: object) -> np.ndarray:
-    assert isinstance(memory, StreamState)
-    return memory.array()
+def values(state: object) -> np.ndarray:
+    assert isinstance(state, StreamState)
+    return state.array()
 
 
 @pytest.mark.parametrize("network", STREAMED)
@@ -233,30 +233,30 @@ def test_a_poisoned_window_leaves_its_state_and_its_company_as_they_were(
     kind: Kind, network: str, place: int, value: float
 ) -> None:
     backend = backend_of(kind, network)
-    windows = [ordered(backend, sound(3, seed), 64)[place] for seed in range(4)]
+    windows = [ordered(backend, audio(3, seed), 64)[place] for seed in range(4)]
     clean = backend.forward(windows)
     samples = windows[2].samples.copy()
     samples[len(samples) // 2] = value
     heard = backend.forward([*windows[:2], replace(windows[2], samples=samples), windows[3]])
     assert heard[2].error and heard[2].log_probs.shape == (0, 29)
-    before = windows[2].memory or backend.forward([replace(windows[2], samples=samples)])[0].memory
-    np.testing.assert_array_equal(values(heard[2].memory), values(before))
-    assert normalized_by(heard[2].memory) == normalized_by(windows[2].memory or StreamState(np.zeros(0)))
+    before = windows[2].state or backend.forward([replace(windows[2], samples=samples)])[0].state
+    np.testing.assert_array_equal(values(heard[2].state), values(before))
+    assert normalized_by(heard[2].state) == normalized_by(windows[2].state or StreamState(np.zeros(0)))
     for index in (0, 1, 3):
         np.testing.assert_allclose(heard[index].log_probs, clean[index].log_probs, atol=1e-5)
-    following = ordered(backend, sound(3, 2), 64)[place + 1]
-    assert backend.forward([replace(following, memory=heard[2].memory)])[0].error is None
+    following = ordered(backend, audio(3, 2), 64)[place + 1]
+    assert backend.forward([replace(following, state=heard[2].state)])[0].error is None
 
 
 def test_a_window_may_run_again() -> None:
     """The state is a value: who loses a worker runs the window once more, and nothing is known of the first time."""
     backend = backend_of("fp32")
-    window = ordered(backend, sound(3), 64)[2]
-    kept = values(window.memory).copy()
+    window = ordered(backend, audio(3), 64)[2]
+    kept = values(window.state).copy()
     first, again = backend.forward([window])[0], backend.forward([window])[0]
     np.testing.assert_array_equal(first.log_probs, again.log_probs)
-    np.testing.assert_array_equal(values(first.memory), values(again.memory))
-    np.testing.assert_array_equal(values(window.memory), kept)
+    np.testing.assert_array_equal(values(first.state), values(again.state))
+    np.testing.assert_array_equal(values(window.state), kept)
 
 
 @pytest.mark.parametrize("network", STREAMED)
@@ -264,8 +264,8 @@ def test_a_window_may_run_again() -> None:
 def test_a_stream_begins_anew_whatever_was_heard_before_it(kind: Kind, network: str) -> None:
     """After a Finalize the first window of what follows may come with the state of what was."""
     backend = backend_of(kind, network)
-    windows = ordered(backend, sound(2), 64)
-    stale = replace(windows[0], memory=windows[2].memory)
+    windows = ordered(backend, audio(2), 64)
+    stale = replace(windows[0], state=windows[2].state)
     np.testing.assert_array_equal(
         backend.forward([stale])[0].log_probs, backend.forward([windows[0]])[0].log_probs
     )
@@ -278,7 +278,7 @@ def test_an_hour_is_held_in_the_room_of_two_windows() -> None:
     second, most = np.zeros(16_000, np.float32), 0
     for _ in range(3_600):
         stream.push(second)
-        most = max(most, stream.held_samples)
+        most = max(most, stream.buffered_samples)
     assert most <= 2 * (plan.frames + 4) * 160
 
 
@@ -286,7 +286,7 @@ def test_the_state_is_as_small_as_what_the_kernels_reach_back() -> None:
     """On a CPU and ahead, since nothing is heard twice there; a shortcut finds what it needs among the same."""
     sizes: dict[Kind, int] = {"fp32": 4, "int8": 1, "buckets": 4}
     for kind, size in sizes.items():
-        (heard,) = backend_of(kind).forward(ordered(backend_of(kind), sound(2), 64)[:1])
+        (heard,) = backend_of(kind).forward(ordered(backend_of(kind), audio(2), 64)[:1])
         config = NETWORKS["like the model in the box"]
         channels, back, ahead = config.features.mels, 0, 0
         for block in config.blocks:
@@ -294,7 +294,7 @@ def test_the_state_is_as_small_as_what_the_kernels_reach_back() -> None:
                 left, right = block.padding(unit)
                 back, ahead = back + channels * left, ahead + channels * (right + block.stride - 1)
                 channels = block.channels
-        numbers = values(heard.memory).nbytes / size
+        numbers = values(heard.state).nbytes / size
         assert back < numbers <= back + ahead if kind != "buckets" else numbers == back
 
 
@@ -302,15 +302,15 @@ def test_the_state_is_as_small_as_what_the_kernels_reach_back() -> None:
 @pytest.mark.parametrize(
     "memory", [None, StreamState(np.zeros(3, np.float32))], ids=["none", "of another model"]
 )
-def test_windows_out_of_order_or_of_another_model_are_refused(memory: StreamState | None, kind: Kind) -> None:
+def test_windows_out_of_order_or_of_another_model_are_refused(state: StreamState | None, kind: Kind) -> None:
     backend = backend_of(kind)
-    window = ordered(backend, sound(2), 64)[1]
+    window = ordered(backend, audio(2), 64)[1]
     with pytest.raises(AcousticError, match=r"in order|another model"):
-        backend.forward([replace(window, memory=memory)])
+        backend.forward([replace(window, state=state)])
 
 
 def test_a_model_that_carries_nothing_says_so() -> None:
-    window = ordered(backend_of("fp32"), sound(2), 64)[0]
+    window = ordered(backend_of("fp32"), audio(2), 64)[0]
     tiny = untrained(published["tiny"])
     for backend in (CpuBackend(tiny, "fp32"), GpuBackend(tiny, "cpu", batches=(1,))):
         assert not backend.plan.stateful
@@ -324,10 +324,10 @@ def test_pytorch_hears_what_the_onnx_graph_hears(name: str) -> None:
     config = NETWORKS[name]
     checkpoint = enlivened(untrained(config))
     session = open_session(onnx_bytes(checkpoint, stateful=True))
-    layout = Layout.read(session.get_modelmeta().custom_metadata_map[METADATA_KEY])
-    carrying = Carrying(fold(checkpoint).network())
+    layout = StateLayout.read(session.get_modelmeta().custom_metadata_map[METADATA_KEY])
+    stateful_network = StatefulNetwork(fold(checkpoint).network())
     features = torch.randn(2, 64, 203, generator=torch.Generator().manual_seed(5))
-    state, following, at, known = torch.zeros(2, carrying.size), np.stack([layout.empty(False)] * 2), 0, 0
+    state, following, at, known = torch.zeros(2, stateful_network.size), np.stack([layout.empty(False)] * 2), 0, 0
     for hop in (1, 3, 2, 5, 1):
         hop *= config.stride_frames
         end = at + hop + config.look_ahead_frames
@@ -335,7 +335,7 @@ def test_pytorch_hears_what_the_onnx_graph_hears(name: str) -> None:
         log_probs, following = session.run(None, given | {"places": layout.places(hop, first=not at)})
         with torch.inference_mode():
             frames, hops = torch.full((2,), end - at), torch.full((2,), hop)
-            heard, state = carrying(features[:, :, at:end], frames, state, hops)
+            heard, state = stateful_network(features[:, :, at:end], frames, state, hops)
         np.testing.assert_allclose(heard[:, : log_probs.shape[1]].numpy(), log_probs, atol=1e-4)
         at, known = at + hop, end
 
@@ -343,9 +343,9 @@ def test_pytorch_hears_what_the_onnx_graph_hears(name: str) -> None:
 @pytest.mark.parametrize("kind", ["fp32", "buckets"])
 def test_overlapping_windows_still_run_on_a_model_that_could_carry(kind: Kind) -> None:
     backend = backend_of(kind)
-    samples = sound(3)
+    samples = audio(3)
     streamed = stream_log_probs(backend, samples, default_plan(backend.config))
-    np.testing.assert_allclose(streamed, backend.whole(samples), atol=1e-4)
+    np.testing.assert_allclose(streamed, backend.recording_log_probs(samples), atol=1e-4)
 
 
 def test_who_carries() -> None:

@@ -76,9 +76,9 @@ def test_taps_with_a_stride_or_dilation(stride: int, dilation: int) -> None:
     assert apart(made, plain(x, weight, lengths, left, stride, dilation)[:, : made.shape[1]]) < 1e-6
 
 
-@pytest.mark.parametrize("rectified", [True, False])
+@pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize(("rows", "steps", "channels"), [(3, 50, 70), (4, 41, 64), (1, 2, 16)])
-def test_norms_and_their_gradients(rows: int, steps: int, channels: int, rectified: bool) -> None:
+def test_norms_and_their_gradients(rows: int, steps: int, channels: int, relu: bool) -> None:
     torch.manual_seed(2)
     x = torch.randn(rows, steps, channels, device=DEVICE) * 2 + 1
     gradient = torch.randn(rows, steps, channels, device=DEVICE)
@@ -89,9 +89,9 @@ def test_norms_and_their_gradients(rows: int, steps: int, channels: int, rectifi
     theirs.load_state_dict(ours.state_dict())
     heard, exact = x.clone().requires_grad_(), x.double().requires_grad_()
     for _ in range(2):  # the running statistics, once they are not the first ones
-        made = triton_batch_norm.batch_normed(heard.mT, ours, rectified=rectified).mT
+        made = triton_batch_norm.batch_norm(heard.mT, ours, relu=relu).mT
         wanted = theirs(exact.flatten(0, 1)).view_as(exact)
-        wanted = wanted.relu() if rectified else wanted
+        wanted = wanted.relu() if relu else wanted
     made.backward(gradient)
     wanted.backward(gradient.double())
     assert apart(made, wanted) < 1e-5
@@ -106,16 +106,16 @@ def test_norms_and_their_gradients(rows: int, steps: int, channels: int, rectifi
 def test_speed_is_what_fourier_transforms_make_of_it() -> None:
     torch.manual_seed(3)
     time = torch.arange(6000) / 16000
-    sound = torch.stack([torch.sin(6283 * 0.44 * time), 0.1 * torch.randn(6000)])
-    spectrum = torch.fft.rfft(sound)
+    audio = torch.stack([torch.sin(6283 * 0.44 * time), 0.1 * torch.randn(6000)])
+    spectrum = torch.fft.rfft(audio)
     # Near the highest frequency that there is both may do as they like.
     spectrum[:, int(spectrum.shape[1] * 0.85) :] = 0
-    sound, lengths = torch.fft.irfft(spectrum), torch.tensor([6000, 5000])
-    sound[1, 5000:] = 0
+    audio, lengths = torch.fft.irfft(spectrum), torch.tensor([6000, 5000])
+    audio[1, 5000:] = 0
     for factors in ((1.15, 0.87), (1.0, 1.06)):
-        wanted, counts = change_speed(sound, lengths, torch.tensor(factors))
+        wanted, counts = change_speed(audio, lengths, torch.tensor(factors))
         steps = torch.round(STEPS / torch.tensor(factors).double()).long()
-        made = resampled(sound.to(DEVICE), lengths, steps, wanted.shape[1] + 10, STEPS).cpu()
+        made = resampled(audio.to(DEVICE), lengths, steps, wanted.shape[1] + 10, STEPS).cpu()
         for row, count in enumerate(counts.tolist()):
             inside = slice(100, count - 200)
             assert apart(made[row, inside], wanted[row, inside]) < 1e-3

@@ -41,7 +41,7 @@ def streams(draw: st.DrawFn) -> tuple[ModelConfig, WindowPlan, int]:
     return config, plan, max(0, frames * 160 + draw(st.integers(-161, 161)))
 
 
-def sound(samples: int) -> np.ndarray:
+def audio(samples: int) -> np.ndarray:
     """Every sample tells its own position (exact in float32 up to 16 million)."""
     return np.arange(samples, dtype=np.float32)
 
@@ -50,7 +50,7 @@ def sound(samples: int) -> np.ndarray:
 @settings(max_examples=300, deadline=None)
 def test_every_output_frame_is_kept_exactly_once(case: tuple[ModelConfig, WindowPlan, int]) -> None:
     config, plan, samples = case
-    windows = list(windows_of(sound(samples), config, plan))
+    windows = list(windows_of(audio(samples), config, plan))
     outputs = config.outputs_for(frame_count(config.features, samples))
     assert [window.span.index for window in windows] == list(range(len(windows)))
     kept = [(window.span.keep_first, window.span.keep_end) for window in windows]
@@ -65,7 +65,7 @@ def test_each_window_has_the_context_it_was_promised(case: tuple[ModelConfig, Wi
     config, plan, samples = case
     every = config.frames_per_output
     frames = frame_count(config.features, samples)
-    windows = list(windows_of(sound(samples), config, plan))
+    windows = list(windows_of(audio(samples), config, plan))
     for window in windows:
         span = window.span
         assert span.first_frame == max(0, span.keep_first * every - plan.left_frames)
@@ -74,7 +74,7 @@ def test_each_window_has_the_context_it_was_promised(case: tuple[ModelConfig, Wi
         assert span.end_frame <= frames
         assert span.frames <= plan.frames
     for before, after in pairwise(windows):
-        assert after.span.new_first == before.span.end_frame
+        assert after.span.first_new_frame == before.span.end_frame
         assert not before.span.last
 
 
@@ -84,11 +84,11 @@ def test_each_window_carries_exactly_the_sound_its_frames_need(
     case: tuple[ModelConfig, WindowPlan, int],
 ) -> None:
     config, plan, samples = case
-    for window in windows_of(sound(samples), config, plan):
+    for window in windows_of(audio(samples), config, plan):
         span = window.span
         first = max(0, span.first_frame * 160 - 161)
         end = samples if span.last else span.end_frame * 160
-        np.testing.assert_array_equal(window.samples, sound(samples)[first:end])
+        np.testing.assert_array_equal(window.samples, audio(samples)[first:end])
 
 
 @given(streams(), st.data())
@@ -97,12 +97,12 @@ def test_windows_do_not_depend_on_how_the_sound_was_cut(
     case: tuple[ModelConfig, WindowPlan, int], data: st.DataObject
 ) -> None:
     config, plan, samples = case
-    whole = list(windows_of(sound(samples), config, plan))
+    whole = list(windows_of(audio(samples), config, plan))
     cuts = sorted(data.draw(st.lists(st.integers(0, samples), max_size=20)))
     stream = StreamWindows(config, plan)
     pieces: list[Window] = []
     for first, end in pairwise([0, *cuts, samples]):
-        pieces += stream.push(sound(samples)[first:end])
+        pieces += stream.push(audio(samples)[first:end])
     pieces += stream.finish()
     assert [piece.span for piece in pieces] == [window.span for window in whole]
     for piece, window in zip(pieces, whole, strict=True):
@@ -122,33 +122,33 @@ def test_a_hop_that_changes_on_the_way_loses_and_doubles_nothing(
         hop_frames = data.draw(st.integers(1, 16)) * config.stride_frames
         data.draw(st.sampled_from([stream.change_hop, stream.shorten_next]))(hop_frames)
         if data.draw(st.booleans()):
-            windows += stream.cut_short()
-        windows += stream.push(sound(samples)[first:end])
+            windows += stream.cut_early()
+        windows += stream.push(audio(samples)[first:end])
     windows += stream.finish()
     spans = [window.span for window in windows]
     assert [span.keep_first for span in spans] == [0, *(span.keep_end for span in spans)][: len(spans)]
     assert sum(span.kept for span in spans) == config.outputs_for(frame_count(config.features, samples))
-    assert [span.new_first for span in spans] == [0, *(span.end_frame for span in spans)][: len(spans)]
+    assert [span.first_new_frame for span in spans] == [0, *(span.end_frame for span in spans)][: len(spans)]
     for window in windows:
         first = max(0, window.span.first_frame * 160 - 161)
         end = samples if window.span.last else window.span.end_frame * 160
-        np.testing.assert_array_equal(window.samples, sound(samples)[first:end])
+        np.testing.assert_array_equal(window.samples, audio(samples)[first:end])
 
 
 def test_one_window_may_be_shorter_than_those_after_it() -> None:
     stream = StreamWindows(TINY, WindowPlan(left_frames=0, hop_frames=16, look_ahead_frames=2))
-    windows = stream.push(sound(16 * 160 * 2))
+    windows = stream.push(audio(16 * 160 * 2))
     stream.shorten_next(4)
-    windows += stream.push(sound(16 * 160 * 3))
+    windows += stream.push(audio(16 * 160 * 3))
     assert [window.span.kept for window in windows] == [8, 2, 8, 8, 8]
 
 
 def test_one_sample_at_a_time_makes_the_same_windows() -> None:
     plan = WindowPlan(left_frames=8, hop_frames=4, look_ahead_frames=3)
     stream = StreamWindows(TINY, plan)
-    pieces = [window for value in sound(5_000) for window in stream.push(np.array([value]))]
+    pieces = [window for value in audio(5_000) for window in stream.push(np.array([value]))]
     pieces += stream.finish()
-    whole = list(windows_of(sound(5_000), TINY, plan))
+    whole = list(windows_of(audio(5_000), TINY, plan))
     assert [piece.span for piece in pieces] == [window.span for window in whole]
     for piece, window in zip(pieces, whole, strict=True):
         np.testing.assert_array_equal(piece.samples, window.samples)
@@ -157,10 +157,10 @@ def test_one_sample_at_a_time_makes_the_same_windows() -> None:
 def test_a_window_is_ready_with_the_sample_that_completes_it() -> None:
     plan = WindowPlan(left_frames=20, hop_frames=10, look_ahead_frames=6)
     stream = StreamWindows(TINY, plan)
-    assert stream.push(sound(16 * 160 - 1)) == []
-    assert len(stream.push(sound(1))) == 1
-    assert stream.push(sound(10 * 160 - 1)) == []
-    assert len(stream.push(sound(1))) == 1
+    assert stream.push(audio(16 * 160 - 1)) == []
+    assert len(stream.push(audio(1))) == 1
+    assert stream.push(audio(10 * 160 - 1)) == []
+    assert len(stream.push(audio(1))) == 1
 
 
 def test_an_hour_is_held_in_the_room_of_two_windows() -> None:
@@ -170,7 +170,7 @@ def test_an_hour_is_held_in_the_room_of_two_windows() -> None:
     most = 0
     for _ in range(3_600):
         stream.push(second)
-        most = max(most, stream.held_samples)
+        most = max(most, stream.buffered_samples)
     assert most <= 2 * (plan.frames + 4) * 160
     assert stream.received_samples == 3_600 * 16_000
 
@@ -179,7 +179,7 @@ def test_pieces_of_features_are_the_features_of_the_whole() -> None:
     """What a window's sound gives the front end equals the same frames of the whole recording."""
     front_end = FrontEnd(TINY.features)
     samples = np.random.default_rng(1).normal(0, 0.1, 16_123).astype(np.float32)
-    whole = front_end.whole(samples).numpy()
+    whole = front_end.features(samples).numpy()
     for window in windows_of(samples, TINY, WindowPlan(20, 14, 9)):
         span = window.span
         piece = front_end.frames(window.samples, span.first_frame, span.end_frame).numpy()
@@ -199,7 +199,7 @@ def test_seconds_become_whole_steps() -> None:
 
 
 def test_an_empty_stream_has_no_windows() -> None:
-    assert list(windows_of(sound(0), TINY, default_plan(TINY))) == []
+    assert list(windows_of(audio(0), TINY, default_plan(TINY))) == []
 
 
 @pytest.mark.parametrize(
@@ -222,6 +222,6 @@ def test_a_finished_stream_takes_no_more() -> None:
     stream = StreamWindows(TINY, default_plan(TINY))
     stream.finish()
     with pytest.raises(AcousticError):
-        stream.push(sound(1))
+        stream.push(audio(1))
     with pytest.raises(AcousticError):
         stream.finish()

@@ -12,7 +12,7 @@ import torch
 from acoustic.architectures import FIXED, published
 from acoustic.constants import SAMPLE_RATE
 from acoustic.features.front_end import FrontEnd
-from acoustic.features.normalization import normalize_whole
+from acoustic.features.normalization import normalize_batch
 from tests.full_disk import full_disk
 from training.data import corpora
 from training.data.audio import ClipError, read_clip
@@ -352,7 +352,7 @@ def test_features_on_the_device_are_those_of_the_front_end() -> None:
     features, frames = batch_features(front_end, padded, torch.tensor(lengths))
     expected, counts = front_end.batch(sounds)
     assert frames.tolist() == counts.tolist()
-    assert torch.allclose(features, normalize_whole(config, expected, counts), atol=2e-3)
+    assert torch.allclose(features, normalize_batch(config, expected, counts), atol=2e-3)
 
 
 def test_a_share_of_the_rows_comes_in_a_stream_that_has_heard_something_before() -> None:

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         keep_norms=arguments.keep_norms,
         search=search,
         blank=arguments.blank,
-        tell=lambda text: print(text, file=sys.stderr, flush=True),
+        report=lambda text: print(text, file=sys.stderr, flush=True),
     )
     if arguments.json:
         print(json.dumps({"forms": [asdict(result) for result in results]}))

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
                         print(f"left out: {error}", file=sys.stderr)
                         continue
                     utterance = greedy.start()
-                    utterance.push(backend.whole(sound))
+                    utterance.push(backend.recording_log_probs(sound))
                     labels.append(key, utterance.finish()[0].text)
                     sound_s += clip.duration_s
                 speed = sound_s / max(time.monotonic() - began, 1e-9)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from acoustic.config import FeatureConfig
 from acoustic.features.front_end import FrontEnd
-from acoustic.features.normalization import initial_normalization_state, normalize_whole, weights_of
+from acoustic.features.normalization import initial_normalization_state, normalize_batch, frame_weights
 from acoustic.stream_state import NormalizationState
 from training.augment.sampling import chosen_rows, integers, uniform
 
@@ -51,7 +51,7 @@ def turned_down(config: FeatureConfig, sound: Tensor) -> Tensor:
     hop, count, loudest = config.hop_samples, sound.shape[1], 10 ** (config.max_level_db / 10)
     blocks = torch.nn.functional.pad(sound, (0, -count % hop)).reshape(len(sound), -1, hop)
     power = blocks.double().square().mean(-1).clamp(max=1.0)
-    weights = weights_of(config, [config.prior_frames], power.shape[1], sound.device)
+    weights = frame_weights(config, [config.prior_frames], power.shape[1], sound.device)
     total = loudest * config.prior_frames + (power * weights).cumsum(1)
     gains = (loudest * (config.prior_frames + weights.cumsum(1)) / total).sqrt().clamp(max=1.0)
     known = torch.cat([gains.new_ones(len(gains), 2), gains], dim=1)
@@ -88,7 +88,7 @@ def batch_features(
     memories = None
     if before and drawn is not None and config.normalize == "causal":
         memories = heard_before(config, features, frames, before, drawn)
-    return normalize_whole(config, features, frames, memories), frames
+    return normalize_batch(config, features, frames, memories), frames
 
 
 def heard_before(

@@ -24,7 +24,7 @@ from acoustic.config import FeatureConfig, ModelConfig
 from acoustic.features.front_end import FrontEnd
 from acoustic.network import Network
 from acoustic.network.folding import fold
-from acoustic.network.modules import Masks, Unit, convolve, prefers_time_major, time_major
+from acoustic.network.modules import PaddingMasks, SubBlock, convolve, prefers_time_major, time_major
 from training.augment import Banks, alter
 from training.augment.config import PARTS, AugmentConfig, FeatureMasks
 from training.augment.sampling import chosen_rows
@@ -128,7 +128,7 @@ class BlockwiseTeacher:
         """What each block makes; with `write` the log-probabilities behind it."""
         made, needed = [], None if write else self.blocks[-1] + 1
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype is not None):
-            masks = Masks(frames)
+            masks = PaddingMasks(frames)
             x = features if self._dtype is None else features.to(self._dtype)
             x = time_major(x) if prefers_time_major(x) else x
             for index, block in enumerate(self.network.blocks[:needed]):
@@ -144,7 +144,7 @@ class BlockwiseTeacher:
 def compile_taps(network: Network) -> None:
     """Depthwise taps by the compiled kernel, which otherwise serves training alone (acoustic.network.depthwise)."""
     for unit in network.modules():
-        if isinstance(unit, Unit) and unit.depthwise is not None:
+        if isinstance(unit, SubBlock) and unit.depthwise is not None:
             unit.depthwise.training = True
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from acoustic.checkpoint import quantize
 from acoustic.network import Network
-from acoustic.network.modules import Unit
+from acoustic.network.modules import SubBlock
 from acoustic.network.network import Block
 from training.errors import TrainingError
 
@@ -59,7 +59,7 @@ def attach_rounding(model: nn.Module) -> None:
     """Let a network round whatever INT8 rounds, while it is in training."""
     assert isinstance(model, Network)
     blocks = [
-        block for block in model.blocks if isinstance(block, Block) and not block.dense and not block.joins
+        block for block in model.blocks if isinstance(block, Block) and not block.dense and not block.concatenates
     ]
     plain = model.config.activation == "relu" and model.config.norm != "weight"
     if not plain or len(blocks) < len(model.blocks):
@@ -69,9 +69,9 @@ def attach_rounding(model: nn.Module) -> None:
         )
     blocks[0].register_forward_pre_hook(_rounded_features)
     for index, block in enumerate(blocks):
-        units = [cast(Unit, unit) for unit in block.units]
+        units = [cast(SubBlock, unit) for unit in block.units]
         added_to = block.identity or len(block.bypasses) > 0
-        rounded: list[nn.Module] = [*(unit.tapped for unit in units if unit.depthwise is not None)]
+        rounded: list[nn.Module] = [*(unit.depthwise_output for unit in units if unit.depthwise is not None)]
         rounded += [*(units if added_to else units[:-1]), *block.bypasses]
         # The last block is heard by the output layer alone, which stays exact.
         for module in rounded if index == len(blocks) - 1 else [*rounded, block]:
