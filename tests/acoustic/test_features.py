@@ -98,7 +98,7 @@ def test_streaming_one_sample_at_a_time_and_bounded() -> None:
     pieces = []
     for sample in signal:
         pieces.append(stream.push(np.array([sample], np.float32)))
-        assert len(stream._kept) <= 2 * CONFIG.window_samples
+        assert len(stream._buffer) <= 2 * CONFIG.window_samples
     pieces.append(stream.finish())
     torch.testing.assert_close(torch.cat(pieces, dim=1), FRONT_END.features(signal), atol=1e-5, rtol=0)
 
