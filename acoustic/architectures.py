@@ -220,7 +220,9 @@ def silica(name: str, width: int, kernels: tuple[int, ...]) -> ModelConfig:
     bodies = []
     for position, kernel in enumerate(kernels, start=1):
         look_ahead = (1, 0, 0) if position < len(kernels) else (0, 0, 0)
-        bodies.append(BlockConfig(kernel, width, 3, separable=True, residual="identity", look_ahead=look_ahead))
+        bodies.append(
+            BlockConfig(kernel, width, 3, separable=True, residual="identity", look_ahead=look_ahead)
+        )
     return ModelConfig(name, replace(FIXED, edge="zero"), (*stem, *bodies), outputs_per_step=4)
 
 

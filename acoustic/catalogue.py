@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acoustic.architectures import published
-from acoustic.checkpoint_header import FILE_NAME, SUFFIX, describe, checkpoint_path
+from acoustic.checkpoint_header import FILE_NAME, SUFFIX, checkpoint_path, describe
 from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
 from acoustic.files import models_folder
@@ -94,7 +94,9 @@ def find(name_or_path: str | Path) -> "Checkpoint":
             "`silica models import PATH` or `silica models pull NAME`."
         )
     known = ", ".join(entry.name for entry in entries() if entry.path is not None) or "none"
-    raise AcousticError(f"No model {name!r}: it is neither a known name nor a file. Installed models: {known}.")
+    raise AcousticError(
+        f"No model {name!r}: it is neither a known name nor a file. Installed models: {known}."
+    )
 
 
 def find_description(name_or_path: str | Path) -> tuple[ModelConfig, dict[str, Any]]:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from acoustic.checkpoint_header import FORMAT, parse_metadata, checkpoint_path
+from acoustic.checkpoint_header import FORMAT, checkpoint_path, parse_metadata
 from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
 from acoustic.files import replacing_file

@@ -34,7 +34,7 @@ from acoustic.checkpoint import Checkpoint  # noqa: E402
 from acoustic.network.folding import fold  # noqa: E402
 from acoustic.quantization.calibration import calibrate  # noqa: E402
 from acoustic.quantization.ranges import find_ranges, with_ranges  # noqa: E402
-from acoustic.runtime.backend import streaming_config, recording_features  # noqa: E402
+from acoustic.runtime.backend import recording_features, streaming_config  # noqa: E402
 from acoustic.runtime.cpu import CpuBackend  # noqa: E402
 from acoustic.runtime.gpu import GpuBackend  # noqa: E402
 from acoustic.windows import StreamWindows, Window, WindowPlan, default_plan, with_hop  # noqa: E402

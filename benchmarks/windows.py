@@ -28,7 +28,7 @@ from acoustic.export.cache import fingerprint
 from acoustic.export.graph import Ranges
 from acoustic.features.framing import Samples
 from acoustic.quantization.ranges import find_ranges, with_ranges
-from acoustic.runtime.backend import stream_log_probs, recording_features
+from acoustic.runtime.backend import recording_features, stream_log_probs
 from acoustic.runtime.cpu import CpuBackend
 from acoustic.windows import LogProbs, StreamWindows, WindowPlan, plan_for
 from lm.decoders import open_decoder

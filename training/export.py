@@ -22,7 +22,7 @@ from acoustic.quantization.gptq import apply_gptq
 from acoustic.quantization.ranges import with_ranges
 from acoustic.quantization.smoothquant import apply_smoothquant
 from acoustic.runtime import open_backend
-from acoustic.runtime.backend import concatenate, run_in_blocks, recording_features
+from acoustic.runtime.backend import concatenate, recording_features, run_in_blocks
 from acoustic.runtime.cpu import open_session
 from acoustic.windows import LogProbs
 from lm.decoders import open_decoder

@@ -1,4 +1,4 @@
-"""Caches built ONNX files in `acoustic.files.cache_folder`, named by a hash of their content; keeps a limited number."""
+"""Caches ONNX files in `acoustic.files.cache_folder`, named by a hash of their inputs; keeps a limited number."""
 
 import hashlib
 import json

@@ -154,7 +154,9 @@ class StreamingGraph(Graph):
         if not sub_block.left + late + repeated:
             return x, 0
         extended = self._with_state(x, sub_block.state_channels, sub_block.left + late + repeated)
-        if stride > 1:  # the output cannot be sliced within a stride, so the placeholders are removed from the input
+        if (
+            stride > 1
+        ):  # the output cannot be sliced within a stride, so the placeholders are removed from the input
             extended = self._slice(extended, x, self._offset(SliceOffset(late + repeated, 0)))
         return self._restore(extended, x), 0
 

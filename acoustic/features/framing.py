@@ -42,7 +42,9 @@ def prepare_samples(config: FeatureConfig, samples: Samples, first_frame: int, e
     The result has (end_frame - first_frame - 1) * hop + window samples.
     """
     if samples.ndim != 1:
-        raise AcousticError(f"The front end takes one channel of samples, not an array of shape {samples.shape}.")
+        raise AcousticError(
+            f"The front end takes one channel of samples, not an array of shape {samples.shape}."
+        )
     begin, expected_end = sample_span(config, first_frame, end_frame)
     end = begin + len(samples)
     if end > expected_end or end <= (end_frame - 1) * config.hop_samples:

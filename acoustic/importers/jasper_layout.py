@@ -65,7 +65,9 @@ def group_tensors(state: Mapping[str, Tensor]) -> tuple[list[ForeignBlock], Part
             parts = block.main[int(match[2])] if match[2] else block.projections[int(match[3])][int(match[4])]
             parts[match[5]] = tensor
         else:
-            raise AcousticError(f"The weights contain {name!r}, which does not belong to a Jasper or QuartzNet.")
+            raise AcousticError(
+                f"The weights contain {name!r}, which does not belong to a Jasper or QuartzNet."
+            )
     if sorted(blocks) != list(range(len(blocks))) or not blocks or set(decoder) != {"weight", "bias"}:
         raise AcousticError(
             f"The weights are not a complete Jasper or QuartzNet: blocks {sorted(blocks)}, "

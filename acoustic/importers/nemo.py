@@ -34,9 +34,7 @@ def read(path: Path) -> Checkpoint:
     old = OLD_CONFIG in members
     missing = {OLD_CONFIG, *OLD_WEIGHTS.values()} - set(members) if old else {CONFIG, WEIGHTS} - set(members)
     if missing:
-        raise AcousticError(
-            f"{path} lacks {', '.join(sorted(missing))}: it is not a complete NeMo archive."
-        )
+        raise AcousticError(f"{path} lacks {', '.join(sorted(missing))}: it is not a complete NeMo archive.")
     config_name = OLD_CONFIG if old else CONFIG
     table = _table(f"{path}:{config_name}", members[config_name])
     state: dict[str, Any] = {}
@@ -130,7 +128,9 @@ def _single(value: Any) -> int:
 def _features(settings: Mapping[str, Any]) -> FeatureConfig:
     normalize = settings.get("normalize", "per_feature")
     if normalize != "per_feature":
-        raise AcousticError(f"The front end's normalization is {normalize!r}; only 'per_feature' is supported.")
+        raise AcousticError(
+            f"The front end's normalization is {normalize!r}; only 'per_feature' is supported."
+        )
     if int(settings.get("frame_splicing", 1)) != 1 or settings.get("window", "hann") != "hann":
         raise AcousticError("The front end uses frame splicing or a window other than Hann: not supported.")
     rate = int(settings.get("sample_rate", 16_000))

@@ -206,7 +206,7 @@ def _kernel_gradient(
 def convolve(
     x: Tensor, kernel: Tensor, lengths: Tensor, left: int, *, stride: int = 1, dilation: int = 1, flipped: bool = False
 ) -> Tensor:  # fmt: skip
-    """x [rows, steps, channels] convolved with a float32 kernel [kernel size, channels]. flipped: reverse the kernel."""
+    """x [rows, steps, channels] convolved with a float32 kernel [kernel size, channels], reversed if `flipped`."""
     rows, steps, channels = x.shape
     columns = triton.cdiv(channels, TILE_CHANNELS)
     if stride == dilation == 1:

@@ -101,9 +101,14 @@ def _quantize_layer(state: StateDict, layer: Layer) -> Tensor:
 
 
 def gptq_round(weights: Tensor, covariance: Tensor) -> Tensor:
-    """Quantize weights [rows, n] for inputs of a covariance [1 or rows, n, n]; the largest of a row is MAX_WEIGHT steps."""
+    """Quantize weights [rows, n] for inputs of a covariance [1 or rows, n, n].
+
+    The largest weight of each row becomes MAX_WEIGHT steps.
+    """
     power = covariance.diagonal(dim1=-2, dim2=-1)
-    covariance = covariance + torch.diag_embed((DAMPING * power.mean(-1, keepdim=True) + 1e-9).expand_as(power))
+    covariance = covariance + torch.diag_embed(
+        (DAMPING * power.mean(-1, keepdim=True) + 1e-9).expand_as(power)
+    )
     order = power.argsort(-1, descending=True)
     covariance = torch.stack([group[index][:, index] for group, index in zip(covariance, order, strict=True)])
     # The upper Cholesky factor of the inverse: GPTQ, algorithm 1.

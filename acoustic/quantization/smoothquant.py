@@ -1,8 +1,8 @@
 """SmoothQuant (Xiao et al. 2022, alpha = 0.5): equalizes channel ranges before INT8 quantization.
 
-A depthwise convolution has no norm, so a few of its output channels can be ten times larger than the others, which then
-lose precision in the common INT8 scale. Dividing a channel's depthwise weights by a factor and multiplying its pointwise
-weights by the same factor leaves the network's output unchanged.
+A depthwise convolution has no norm, so a few of its output channels can be ten times larger than the others, which
+then lose precision in the common INT8 scale. Dividing a channel's depthwise weights by a factor and multiplying its
+pointwise weights by the same factor leaves the network's output unchanged.
 """
 
 from collections.abc import Callable, Iterable
@@ -52,7 +52,9 @@ def channel_factors(maxima: Tensor, weights: Tensor) -> Tensor:
     return (factors / factors.median()).clamp(1 / MAX_FACTOR, MAX_FACTOR)
 
 
-def _maxima_hook(name: str, maxima: dict[str, Tensor]) -> Callable[[SubBlock, tuple[Tensor, PaddingMasks]], None]:
+def _maxima_hook(
+    name: str, maxima: dict[str, Tensor]
+) -> Callable[[SubBlock, tuple[Tensor, PaddingMasks]], None]:
     def hook(sub_block: SubBlock, inputs: tuple[Tensor, PaddingMasks]) -> None:
         largest = sub_block.convolve_over_time(*inputs).abs().amax((0, 2))
         maxima[name] = torch.maximum(maxima[name], largest) if name in maxima else largest

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from acoustic.config import FeatureConfig
 from acoustic.features.front_end import FrontEnd
-from acoustic.features.normalization import initial_normalization_state, normalize_batch, frame_weights
+from acoustic.features.normalization import frame_weights, initial_normalization_state, normalize_batch
 from acoustic.stream_state import NormalizationState
 from training.augment.sampling import chosen_rows, integers, uniform
 
