@@ -117,7 +117,6 @@ def random_norms(config: ModelConfig, seed: int = 3) -> Network:
                 tensor.uniform_(0.5, 1.5)
             elif name.endswith(("norm.bias", "running_mean")):
                 tensor.normal_(0.0, 0.3)
-
     return network
 
 
@@ -134,12 +133,12 @@ def measured_context(config: ModelConfig) -> tuple[int, int]:
             tensor.fill_(0.0 if name.endswith("bias") else 1.0 / max(1, tensor.shape[1] * tensor.shape[-1]))
     steps = -(-max(config.left_frames, config.look_ahead_frames) // config.stride_frames) + 2
     frames = 2 * steps * config.stride_frames
-    audio = torch.ones(1, config.features.mels, frames, dtype=torch.double, requires_grad=True)
-    scores = network.logits(audio)
+    features = torch.ones(1, config.features.mels, frames, dtype=torch.double, requires_grad=True)
+    scores = network.logits(features)
     centre = steps * config.outputs_per_step
     scores[0, centre : centre + config.outputs_per_step].sum().backward()
-    assert audio.grad is not None
-    actual = audio.grad[0].abs().sum(dim=0).nonzero().flatten()
+    assert features.grad is not None
+    actual = features.grad[0].abs().sum(dim=0).nonzero().flatten()
     step_frame = steps * config.stride_frames
     return step_frame - int(actual[0]), int(actual[-1]) - step_frame
 
@@ -186,13 +185,13 @@ def test_look_ahead_by_perturbation() -> None:
     """Features beyond the look-ahead do not change an output, the last ones within it do."""
     config = replace(SHAPES[4], masks="none", activation="leaky_relu")
     network = random_norms(config).double()  # the contribution of the last frame is small
-    audio = torch.randn(1, 64, 400, dtype=torch.double)
+    features = torch.randn(1, 64, 400, dtype=torch.double)
     step = 20
     for offset, differs in ((config.look_ahead_frames, True), (config.look_ahead_frames + 1, False)):
-        other = audio.clone()
+        other = features.clone()
         other[:, :, step * 8 + offset :] += 3e6  # large, because its contribution is small
         outputs = slice(step * 4, step * 4 + 4)
-        same = torch.equal(network.logits(audio)[:, outputs], network.logits(other)[:, outputs])
+        same = torch.equal(network.logits(features)[:, outputs], network.logits(other)[:, outputs])
         assert same is not differs
 
 
@@ -254,9 +253,9 @@ def test_masked_padding_does_not_change_outputs(masks: str, residual: str) -> No
     block = BlockConfig(3, 8, 2, residual=residual)  # type: ignore[arg-type]
     config = small(blocks=(BlockConfig(5, 8, stride=2), block, block, BlockConfig(1, 8)), masks=masks)
     network = random_norms(config)
-    audio = torch.randn(1, 6, 31)
-    padded = torch.cat([audio, torch.full((1, 6, 18), 7.0)], dim=2)
-    alone, _ = network(audio)
+    features = torch.randn(1, 6, 31)
+    padded = torch.cat([features, torch.full((1, 6, 18), 7.0)], dim=2)
+    alone, _ = network(features)
     together, lengths = network(padded.repeat(2, 1, 1), torch.tensor([31, 49]))
     torch.testing.assert_close(together[0, : lengths[0]], alone[0], atol=1e-5, rtol=1e-5)
     unmasked, _ = copy_with(network, replace(config, masks="none"))(padded, torch.tensor([31]))
@@ -271,22 +270,22 @@ def copy_with(network: Network, config: ModelConfig) -> Network:
 
 def test_no_lengths_means_no_padding() -> None:
     network = random_norms(small())
-    audio = torch.randn(3, 6, 40)
-    plain, plain_lengths = network(audio)
-    masked, lengths = network(audio, torch.full((3,), 40))
+    features = torch.randn(3, 6, 40)
+    plain, plain_lengths = network(features)
+    masked, lengths = network(features, torch.full((3,), 40))
     torch.testing.assert_close(plain, masked)
     assert plain_lengths.tolist() == lengths.tolist()
 
 
 def test_masked_batch_norm_excludes_padding_from_statistics() -> None:
-    audio = torch.randn(2, 6, 40)
-    padded = torch.cat([audio, torch.randn(2, 6, 200)], dim=2)
+    features = torch.randn(2, 6, 40)
+    padded = torch.cat([features, torch.randn(2, 6, 200)], dim=2)
     lengths = torch.tensor([40, 40])
     by_masks: dict[str, list[Tensor]] = {}
     for masks in ("conv_and_norm", "conv"):
         torch.manual_seed(5)
         network = build(small(masks=masks)).train()
-        alone, _ = network(audio, lengths)
+        alone, _ = network(features, lengths)
         torch.manual_seed(5)
         network = build(small(masks=masks)).train()
         together, _ = network(padded, lengths)
@@ -297,12 +296,12 @@ def test_masked_batch_norm_excludes_padding_from_statistics() -> None:
 
 
 def test_masked_batch_norm_without_padding_equals_batch_norm() -> None:
-    audio, lengths = torch.randn(2, 6, 40), torch.tensor([40, 40])
+    features, lengths = torch.randn(2, 6, 40), torch.tensor([40, 40])
     outputs, variances = [], []
     for masks in ("conv_and_norm", "conv"):
         torch.manual_seed(5)
         network = build(small(masks=masks)).train()
-        outputs.append(network(audio, lengths)[0])
+        outputs.append(network(features, lengths)[0])
         variances.append(network.blocks[0].units[0].norm.running_var)
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(*variances, atol=1e-5, rtol=1e-5)
@@ -311,9 +310,9 @@ def test_masked_batch_norm_without_padding_equals_batch_norm() -> None:
 def test_layer_norm_is_per_frame() -> None:
     """Later features do not change outputs outside whose context they are."""
     network = random_norms(small(norm="layer", masks="none"))
-    audio = torch.randn(1, 6, 80)
-    short, _ = network(audio[:, :, :60])
-    long, _ = network(audio)
+    features = torch.randn(1, 6, 80)
+    short, _ = network(features[:, :, :60])
+    long, _ = network(features)
     torch.testing.assert_close(long[:, :20], short[:, :20])
 
 
@@ -450,8 +449,8 @@ def test_time_major_training_equals_channel_major(name: str, monkeypatch: pytest
             name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None
         }
         results.append((scores.detach(), gradients, copy.deepcopy(model.state_dict())))
-    for mine, usual in zip(*results, strict=True):
-        torch.testing.assert_close(mine, usual, rtol=1e-6, atol=1e-9)
+    for with_time_major, channel_major in zip(*results, strict=True):
+        torch.testing.assert_close(with_time_major, channel_major, rtol=1e-6, atol=1e-9)
 
 
 def test_layer_norm_in_fp16_does_not_overflow() -> None:

@@ -50,9 +50,9 @@ def test_fixed_uses_the_constants() -> None:
     mean, deviation = torch.tensor(SPEECH_MEAN), torch.tensor(SPEECH_DEVIATION)
     expected = (raw - mean[:, None]) / (deviation[:, None] + 1e-5)
     torch.testing.assert_close(normalize_fixed(FIXED, raw), expected)
-    whole = normalize_batch(FIXED, raw, torch.tensor([4]))
-    torch.testing.assert_close(whole[:, :, :4], expected[:, :, :4])
-    assert torch.all(whole[:, :, 4:] == 0)
+    in_one_call = normalize_batch(FIXED, raw, torch.tensor([4]))
+    torch.testing.assert_close(in_one_call[:, :, :4], expected[:, :, :4])
+    assert torch.all(in_one_call[:, :, 4:] == 0)
 
 
 def test_running_starts_from_the_prior() -> None:
@@ -77,17 +77,17 @@ def test_running_without_prior_uses_the_stream_statistics() -> None:
 
 def test_running_counts_each_frame_once() -> None:
     raw = features(60)[0]
-    once = initial_normalization_state(RUNNING)
-    assert once is not None
-    once = once.add(raw, RUNNING.memory_frames)
+    all_at_once = initial_normalization_state(RUNNING)
+    assert all_at_once is not None
+    all_at_once = all_at_once.add(raw, RUNNING.memory_frames)
     state = initial_normalization_state(RUNNING)
     for first, new in ((0, 0), (10, 20), (30, 10)):  # windows 0..30, 10..40, 30..60
         window = raw[:, first : (30, 40, 60)[(0, 10, 30).index(first)]]
         _, state = normalize_running(RUNNING, window, state, slice(new, None))
     assert state is not None
-    assert state.frames == pytest.approx(once.frames)
-    np.testing.assert_allclose(state.sums, once.sums)
-    np.testing.assert_allclose(state.squares, once.squares)
+    assert state.frames == pytest.approx(all_at_once.frames)
+    np.testing.assert_allclose(state.sums, all_at_once.sums)
+    np.testing.assert_allclose(state.squares, all_at_once.squares)
 
 
 def test_running_state_decays_and_is_bounded() -> None:
@@ -103,10 +103,10 @@ def test_running_state_decays_and_is_bounded() -> None:
 
 def test_running_normalization_of_a_batch() -> None:
     raw = features(40, 2)
-    both = normalize_batch(RUNNING, raw, torch.tensor([40, 25]))
+    batch = normalize_batch(RUNNING, raw, torch.tensor([40, 25]))
     alone, _ = normalize_running(RUNNING, raw[1, :, :25], None, slice(None))
-    torch.testing.assert_close(both[1, :, :25], alone)
-    assert torch.all(both[1, :, 25:] == 0)
+    torch.testing.assert_close(batch[1, :, :25], alone)
+    assert torch.all(batch[1, :, 25:] == 0)
 
 
 def test_fixed_normalization_has_no_state() -> None:
@@ -120,23 +120,23 @@ def test_causal_uses_the_stream_up_to_each_frame() -> None:
     for last in (0, 17, 39):
         # The prior as a hundred frames with that mean and deviation: half above the mean, half below.
         prior = np.concatenate([np.tile(mean + deviation, 50), np.tile(mean - deviation, 50)], axis=1)
-        known = np.concatenate([prior, raw[:, : last + 1].double().numpy()], axis=1)
-        expected = (raw[:, last].numpy() - known.mean(1)) / (known.std(1) + 1e-5)
+        all_frames = np.concatenate([prior, raw[:, : last + 1].double().numpy()], axis=1)
+        expected = (raw[:, last].numpy() - all_frames.mean(1)) / (all_frames.std(1) + 1e-5)
         np.testing.assert_allclose(normalize_causal(CAUSAL, raw, None)[0][:, last], expected, atol=1e-5)
 
 
 def test_causal_is_bit_exact_in_blocks_and_halves_full_statistics() -> None:
     raw = features(2_000)[0]
-    whole, history = normalize_causal(CAUSAL, raw, None)
+    in_one_call, history = normalize_causal(CAUSAL, raw, None)
     blocks, state, at = [], None, 0
     for length in (0, 1, 499, 700, 3, 797):
         block, block_history = normalize_causal(CAUSAL, raw[:, at : at + length], state)
         blocks.append(block)
         state, at = block_history.at(length), at + length
-    assert torch.equal(torch.cat(blocks, 1), whole)
+    assert torch.equal(torch.cat(blocks, 1), in_one_call)
     assert state is not None and state.frames == history.at(2_000).frames == 300 + (2_000 - 500) % 300
     np.testing.assert_array_equal(state.sums, history.at(2_000).sums)
-    assert torch.equal(normalize_batch(CAUSAL, raw[None], torch.tensor([2_000]))[0], whole)
+    assert torch.equal(normalize_batch(CAUSAL, raw[None], torch.tensor([2_000]))[0], in_one_call)
 
 
 def test_causal_rows_match_single_rows() -> None:
@@ -149,10 +149,10 @@ def test_causal_rows_match_single_rows() -> None:
         NormalizationState(first.frames * 5.99, first.sums * 6, first.squares * 6.1),
         None,
     ]
-    made = normalize_causal_rows(CAUSAL, rows, before)
-    for row, features, state in zip(made, rows, before, strict=True):
+    normalized = normalize_causal_rows(CAUSAL, rows, before)
+    for row, features, state in zip(normalized, rows, before, strict=True):
         torch.testing.assert_close(row, normalize_causal(CAUSAL, features, state)[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(normalize_causal_rows(CAUSAL, rows[:1], None)[0], made[0])
+    torch.testing.assert_close(normalize_causal_rows(CAUSAL, rows[:1], None)[0], normalized[0])
 
 
 def test_causal_adapts_to_a_change_of_level() -> None:
