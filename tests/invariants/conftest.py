@@ -17,7 +17,7 @@ from service.scheduling.decode_worker import UtteranceTable
 from service.scheduling.served_models import ServedModels
 from service.settings import Settings
 from tests.invariants.fake_model import PROMPTS, make_fake_model, speech
-from tests.invariants.streaming import recognizer_of
+from tests.invariants.streaming import make_recognizer
 
 # Computed before ONNX Runtime lets denormal numbers be zero on this thread: numpy warns of it.
 np.finfo(np.float32), np.finfo(np.float64)
@@ -29,9 +29,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             if inspect.iscoroutinefunction(getattr(item, "function", None)):
-                item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+                item.add_marker(pytest.place_marker.asyncio(loop_scope="session"), append=False)
             if not PROMPTS.is_dir():
-                item.add_marker(pytest.mark.skip(reason="needs Debian's asterisk-core-sounds-en-g722"))
+                item.add_marker(
+                    pytest.place_marker.skip(reason="needs Debian's asterisk-core-sounds-en-g722")
+                )
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +42,7 @@ def fake_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sound() -> npt.NDArray[np.float32]:
+def audio() -> npt.NDArray[np.float32]:
     """Twenty seconds of recorded prompts."""
     return speech(20)
 
@@ -59,22 +61,22 @@ def reference(fake_model: Path) -> Reference:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared_recognizer_model(
+async def shared_recognizer(
     fake_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Recognizer]:
-    live_recognizer = recognizer_of(fake_model, tmp_path_factory.mktemp("cache"), engine_workers=2)
-    await live_recognizer.start()
-    yield live_recognizer
-    await live_recognizer.stop()
+    recognizer = make_recognizer(fake_model, tmp_path_factory.mktemp("cache"), engine_workers=2)
+    await recognizer.start()
+    yield recognizer
+    await recognizer.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def live_recognizer(shared_recognizer_model: Recognizer) -> AsyncIterator[Recognizer]:
+async def recognizer(shared_recognizer: Recognizer) -> AsyncIterator[Recognizer]:
     """The one for all laws; a law that fails leaves no stream in it for the next one to count."""
-    yield shared_recognizer_model
-    for stream in list(shared_recognizer_model._streams.values()):
+    yield shared_recognizer
+    for stream in list(shared_recognizer._streams.values()):
         stream.cancel()
-    shared_recognizer_model._parked.clear()
+    shared_recognizer._parked.clear()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -15,7 +15,7 @@ from service.session.events import Closed, Event, Final, Partial, SpeechStarted,
 Samples = npt.NDArray[np.float32]
 
 
-def recognizer_of(model: Path, cache_folder: Path, **more: Any) -> Recognizer:
+def make_recognizer(model: Path, cache_folder: Path, **more: Any) -> Recognizer:
     """Not started yet: one worker of each kind, no language model, room for everybody however busy the machine."""
     room: dict[str, Any] = {"max_streams": 1000, "overcommit": True}
     workers: dict[str, Any] = {"engine_workers": 1, "decode_workers": 1, "language_model": None}
@@ -29,13 +29,13 @@ async def collect(stream: Stream) -> list[Event]:
 
 
 async def stream_through(
-    live_recognizer: Recognizer,
+    recognizer: Recognizer,
     samples: Samples,
     settings: StreamSettings,
     cuts: Iterable[int] = (),
 ) -> list[Event]:
     """One whole stream, pushed in pieces that end at the cuts."""
-    stream = live_recognizer.open(settings)
+    stream = recognizer.open(settings)
     reader = asyncio.ensure_future(collect(stream))
     edges = [0, *sorted(cuts), samples.shape[1]]
     for first, end in pairwise(edges):

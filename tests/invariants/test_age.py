@@ -42,23 +42,23 @@ def kept_bytes(session: Session) -> int:
     return size_of(session, set())
 
 
-def stream_frames(frame: int) -> str | None:
+def character_at(frame: int) -> str | None:
     """Six seconds of letters, then a pause, and again."""
     return "abcdef "[frame // 4 % 7] if frame % 4 == 0 and frame % 350 < 300 else None
 
 
 def test_an_hour_of_one_session_keeps_no_more_than_a_minute() -> None:
-    loop = SynchronousDriver(spelling_model(stream_frames), StreamSettings(decoder="greedy"))
+    driver = SynchronousDriver(spelling_model(character_at), StreamSettings(decoder="greedy"))
     second = np.zeros((1, 16000), np.float32)
     sizes, pushes = [], []
     for minute in range(60):
         for _ in range(60):
-            loop.take(AudioReceived(second))
-        sizes.append(kept_bytes(loop.session))
-        pushes.append(loop.session.last_serial)
-        loop.events.clear()
+            driver.handle(AudioReceived(second))
+        sizes.append(kept_bytes(driver.session))
+        pushes.append(driver.session.last_serial)
+        driver.events.clear()
         del minute
-    loop.take(Finish())
+    driver.handle(Finish())
     assert max(sizes[30:]) <= max(sizes[:5]) * 1.05
     work = np.diff(pushes)
     # Speech and minutes do not divide evenly: which words a minute holds differs by a few commands.
@@ -66,19 +66,19 @@ def test_an_hour_of_one_session_keeps_no_more_than_a_minute() -> None:
     assert TINY.name == "tiny"
 
 
-async def test_an_old_stream_and_its_house_keep_no_more(live_recognizer: Recognizer, sound: Samples) -> None:
-    stream = live_recognizer.open(StreamSettings(priority="batch"))
+async def test_an_old_stream_and_its_house_keep_no_more(recognizer: Recognizer, audio: Samples) -> None:
+    stream = recognizer.open(StreamSettings(priority="batch"))
     reader = asyncio.ensure_future(collect(stream))
     sizes = []
     for _ in range(12):
-        await stream.push(sound)
+        await stream.push(audio)
         # Whatever is just on its way differs from moment to moment.
-        await stream.wait_processed(60)
+        await stream.wait_until_processed(60)
         sizes.append(size_of([stream.session, stream._ready_s, stream._serial_ready_s, stream._small], set()))
-        sizes[-1] += size_of(live_recognizer.device.engine._tasks, set())
+        sizes[-1] += size_of(recognizer.device.engine._tasks, set())
     await stream.finish()
     events = await reader
     assert max(sizes[6:]) <= max(sizes[:4]) * 1.1
-    assert len(list(stream._log)) <= 512
+    assert len(list(stream._event_log)) <= 512
     assert not stream._ready_s and not stream._serial_ready_s
     assert len(events) > 50

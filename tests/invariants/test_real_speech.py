@@ -14,7 +14,7 @@ from lm.score import word_errors
 from service.audio.files import read_file
 from service.recognizer import StreamSettings
 from service.scheduling.decode_worker import UtteranceTable
-from tests.invariants.streaming import recognizer_of, results, stream_through, texts
+from tests.invariants.streaming import make_recognizer, results, stream_through, texts
 from tests.session.synchronous_driver import transcribe
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -22,11 +22,11 @@ TEACHER = SHARED / "models" / "quartznet15x5-en"
 DEV = SHARED / "speech" / "dev"
 
 
-@pytest.mark.shared
-@pytest.mark.skipif(
+@pytest.place_marker.shared
+@pytest.place_marker.skipif(
     not TEACHER.is_dir() or not DEV.is_dir(), reason="needs ../shared: the teacher and real speech"
 )
-@pytest.mark.timeout(300)
+@pytest.place_marker.timeout(300)
 async def test_the_teacher_in_company_hears_what_it_hears_alone(tmp_path: Path) -> None:
     """Running normalization: each window waits for the one before it, and the hop is held."""
     from acoustic.importers import folded
@@ -35,21 +35,21 @@ async def test_the_teacher_in_company_hears_what_it_hears_alone(tmp_path: Path) 
     model = save(tmp_path / "teacher.safetensors", checkpoint.config, checkpoint.state, checkpoint.card)
     lines = [json.loads(line) for line in (DEV / "manifest.jsonl").read_text().splitlines()]
     clips = [line for line in lines if 4 < line["duration"] < 7][:3]
-    sounds = [read_file(DEV / clip["audio"]).astype(np.float32) for clip in clips]
-    live_recognizer = recognizer_of(model, tmp_path, hops_s=(0.64,))
-    await live_recognizer.start()
+    recordings = [read_file(DEV / clip["audio"]).astype(np.float32) for clip in clips]
+    recognizer = make_recognizer(model, tmp_path, hops_s=(0.64,))
+    await recognizer.start()
     settings = StreamSettings()
     told = await asyncio.gather(
-        *(stream_through(live_recognizer, sound, settings, range(4000, 60_000, 4000)) for sound in sounds)
+        *(stream_through(recognizer, audio, settings, range(4000, 60_000, 4000)) for audio in recordings)
     )
-    await live_recognizer.stop()
+    await recognizer.stop()
     backend = open_backend(model)
     utterances = UtteranceTable(backend.config.alphabet, None)
     plan = with_hop(backend.config, backend.plan, 0.64)
     errors = words = 0
-    for clip, sound, events in zip(clips, sounds, told, strict=True):
+    for clip, audio, events in zip(clips, recordings, told, strict=True):
         alone = transcribe(
-            lambda w: backend.forward([w])[0], sound, settings, backend.config, plan, utterances
+            lambda w: backend.forward([w])[0], audio, settings, backend.config, plan, utterances
         )
         assert results(events) == results(alone)
         counts = word_errors(clip["text"], " ".join(texts(events)))

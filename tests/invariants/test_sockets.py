@@ -16,8 +16,8 @@ from tests.invariants.streaming import Samples, stream_through, texts
 QUERY = "encoding=linear16&sample_rate=16000&interim_results=true"
 
 
-def linear16(sound: Samples) -> bytes:
-    return bytes(np.round(sound[0] * 32767).astype("<i2").tobytes())
+def linear16(audio: Samples) -> bytes:
+    return bytes(np.round(audio[0] * 32767).astype("<i2").tobytes())
 
 
 def from_linear16(data: bytes) -> Samples:
@@ -51,19 +51,19 @@ async def talk(server: Server, data: bytes, size: int) -> list[str]:
         return await reading
 
 
-@pytest.mark.parametrize("size", [1, 3, 997, 6400, 2**18])
-async def test_slicing(server: Server, live_recognizer: Recognizer, sound: Samples, size: int) -> None:
-    data = linear16(sound[:, :16_000] if size < 10 else sound[:, :160_000])
-    expected = texts(await stream_through(live_recognizer, from_linear16(data), StreamSettings()))
+@pytest.place_marker.parametrize("size", [1, 3, 997, 6400, 2**18])
+async def test_slicing(server: Server, recognizer: Recognizer, audio: Samples, size: int) -> None:
+    data = linear16(audio[:, :16_000] if size < 10 else audio[:, :160_000])
+    expected = texts(await stream_through(recognizer, from_linear16(data), StreamSettings()))
     assert await talk(server, data, size) == expected
     assert "".join(expected) or size < 10
 
 
 async def test_company_of_the_broken_and_the_mad(
-    server: Server, live_recognizer: Recognizer, sound: Samples
+    server: Server, recognizer: Recognizer, audio: Samples
 ) -> None:
-    data = linear16(sound[:, :160_000])
-    expected = texts(await stream_through(live_recognizer, from_linear16(data), StreamSettings()))
+    data = linear16(audio[:, :160_000])
+    expected = texts(await stream_through(recognizer, from_linear16(data), StreamSettings()))
 
     async def disconnects() -> None:
         socket = await connected(server)

@@ -13,10 +13,10 @@ from service.scheduling.capacity import (
     TARGET_LOAD,
     CapacityModel,
     Costs,
-    Curve,
-    curve_key,
-    load_capacity,
-    save_capacity,
+    ForwardTimeCurve,
+    cost_cache_key,
+    load_costs,
+    save_costs,
 )
 from service.scheduling.device import DeviceOptions, session_s_per_s
 
@@ -25,7 +25,7 @@ HOPS_S = (0.16, 0.32, 0.64, 1.28)
 
 def model(**more: object) -> CapacityModel:
     given = {
-        "costs": Costs(Curve(0.001, 1e-7), 0.01, 0.003, 0.001),
+        "costs": Costs(ForwardTimeCurve(0.001, 1e-7), 0.01, 0.003, 0.001),
         "executors": 2,
         "processors": 2.0,
         "context_samples": 48_000,
@@ -36,7 +36,9 @@ def model(**more: object) -> CapacityModel:
 
 
 def test_a_first_guess_of_the_loop_grows_with_how_slow_the_machine_is() -> None:
-    quick, slow = (Costs.guessed(Curve(), 0.002, session_s) for session_s in (0.0003, 0.0012))
+    quick, slow = (
+        Costs.initial_estimate(ForwardTimeCurve(), 0.002, session_s) for session_s in (0.0003, 0.0012)
+    )
     assert quick.decode_s_per_s == slow.decode_s_per_s == 0.002
     assert slow.loop_s(3.0, 2.0) == pytest.approx(4 * quick.loop_s(3.0, 2.0))
 
@@ -47,10 +49,10 @@ def test_a_session_tells_what_it_costs() -> None:
 
 
 def test_pauses_cut_windows_short_and_every_window_is_paid_for() -> None:
-    by_window = model(costs=Costs(Curve(0.01, 1e-12), 0.0, 0.0, 0.002))
+    by_window = model(costs=Costs(ForwardTimeCurve(0.01, 1e-12), 0.0, 0.0, 0.002))
     each_s, windows = 0.012, 1 / 1.28 + EARLY_CUTS_PER_S
     assert by_window.load(10, 1.28) == pytest.approx(10 * windows * each_s / 2, rel=1e-3)
-    by_sound = model(costs=Costs(Curve(1e-12, 1e-7), 0.0, 0.0, 0.0), context_samples=8_000)
+    by_sound = model(costs=Costs(ForwardTimeCurve(1e-12, 1e-7), 0.0, 0.0, 0.0), context_samples=8_000)
     samples = 16_000 + windows * 8_000
     assert by_sound.load(10, 1.28) == pytest.approx(10 * samples * 1e-7 / 2, rel=1e-3)
 
@@ -64,21 +66,21 @@ def test_no_more_are_taken_in_than_fit_unless_told_so() -> None:
 
 
 def test_the_curve_goes_through_what_was_measured() -> None:
-    true = Curve(0.002, 3e-8)
+    true = ForwardTimeCurve(0.002, 3e-8)
     points = [(n, s, true.forward_s(n, s)) for n in (1, 4) for s in (40_000, 70_000)]
-    found = Curve.through(points)
+    found = ForwardTimeCurve.fit(points)
     assert found.base_s == pytest.approx(true.base_s)
     assert found.per_sample_s == pytest.approx(true.per_sample_s)
 
 
 def test_a_senseless_measurement_is_still_a_usable_curve() -> None:
-    falling = Curve.through([(1, 40_000, 0.5), (4, 70_000, 0.1)])
+    falling = ForwardTimeCurve.fit([(1, 40_000, 0.5), (4, 70_000, 0.1)])
     assert 0 < falling.forward_s(1, 40_000) <= falling.forward_s(4, 70_000)
-    assert Curve.through([(1, 100, 0.5)]).forward_s(1, 100) > 0
+    assert ForwardTimeCurve.fit([(1, 100, 0.5)]).forward_s(1, 100) > 0
 
 
 def test_what_is_seen_live_moves_the_curve_slowly_and_within_bounds() -> None:
-    curve = Curve(0.01, 0.0)
+    curve = ForwardTimeCurve(0.01, 0.0)
     curve.observe(1, 1, 0.02)
     assert 0.01 < curve.forward_s(1, 1) < 0.011
     for _ in range(2000):
@@ -119,8 +121,8 @@ def test_what_everything_costs_is_followed_upwards_and_downwards() -> None:
 
 
 def test_hops_of_different_widths_tell_what_windows_cost_and_what_sound() -> None:
-    costs = Costs(Curve(0.001, 1e-7), 0.005, 0.002, 0.0008)
-    true = Costs(Curve(0.001, 1e-7), 0.005, loop_s_per_s=0.004, loop_s_per_window=0.0005)
+    costs = Costs(ForwardTimeCurve(0.001, 1e-7), 0.005, 0.002, 0.0008)
+    true = Costs(ForwardTimeCurve(0.001, 1e-7), 0.005, loop_s_per_s=0.004, loop_s_per_window=0.0005)
     for turn in range(4000):
         windows = (312, 156, 78, 39)[turn % 4]
         costs.observe(50.0, windows, 0.1, true.loop_s(50.0, windows))
@@ -129,13 +131,13 @@ def test_hops_of_different_widths_tell_what_windows_cost_and_what_sound() -> Non
 
 
 def test_one_strange_moment_moves_the_costs_little() -> None:
-    costs = Costs(Curve(0.001, 1e-7), 0.01, 0.004, 0.0008)
+    costs = Costs(ForwardTimeCurve(0.001, 1e-7), 0.01, 0.004, 0.0008)
     costs.observe(processed_s=10.0, windows=10, decode_s=1000.0, loop_s=1000.0)
     assert costs.decode_s_per_s < 0.5 and costs.loop_s(1.0, 1.0) < 0.05
 
 
 def test_fronts_share_the_loops_work_but_for_what_their_house_does() -> None:
-    busy = Costs(Curve(0.0001, 1e-9), 0.001, 0.02, 0.0)
+    busy = Costs(ForwardTimeCurve(0.0001, 1e-9), 0.001, 0.02, 0.0)
     one, two, three, many = (
         model(
             costs=busy, processors=64.0, executors=64, decode_executors=32, server_processes=server_processes
@@ -148,7 +150,10 @@ def test_fronts_share_the_loops_work_but_for_what_their_house_does() -> None:
 
 
 def test_several_fronts_are_guessed_to_need_more_of_their_loops() -> None:
-    alone, several = (Costs.guessed(Curve(), 0.002, 0.0003, server_processes) for server_processes in (1, 2))
+    alone, several = (
+        Costs.initial_estimate(ForwardTimeCurve(), 0.002, 0.0003, server_processes)
+        for server_processes in (1, 2)
+    )
     assert several.loop_s(1.0, 1.0) == pytest.approx(IPC_OVERHEAD * alone.loop_s(1.0, 1.0))
 
 
@@ -169,11 +174,11 @@ def test_a_device_of_its_own_does_not_share_the_processors() -> None:
 
 
 def test_costs_are_kept_as_believed_and_a_spoiled_file_is_measured_again(tmp_path: Path) -> None:
-    key = curve_key("tiny", "cpu", 2)
-    assert key != curve_key("tiny", "cuda", 2)
-    assert load_capacity(tmp_path, key) is None
-    save_capacity(tmp_path / "deep", key, Costs(Curve(0.5, 0.25, scale=2.0), 0.01, 0.002, 0.001))
-    assert load_capacity(tmp_path / "deep", key) == Costs(Curve(1.0, 0.5), 0.01, 0.002, 0.001)
+    key = cost_cache_key("tiny", "cpu", 2)
+    assert key != cost_cache_key("tiny", "cuda", 2)
+    assert load_costs(tmp_path, key) is None
+    save_costs(tmp_path / "deep", key, Costs(ForwardTimeCurve(0.5, 0.25, scale=2.0), 0.01, 0.002, 0.001))
+    assert load_costs(tmp_path / "deep", key) == Costs(ForwardTimeCurve(1.0, 0.5), 0.01, 0.002, 0.001)
     rest = '"decode_s_per_s": 1, "loop_s_per_s": 1, "loop_s_per_window": 1}'
     for spoiled in (
         "",
@@ -185,9 +190,9 @@ def test_costs_are_kept_as_believed_and_a_spoiled_file_is_measured_again(tmp_pat
         '{"base_s": -1, "per_sample_s": 1, ' + rest,
     ):
         (tmp_path / f"capacity-{key}.json").write_text(spoiled)
-        assert load_capacity(tmp_path, key) is None
+        assert load_costs(tmp_path, key) is None
 
 
 def test_a_folder_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    save_capacity(tmp_path / "file" / "below", "key", Costs(Curve(), 0.005, 0.002, 0.0008))
+    save_costs(tmp_path / "file" / "below", "key", Costs(ForwardTimeCurve(), 0.005, 0.002, 0.0008))

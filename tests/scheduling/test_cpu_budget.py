@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from service.scheduling.cpu_budget import CpuBudget, busy_s, cpu_quota
+from service.scheduling.cpu_budget import CpuBudget, busy_cpu_s, cpu_quota
 
 
 def test_what_others_use_is_not_ours_and_what_we_use_is() -> None:
@@ -45,8 +45,8 @@ def test_the_kernels_page_is_read_and_other_processors_are_none_of_our_business(
         "cpu  200 50 400 900 30 0 0 0 0 0\ncpu0 100 50 200 900 30 0 0 0 0 0\n"
         "cpu1 100 0 200 1 1 0 0 0 0 0\ncpu10 9 9 9 9 9 9 9 9 9 9\nintr 5\n"
     )
-    assert busy_s({0}, page) in (3.0, 3.5)  # the latter when the tests themselves run niced
-    assert busy_s({0, 1}, page) in (6.0, 6.5)
-    assert busy_s({7}, page) is None
+    assert busy_cpu_s({0}, page) in (3.0, 3.5)  # the latter when the tests themselves run niced
+    assert busy_cpu_s({0, 1}, page) in (6.0, 6.5)
+    assert busy_cpu_s({7}, page) is None
     page.write_text("nothing of the kind")
-    assert busy_s({0}, page) is None and busy_s({0}, tmp_path / "none") is None
+    assert busy_cpu_s({0}, page) is None and busy_cpu_s({0}, tmp_path / "none") is None

@@ -42,7 +42,7 @@ class Results:
 def thread_engine(results: Results, executors: int = 1, model: str = "tiny") -> Engine:
     """As on a GPU, but for the device."""
     engine = Engine(model, "cpu", None, executors, Metrics(), results)
-    engine._kind = ThreadExecutor
+    engine._executor_type = ThreadExecutor
     return engine
 
 
@@ -137,7 +137,7 @@ async def test_measuring_gives_a_usable_curve() -> None:
 async def test_a_model_that_is_not_there_is_refused_in_words(kind: str, tmp_path: Path) -> None:
     engine = Engine(str(tmp_path / "nothing.safetensors"), "cpu", None, 1, Metrics(), Results())
     if kind == "thread":
-        engine._kind = ThreadExecutor
+        engine._executor_type = ThreadExecutor
     with pytest.raises(ServiceError, match="nothing") as refused:
         await engine.start()
     assert refused.value.code == "model"

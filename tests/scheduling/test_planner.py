@@ -6,11 +6,11 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.scheduling.capacity import Curve
+from service.scheduling.capacity import ForwardTimeCurve
 from service.scheduling.planner import Planner, PlannerLimits, Schedule, WaitingWindow
 from service.session.messages import WindowKey
 
-CURVE = Curve(base_s=0.005, per_sample_s=1e-7)
+CURVE = ForwardTimeCurve(base_s=0.005, per_sample_s=1e-7)
 SHAPE = 50_000
 
 
@@ -91,12 +91,12 @@ def test_a_file_batch_is_short_enough_for_a_live_window_to_wait() -> None:
         planner.add(waiting("file", index, live=False))
     batch = plan(planner).batches[0]
     assert CURVE.forward_s(len(batch), SHAPE) <= 0.08
-    slow = Curve(base_s=5.0, per_sample_s=0.0)
+    slow = ForwardTimeCurve(base_s=5.0, per_sample_s=0.0)
     assert len(planner.plan(10.0, 1, 1, 0, slow).batches[0]) == 1, "one window always may"
 
 
 def test_windows_that_wait_for_long_go_in_longer_batches() -> None:
-    slow = Curve(base_s=0.0, per_sample_s=0.02 / SHAPE)
+    slow = ForwardTimeCurve(base_s=0.0, per_sample_s=0.02 / SHAPE)
 
     def batch(now_s: float) -> int:
         planner = Planner(PlannerLimits(max_live_batch_s=0.04))
@@ -128,7 +128,7 @@ def test_a_forgotten_stream_is_not_run() -> None:
 def test_a_suspect_runs_alone() -> None:
     planner = Planner()
     planner.add(waiting("a"))
-    planner.add(waiting("suspect", alone=True))
+    planner.add(waiting("suspect", isolated=True))
     planner.add(waiting("b"))
     assert names(plan(planner)) == [["suspect"]]
     assert names(plan(planner)) == [["a", "b"]]
@@ -159,7 +159,7 @@ def test_any_traffic_every_window_runs_once_and_live_before_files(
                 samples=rng.choice((SHAPE, 60_000)),
                 live=stream < "d",
                 urgent=rng.random() < 0.1,
-                alone=rng.random() < 0.02,
+                isolated=rng.random() < 0.02,
             )
             added[item.stream, item.key] += 1
             planner.add(item)
@@ -180,7 +180,7 @@ def run(
     assert len(batches) <= idle
     for batch in batches:
         assert batch and len({(item.samples, item.live) for item in batch}) == 1
-        if not batch[0].live and not batch[0].alone:
+        if not batch[0].live and not batch[0].isolated:
             assert planner.live_queued == 0
         for item in batch:
             ran[item.stream, item.key] += 1

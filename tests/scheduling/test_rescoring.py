@@ -27,7 +27,7 @@ from service.session.events import Final
 from service.session.messages import EndUtterance, PushFrames
 from service.session.stream_settings import StreamSettings
 from tests.lm.conftest import DATA
-from tests.session.synchronous_driver import noise, spelling_model, spoken, transcribe
+from tests.session.synchronous_driver import alignment, noise, spelling_model, transcribe
 
 Frames = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
@@ -120,7 +120,7 @@ def test_a_worker_ranks_as_a_decoder_in_this_process_does(language_model: str, f
 def test_the_plain_loop_tells_finals_that_are_ranked_by_the_box() -> None:
     utterances = UtteranceTable(ALPHABET, "shipped")
     events = transcribe(
-        spelling_model(spoken("the house ")), noise(3.0), StreamSettings(), utterances=utterances
+        spelling_model(alignment("the house ")), noise(3.0), StreamSettings(), utterances=utterances
     )
     finals = [event for event in events if isinstance(event, Final)]
     assert [final.text for final in finals] == ["the house"]

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from service.session.endpoint import Endpointer, EndpointRule, EndpointSignal, SilenceDetector, UtteranceState
 
-LETTER, BLANK = 0.9, 0.0
+SPEECH_MASS, BLANK = 0.9, 0.0
 LOUD_DB, QUIET_DB = -20.0, -70.0
 
 
-def run(
+def silence(
     rule: EndpointRule, frames: list[tuple[float, float]], looking_ahead: bool = False
 ) -> list[tuple[int, EndpointSignal]]:
     endpointer, quiet = Endpointer(rule), SilenceDetector()
@@ -20,12 +20,12 @@ def run(
     return [(at, signal) for at, signal in signals if signal is not None]
 
 
-RULE = EndpointRule.of(endpointing_ms=300, max_utterance_s=30)
-SPEECH = [(LETTER, LOUD_DB)] * 10
+RULE = EndpointRule.from_settings(endpointing_ms=300, max_utterance_s=30)
+SPEECH = [(SPEECH_MASS, LOUD_DB)] * 10
 
 
 def test_speech_then_silence_is_an_early_candidate_and_then_the_end() -> None:
-    signals = run(RULE, [(BLANK, QUIET_DB)] * 5 + SPEECH + [(BLANK, QUIET_DB)] * 40)
+    signals = silence(RULE, [(BLANK, QUIET_DB)] * 5 + SPEECH + [(BLANK, QUIET_DB)] * 40)
     assert signals == [
         (5, EndpointSignal.STARTED),
         (21, EndpointSignal.CANDIDATE),
@@ -35,7 +35,7 @@ def test_speech_then_silence_is_an_early_candidate_and_then_the_end() -> None:
 
 def test_energy_that_is_known_ahead_ends_it_as_soon_as_letters_are_silent_for_half_the_limit() -> None:
     frames = [(BLANK, QUIET_DB)] * 5 + SPEECH + [(BLANK, QUIET_DB)] * 40
-    assert run(RULE, frames, looking_ahead=True)[-1] == (21, EndpointSignal.ENDED)
+    assert silence(RULE, frames, looking_ahead=True)[-1] == (21, EndpointSignal.ENDED)
 
 
 def test_in_a_pause_it_is_known_when_the_utterance_may_end_next() -> None:
@@ -49,15 +49,15 @@ def test_in_a_pause_it_is_known_when_the_utterance_may_end_next() -> None:
         endpointer.step(BLANK, 0)
         asked.append(endpointer.frames_to_next_decision)
     assert asked == [*range(6, 0, -1), *range(8, 0, -1), *range(7, 0, -1)], "7, 15 and 22 frames of silence"
-    endless = Endpointer(EndpointRule.of(None, 30))
-    endless.step(LETTER, 0)
+    endless = Endpointer(EndpointRule.from_settings(None, 30))
+    endless.step(SPEECH_MASS, 0)
     endless.step(BLANK, 0)
     assert endless.frames_to_next_decision is None
 
 
 def test_sound_ahead_keeps_it_open() -> None:
     pause = SPEECH + [(BLANK, QUIET_DB)] * 12 + SPEECH + [(BLANK, QUIET_DB)] * 40
-    ends = [at for at, signal in run(RULE, pause, looking_ahead=True) if signal is EndpointSignal.ENDED]
+    ends = [at for at, signal in silence(RULE, pause, looking_ahead=True) if signal is EndpointSignal.ENDED]
     assert ends == [10 + 12 + 10 + 6]
 
 
@@ -76,17 +76,17 @@ def test_digital_silence_does_not_deafen_it_to_a_room() -> None:
 
 
 def test_the_hurry_comes_when_the_letters_before_the_pause_can_be_known() -> None:
-    assert RULE.half_frames == 7 and RULE.energy_ahead_frames == 8
+    assert RULE.half_silence_frames == 7 and RULE.energy_ahead_frames == 8
     assert RULE.early_cut_frames(24) == (32, 40)
     assert (
-        EndpointRule.of(None, 30).early_cut_frames(24) == ()
-        and EndpointRule.of(None, 30).energy_ahead_frames == 0
+        EndpointRule.from_settings(None, 30).early_cut_frames(24) == ()
+        and EndpointRule.from_settings(None, 30).energy_ahead_frames == 0
     )
 
 
 def test_a_candidate_is_withdrawn_when_speech_goes_on() -> None:
     frames = SPEECH + [(BLANK, QUIET_DB)] * 9 + SPEECH + [(BLANK, QUIET_DB)] * 15
-    assert [signal for _, signal in run(RULE, frames)] == [
+    assert [signal for _, signal in silence(RULE, frames)] == [
         EndpointSignal.STARTED,
         EndpointSignal.CANDIDATE,
         EndpointSignal.WITHDRAWN,
@@ -97,20 +97,20 @@ def test_a_candidate_is_withdrawn_when_speech_goes_on() -> None:
 
 def test_sound_without_letters_needs_the_longer_silence() -> None:
     quiet_room = [(BLANK, QUIET_DB)] * 5
-    ended = run(RULE, quiet_room + SPEECH + [(BLANK, LOUD_DB)] * 60)[-1]
+    ended = silence(RULE, quiet_room + SPEECH + [(BLANK, LOUD_DB)] * 60)[-1]
     assert ended == (5 + 10 + 15 + 7 - 1, EndpointSignal.ENDED)
 
 
 def test_without_endpointing_only_the_length_ends_it() -> None:
-    rule = EndpointRule.of(endpointing_ms=None, max_utterance_s=10)
-    signals = run(rule, SPEECH + [(BLANK, QUIET_DB)] * 1000)
+    rule = EndpointRule.from_settings(endpointing_ms=None, max_utterance_s=10)
+    signals = silence(rule, SPEECH + [(BLANK, QUIET_DB)] * 1000)
     # The first pause after three quarters of the limit.
     assert signals == [(0, EndpointSignal.STARTED), (374, EndpointSignal.CUT)]
 
 
 def test_silence_ends_no_utterance_that_is_shorter_than_the_least_length() -> None:
-    rule = EndpointRule.of(endpointing_ms=300, max_utterance_s=30, min_utterance_s=1)
-    signals = run(rule, SPEECH + [(BLANK, QUIET_DB)] * 100, looking_ahead=True)
+    rule = EndpointRule.from_settings(endpointing_ms=300, max_utterance_s=30, min_utterance_s=1)
+    signals = silence(rule, SPEECH + [(BLANK, QUIET_DB)] * 100, looking_ahead=True)
     assert signals == [
         (0, EndpointSignal.STARTED),
         (16, EndpointSignal.CANDIDATE),
@@ -119,8 +119,8 @@ def test_silence_ends_no_utterance_that_is_shorter_than_the_least_length() -> No
 
 
 def test_endless_speech_is_cut_at_the_limit_and_goes_on() -> None:
-    rule = EndpointRule.of(endpointing_ms=300, max_utterance_s=2)
-    signals = run(rule, [(LETTER, LOUD_DB)] * 250)
+    rule = EndpointRule.from_settings(endpointing_ms=300, max_utterance_s=2)
+    signals = silence(rule, [(SPEECH_MASS, LOUD_DB)] * 250)
     assert signals == [
         (0, EndpointSignal.STARTED),
         (99, EndpointSignal.CUT),
@@ -132,7 +132,7 @@ def test_endless_speech_is_cut_at_the_limit_and_goes_on() -> None:
 
 @pytest.mark.parametrize("asked_ms", [0, 10, 90])
 def test_no_setting_ends_a_word_between_two_letters(asked_ms: int) -> None:
-    rule = EndpointRule.of(asked_ms, 30)
+    rule = EndpointRule.from_settings(asked_ms, 30)
     assert rule.silence_frames == 5
 
 
@@ -143,7 +143,7 @@ def test_no_setting_ends_a_word_between_two_letters(asked_ms: int) -> None:
 def test_started_and_ended_alternate_and_no_utterance_outlives_its_limit(
     frames: list[tuple[float, float]], endpointing_ms: int | None
 ) -> None:
-    rule = EndpointRule.of(endpointing_ms, 2)
+    rule = EndpointRule.from_settings(endpointing_ms, 2)
     endpointer = Endpointer(rule)
     open_since: int | None = None
     quiet = SilenceDetector()
@@ -156,4 +156,4 @@ def test_started_and_ended_alternate_and_no_utterance_outlives_its_limit(
             assert open_since is not None
             assert at - open_since < rule.max_frames
             open_since = None
-        assert (endpointer.state is UtteranceState.QUIET) == (open_since is None)
+        assert (endpointer.state is UtteranceState.SILENCE) == (open_since is None)

@@ -51,9 +51,9 @@ def test_what_is_read_is_kept_only_so_long() -> None:
 def test_unread_finals_are_never_dropped_but_counted() -> None:
     log = EventLog(max_unread=10, max_kept=5)
     for number in range(11):
-        assert not log.overflowing
+        assert not log.overflowed
         log.append(final(str(number)))
-    assert log.overflowing
+    assert log.overflowed
     assert len(drained(log)) == 11
 
 
@@ -61,7 +61,7 @@ def test_endless_partials_without_a_reader_are_one() -> None:
     log = EventLog()
     for number in range(10_000):
         log.append(partial(str(number)))
-    assert not log.overflowing
+    assert not log.overflowed
     assert len(drained(log)) == 1
 
 
@@ -69,5 +69,5 @@ def test_partials_of_two_channels_taking_turns_do_not_add_up() -> None:
     log = EventLog(max_unread=10)
     for number in range(1000):
         log.append(partial(str(number), channel=number % 2))
-    assert not log.overflowing
+    assert not log.overflowed
     assert [number for number, _ in drained(log)] == [999, 1000]

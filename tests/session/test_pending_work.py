@@ -3,15 +3,15 @@
 from service.session.messages import AudioReceived, Cancel, Configured, RunWindow, WindowDone
 from service.session.session import Session
 from service.session.stream_settings import StreamSettings
-from tests.session.synchronous_driver import PLAN, TINY, noise, spelling_model, spoken
+from tests.session.synchronous_driver import PLAN, TINY, alignment, noise, spelling_model
 
-NETWORK = spelling_model(spoken("hello you are there"))
+NETWORK = spelling_model(alignment("hello you are there"))
 
 
 def waiting_session() -> tuple[Session, list[RunWindow]]:
     session = Session(TINY, PLAN, StreamSettings(decoder="greedy"))
-    session.take(Configured("s", TINY.name))
-    asked = [effect for effect in session.take(AudioReceived(noise(5.0))) if isinstance(effect, RunWindow)]
+    session.handle(Configured("s", TINY.name))
+    asked = [effect for effect in session.handle(AudioReceived(noise(5.0))) if isinstance(effect, RunWindow)]
     assert len(asked) > 3
     return session, asked
 
@@ -21,9 +21,9 @@ def test_windows_that_come_back_before_an_earlier_one_are_still_unheard() -> Non
     session, (first, *others) = waiting_session()
     before = session.pending_work
     for hear in reversed(others):
-        session.take(WindowDone(hear.key, NETWORK(hear.window)))
+        session.handle(WindowDone(hear.key, NETWORK(hear.window)))
         assert session.pending_work == before
-    session.take(WindowDone(first.key, NETWORK(first.window)))
+    session.handle(WindowDone(first.key, NETWORK(first.window)))
     assert not session.windows_at_engine
     assert not session.channels[0].out_of_order_windows
     assert session.pending_work == len(session.outstanding) > 0
@@ -31,6 +31,6 @@ def test_windows_that_come_back_before_an_earlier_one_are_still_unheard() -> Non
 
 def test_nothing_is_unheard_once_it_is_over() -> None:
     session, (_, later, *_) = waiting_session()
-    session.take(WindowDone(later.key, NETWORK(later.window)))
-    session.take(Cancel("enough"))
+    session.handle(WindowDone(later.key, NETWORK(later.window)))
+    session.handle(Cancel("enough"))
     assert session.pending_work == 0

@@ -49,11 +49,11 @@ from service.session.messages import (
 )
 from service.session.session import Session, SessionState
 from service.session.stream_settings import StreamSettings
-from tests.session.synchronous_driver import PLAN, TINY, SynchronousDriver, noise, spelling_model, spoken
+from tests.session.synchronous_driver import PLAN, TINY, SynchronousDriver, alignment, noise, spelling_model
 
 GREEDY = StreamSettings(decoder="greedy")
 CARRIED = replace(PLAN, left_frames=0, carried=True)
-HELLO = spelling_model(spoken("hello_you" + "_" * 20 + "again"))
+HELLO = spelling_model(alignment("hello_you" + "_" * 20 + "again"))
 
 
 def texts(events: list[Event]) -> list[str]:
@@ -61,86 +61,84 @@ def texts(events: list[Event]) -> list[str]:
 
 
 def test_two_utterances_with_a_silence_between() -> None:
-    loop = SynchronousDriver(HELLO, GREEDY)
-    loop.take(AudioReceived(np.concatenate([noise(0.8), noise(1.2, loudness=0), noise(2.0)], axis=1)))
-    loop.take(Finish())
-    kinds = [type(event) for event in loop.events if not isinstance(event, Partial)]
+    driver = SynchronousDriver(HELLO, GREEDY)
+    driver.handle(AudioReceived(np.concatenate([noise(0.8), noise(1.2, level=0), noise(2.0)], axis=1)))
+    driver.handle(Finish())
+    kinds = [type(event) for event in driver.events if not isinstance(event, Partial)]
     assert kinds == [Started, SpeechStarted, Final, SpeechStarted, Final, Closed]
-    assert texts(loop.events) == ["helloyou", "again"]
-    first, second = loop.finals
+    assert texts(driver.events) == ["helloyou", "again"]
+    first, second = driver.finals
     assert first.speech_final and second.speech_final
     assert first.end_s <= second.start_s
-    assert loop.events[-1] == Closed("finished", 4.0)
+    assert driver.events[-1] == Closed("finished", 4.0)
 
 
 def test_a_candidate_is_shown_before_the_final_and_says_the_same() -> None:
-    loop = SynchronousDriver(HELLO, GREEDY)
-    quiet_and_loud = [noise(0.1, loudness=0.0005), noise(0.75), noise(1.2, loudness=0), noise(2.0)]
-    loop.take(AudioReceived(np.concatenate(quiet_and_loud, axis=1)))
-    partials = [event for event in loop.events if isinstance(event, Partial)]
+    driver = SynchronousDriver(HELLO, GREEDY)
+    quiet_and_loud = [noise(0.1, level=0.0005), noise(0.75), noise(1.2, level=0), noise(2.0)]
+    driver.handle(AudioReceived(np.concatenate(quiet_and_loud, axis=1)))
+    partials = [event for event in driver.events if isinstance(event, Partial)]
     candidate = next(event for event in partials if event.probably_over)
     assert candidate.text == "helloyou"
-    assert loop.events.index(candidate) < loop.events.index(loop.finals[0])
+    assert driver.events.index(candidate) < driver.events.index(driver.finals[0])
 
 
 def test_a_pause_does_not_wait_for_the_hop_to_fill() -> None:
     """The windows change with the quiet, the words do not, and neither depends on how the sound was cut."""
-    said = np.concatenate([noise(0.1, loudness=0), noise(0.75), noise(1.2, loudness=0), noise(1.0)], axis=1)
+    said = np.concatenate([noise(0.1, level=0), noise(0.75), noise(1.2, level=0), noise(1.0)], axis=1)
     wide, asked = SynchronousDriver(HELLO, GREEDY), []
     for at in range(0, said.shape[1], 800):
-        wide.take(AudioReceived(said[:, at : at + 800]))
+        wide.handle(AudioReceived(said[:, at : at + 800]))
         asked.append((wide.session.received_samples / 16000, len(wide.finals)))
     told_s = next(received_s for received_s, finals in asked if finals)
     assert wide.finals[0].text == "helloyou"
     assert told_s - wide.finals[0].end_s <= 0.3, "the look-ahead and a step of the network, not a hop"
     at_once = SynchronousDriver(HELLO, GREEDY)
-    at_once.take(AudioReceived(said))
+    at_once.handle(AudioReceived(said))
     assert at_once.finals == wide.finals
 
 
 def test_what_was_kept_for_a_wide_hop_is_one_window_when_the_hop_narrows() -> None:
-    said, asked = np.concatenate([noise(0.1, loudness=0.0005), noise(1.1)], axis=1), []
+    said, asked = np.concatenate([noise(0.1, level=0.0005), noise(1.1)], axis=1), []
 
     def hear(window: Window) -> WindowOutput:
         asked.append(window.span.kept)
         return HELLO(window)
 
-    loop, at_once = SynchronousDriver(hear, GREEDY), SynchronousDriver(HELLO, GREEDY)
-    loop.take(AudioReceived(said, 128))
+    driver, at_once = SynchronousDriver(hear, GREEDY), SynchronousDriver(HELLO, GREEDY)
+    driver.handle(AudioReceived(said, 128))
     assert asked == []
-    loop.take(AudioReceived(said[:, :0], 16))
+    driver.handle(AudioReceived(said[:, :0], 16))
     assert len(asked) == 1 and asked[0] > 50
-    loop.take(AudioReceived(noise(0.4), 16))
+    driver.handle(AudioReceived(noise(0.4), 16))
     assert asked[1:] == [8, 8]
-    at_once.take(AudioReceived(np.concatenate([said, noise(0.4)], axis=1)))
-    for each in (loop, at_once):
-        each.take(Finish())
-    assert loop.finals == at_once.finals
+    at_once.handle(AudioReceived(np.concatenate([said, noise(0.4)], axis=1)))
+    for each in (driver, at_once):
+        each.handle(Finish())
+    assert driver.finals == at_once.finals
 
 
 @pytest.mark.parametrize("later", range(0, 64, 8))
 def test_where_letters_come_later_than_the_sound_windows_wait_no_longer_than_the_question(later: int) -> None:
     """The sound has been quiet for 0.3 s when the last letter comes, wherever the hops happen to lie."""
     lead_s = later * 0.02
-    network = spelling_model(spoken("hello_you" + "_" * 20 + "again", lead=10 + later))
-    parts = [noise(0.1, loudness=0.0005), noise(0.45 + lead_s), noise(1.5, loudness=0), noise(1.0)]
+    network = spelling_model(alignment("hello_you" + "_" * 20 + "again", lead=10 + later))
+    parts = [noise(0.1, level=0.0005), noise(0.45 + lead_s), noise(1.5, level=0), noise(1.0)]
     said = np.concatenate(parts, axis=1)
-    loop, told_s = SynchronousDriver(network, GREEDY, plan=CARRIED), None
+    driver, told_s = SynchronousDriver(network, GREEDY, plan=CARRIED), None
     for at in range(0, said.shape[1], 800):
-        loop.take(AudioReceived(said[:, at : at + 800]))
-        told_s = told_s or (loop.session.received_samples / 16000 if loop.finals else None)
-    assert told_s is not None and loop.finals[0].text == "helloyou"
-    assert told_s - loop.finals[0].end_s <= 0.15, "the look-ahead of 0.1 s and a message of 0.05 s"
+        driver.handle(AudioReceived(said[:, at : at + 800]))
+        told_s = told_s or (driver.session.received_samples / 16000 if driver.finals else None)
+    assert told_s is not None and driver.finals[0].text == "helloyou"
+    assert told_s - driver.finals[0].end_s <= 0.15, "the look-ahead of 0.1 s and a message of 0.05 s"
     at_once = SynchronousDriver(network, GREEDY, plan=CARRIED)
-    at_once.take(AudioReceived(said))
-    assert at_once.finals == loop.finals
+    at_once.handle(AudioReceived(said))
+    assert at_once.finals == driver.finals
 
 
 def test_overlapping_windows_are_cut_alike_however_the_sound_comes() -> None:
-    network = spelling_model(spoken("hello_you" + "_" * 20 + "again", lead=10))
-    said = np.concatenate(
-        [noise(0.1, loudness=0.0005), noise(0.45), noise(1.5, loudness=0), noise(1.0)], axis=1
-    )
+    network = spelling_model(alignment("hello_you" + "_" * 20 + "again", lead=10))
+    said = np.concatenate([noise(0.1, level=0.0005), noise(0.45), noise(1.5, level=0), noise(1.0)], axis=1)
     spans = []
     for size in (said.shape[1], 8000, 800, 37):
         heard: list[Span] = []
@@ -149,109 +147,109 @@ def test_overlapping_windows_are_cut_alike_however_the_sound_comes() -> None:
             heard.append(window.span)
             return network(window)
 
-        loop = SynchronousDriver(hear, GREEDY)
+        driver = SynchronousDriver(hear, GREEDY)
         for at in range(0, said.shape[1], size):
-            loop.take(AudioReceived(said[:, at : at + size]))
-        loop.take(Finish())
+            driver.handle(AudioReceived(said[:, at : at + size]))
+        driver.handle(Finish())
         spans.append(heard)
     assert all(each == spans[0] for each in spans)
 
 
 def test_finalize_flushes_what_is_open_and_says_so_even_when_nothing_is() -> None:
-    loop = SynchronousDriver(HELLO, GREEDY)
-    loop.take(AudioReceived(noise(0.6)))
-    assert texts(loop.events) == []
-    loop.take(Finalize())
-    assert texts(loop.events) == ["helloy"]
-    assert loop.finals[0].from_finalize and not loop.finals[0].speech_final
-    loop.take(Finalize())
-    assert loop.finals[1] == Final(0, 0.6, 0.6, loop.finals[1].alternatives, False, True)
-    assert loop.finals[1].text == ""
+    driver = SynchronousDriver(HELLO, GREEDY)
+    driver.handle(AudioReceived(noise(0.6)))
+    assert texts(driver.events) == []
+    driver.handle(Finalize())
+    assert texts(driver.events) == ["helloy"]
+    assert driver.finals[0].from_finalize and not driver.finals[0].speech_final
+    driver.handle(Finalize())
+    assert driver.finals[1] == Final(0, 0.6, 0.6, driver.finals[1].alternatives, False, True)
+    assert driver.finals[1].text == ""
 
 
 def test_after_finalize_times_go_on_from_the_sample_count() -> None:
-    loop = SynchronousDriver(HELLO, GREEDY)
-    loop.take(AudioReceived(noise(1.01)))
-    loop.take(Finalize())
-    loop.take(AudioReceived(noise(1.0)))
-    loop.take(Finish())
+    driver = SynchronousDriver(HELLO, GREEDY)
+    driver.handle(AudioReceived(noise(1.01)))
+    driver.handle(Finalize())
+    driver.handle(AudioReceived(noise(1.0)))
+    driver.handle(Finish())
     # The network of this test hears the same again in each segment, 0.2 s after its beginning.
-    starts = [final.alternatives[0].words[0].start_s for final in loop.finals if final.text]
+    starts = [final.alternatives[0].words[0].start_s for final in driver.finals if final.text]
     assert starts[1] - starts[0] == pytest.approx(1.01, abs=1e-3)
 
 
 def test_a_mark_comes_when_everything_before_it_was_told() -> None:
-    loop = SynchronousDriver(HELLO, GREEDY)
-    loop.take(AudioReceived(noise(1.0)))
-    loop.take(PlaceMarker("here"))
-    assert MarkerReached("here") not in loop.events, "the last frames still want their look-ahead"
-    loop.take(AudioReceived(noise(2.0)))
-    at = loop.events.index(MarkerReached("here"))
-    assert texts(loop.events[:at]) == ["helloyou"], "what was said before it"
-    loop.take(PlaceMarker("end"))
-    loop.take(Finish())
-    assert loop.events[-2:] == [MarkerReached("end"), Closed("finished", 3.0)]
+    driver = SynchronousDriver(HELLO, GREEDY)
+    driver.handle(AudioReceived(noise(1.0)))
+    driver.handle(PlaceMarker("here"))
+    assert MarkerReached("here") not in driver.events, "the last frames still want their look-ahead"
+    driver.handle(AudioReceived(noise(2.0)))
+    at = driver.events.index(MarkerReached("here"))
+    assert texts(driver.events[:at]) == ["helloyou"], "what was said before it"
+    driver.handle(PlaceMarker("end"))
+    driver.handle(Finish())
+    assert driver.events[-2:] == [MarkerReached("end"), Closed("finished", 3.0)]
 
 
 def test_utterance_end_is_told_once_a_pause_after_the_final() -> None:
-    loop = SynchronousDriver(HELLO, StreamSettings(decoder="greedy", utterance_end_ms=1000))
-    loop.take(AudioReceived(np.concatenate([noise(0.8), noise(4, loudness=0)], axis=1)))
-    loop.take(Finish())
-    told = [event for event in loop.events if isinstance(event, UtteranceEnded)]
+    driver = SynchronousDriver(HELLO, StreamSettings(decoder="greedy", utterance_end_ms=1000))
+    driver.handle(AudioReceived(np.concatenate([noise(0.8), noise(4, level=0)], axis=1)))
+    driver.handle(Finish())
+    told = [event for event in driver.events if isinstance(event, UtteranceEnded)]
     assert [event.last_word_end_s for event in told] == [
-        final.alternatives[0].words[-1].end_s for final in loop.finals
+        final.alternatives[0].words[-1].end_s for final in driver.finals
     ]
-    for final, event in zip(loop.finals, told, strict=True):
-        assert loop.events.index(final) < loop.events.index(event)
+    for final, event in zip(driver.finals, told, strict=True):
+        assert driver.events.index(final) < driver.events.index(event)
 
 
 def test_progress_tells_how_far_words_lag_behind_sound() -> None:
-    loop = SynchronousDriver(HELLO, StreamSettings(decoder="greedy", progress_every_s=0.5))
-    loop.take(AudioReceived(noise(3.0)))
-    told = [event for event in loop.events if isinstance(event, Progress)]
+    driver = SynchronousDriver(HELLO, StreamSettings(decoder="greedy", progress_interval_s=0.5))
+    driver.handle(AudioReceived(noise(3.0)))
+    told = [event for event in driver.events if isinstance(event, Progress)]
     assert told and all(event.lag_s == event.received_s - event.processed_s >= 0 for event in told)
     assert [event.processed_s for event in told] == sorted(event.processed_s for event in told)
 
 
 def test_interim_off_tells_finals_only() -> None:
-    loop = SynchronousDriver(HELLO, StreamSettings(decoder="greedy", interim=False))
-    loop.take(AudioReceived(noise(3.0)))
-    loop.take(Finish())
-    assert not any(isinstance(event, Partial) for event in loop.events)
-    assert texts(loop.events)
+    driver = SynchronousDriver(HELLO, StreamSettings(decoder="greedy", interim=False))
+    driver.handle(AudioReceived(noise(3.0)))
+    driver.handle(Finish())
+    assert not any(isinstance(event, Partial) for event in driver.events)
+    assert texts(driver.events)
 
 
 def test_channels_are_heard_apart() -> None:
-    loop = SynchronousDriver(HELLO, StreamSettings(decoder="greedy", channels=2))
-    loop.take(AudioReceived(np.concatenate([noise(3.0), noise(3.0, loudness=0)])))
-    loop.take(Finish())
-    assert {final.channel for final in loop.finals} == {0, 1}
-    assert isinstance(loop.events[-1], Closed)
+    driver = SynchronousDriver(HELLO, StreamSettings(decoder="greedy", channels=2))
+    driver.handle(AudioReceived(np.concatenate([noise(3.0), noise(3.0, level=0)])))
+    driver.handle(Finish())
+    assert {final.channel for final in driver.finals} == {0, 1}
+    assert isinstance(driver.events[-1], Closed)
 
 
 def test_a_poisoned_window_fails_its_stream_with_one_closed() -> None:
     def poisoned(window: object) -> WindowOutput:
         return WindowOutput(window.span, np.zeros((0, 29), np.float32), None, "not finite")  # type: ignore[attr-defined]
 
-    loop = SynchronousDriver(poisoned, GREEDY)
-    loop.take(AudioReceived(noise(3.0)))
-    loop.take(Finish())
-    assert isinstance(loop.events[-2], Failed) and loop.events[-2].code == "audio"
-    assert loop.events[-1] == Closed("failed", 3.0)
-    assert sum(isinstance(event, Closed) for event in loop.events) == 1
+    driver = SynchronousDriver(poisoned, GREEDY)
+    driver.handle(AudioReceived(noise(3.0)))
+    driver.handle(Finish())
+    assert isinstance(driver.events[-2], Failed) and driver.events[-2].code == "audio"
+    assert driver.events[-1] == Closed("failed", 3.0)
+    assert sum(isinstance(event, Closed) for event in driver.events) == 1
 
 
 def test_parked_work_goes_on_and_finishing_parked_closes() -> None:
-    loop = SynchronousDriver(HELLO, GREEDY)
-    loop.take(Disconnected())
-    assert loop.session.state is SessionState.PARKED
-    loop.take(AudioReceived(noise(1.8)))
-    loop.take(Resumed())
-    assert loop.session.state is SessionState.STREAMING
-    loop.take(Disconnected())
-    loop.take(Finish("drained"))
-    assert texts(loop.events) == ["helloyou"]
-    assert loop.events[-1] == Closed("drained", 1.8)
+    driver = SynchronousDriver(HELLO, GREEDY)
+    driver.handle(Disconnected())
+    assert driver.session.state is SessionState.PARKED
+    driver.handle(AudioReceived(noise(1.8)))
+    driver.handle(Resumed())
+    assert driver.session.state is SessionState.STREAMING
+    driver.handle(Disconnected())
+    driver.handle(Finish("drained"))
+    assert texts(driver.events) == ["helloyou"]
+    assert driver.events[-1] == Closed("drained", 1.8)
 
 
 @pytest.mark.parametrize(
@@ -268,12 +266,12 @@ def test_parked_work_goes_on_and_finishing_parked_closes() -> None:
     ],
 )
 def test_after_closed_nothing_means_anything(late: object) -> None:
-    loop = SynchronousDriver(HELLO, GREEDY)
-    loop.take(Cancel())
-    before = list(loop.events)
-    loop.take(late)  # type: ignore[arg-type]
-    assert loop.events == before
-    assert loop.session.state is SessionState.CLOSED
+    driver = SynchronousDriver(HELLO, GREEDY)
+    driver.handle(Cancel())
+    before = list(driver.events)
+    driver.handle(late)  # type: ignore[arg-type]
+    assert driver.events == before
+    assert driver.session.state is SessionState.CLOSED
 
 
 # ---- any order of answers
@@ -291,7 +289,7 @@ class Chaos:
         self.windows: list[RunWindow] = []
         self.commands: list[PushFrames | EndUtterance | Replay] = []
         self.events: list[Event] = []
-        self.carry(self.session.take(Configured("s", "tiny")))
+        self.carry(self.session.handle(Configured("s", "tiny")))
 
     def carry(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -320,22 +318,22 @@ class Chaos:
         if what == "hear":
             hear = self.windows.pop(self.rng.randrange(len(self.windows)))
             for _ in range(self.rng.choice((1, 1, 2))):
-                self.carry(self.session.take(WindowDone(hear.key, HELLO(hear.window))))
+                self.carry(self.session.handle(WindowDone(hear.key, HELLO(hear.window))))
         elif what == "decode":
             answers = self.utterances.handle([("s", self.commands.pop(0))])
             for answer in answers:
                 assert answer.error is None
-                self.carry(self.session.take(Decoded(answer.serial, answer.hypotheses)))
-                self.carry(self.session.take(Decoded(answer.serial, answer.hypotheses)))
+                self.carry(self.session.handle(Decoded(answer.serial, answer.hypotheses)))
+                self.carry(self.session.handle(Decoded(answer.serial, answer.hypotheses)))
         else:
             self.utterances = UtteranceTable(TINY.alphabet, None)
             self.utterances.handle([("s", self.open)])
             self.commands.clear()
-            self.carry(self.session.take(WorkerLost()))
+            self.carry(self.session.handle(WorkerLost()))
         return True
 
 
-SOUND = np.concatenate([noise(0.8), noise(1.2, loudness=0), noise(2.0)], axis=1)
+SOUND = np.concatenate([noise(0.8), noise(1.2, level=0), noise(2.0)], axis=1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -345,15 +343,15 @@ def test_slicing_order_repeats_and_dead_workers_change_no_final(
 ) -> None:
     asked = StreamSettings(decoder="greedy", interim=interim)
     plain = SynchronousDriver(HELLO, asked)
-    plain.take(AudioReceived(SOUND))
-    plain.take(Finish())
+    plain.handle(AudioReceived(SOUND))
+    plain.handle(Finish())
     chaos = Chaos(rng, asked)
     edges = sorted({0, *cuts, SOUND.shape[1]})
     for first, end in pairwise(edges):
-        chaos.carry(chaos.session.take(AudioReceived(SOUND[:, first:end])))
+        chaos.carry(chaos.session.handle(AudioReceived(SOUND[:, first:end])))
         while rng.random() < 0.7 and chaos.step():
             pass
-    chaos.carry(chaos.session.take(Finish()))
+    chaos.carry(chaos.session.handle(Finish()))
     for _ in range(2000):
         if not chaos.step():
             break
@@ -372,7 +370,7 @@ def test_sound_that_comes_late_to_a_parked_stream_that_has_ended_is_nobodys(
 ) -> None:
     chaos = Chaos(random.Random(1), GREEDY)
     for what in (AudioReceived(noise(0.7)), *before, AudioReceived(noise(0.7)), Resumed()):
-        chaos.carry(chaos.session.take(what))
+        chaos.carry(chaos.session.handle(what))
     while chaos.step():
         pass
     assert chaos.events[-1] == Closed("finished", 0.7)
@@ -401,11 +399,11 @@ def test_sound_that_comes_late_to_a_parked_stream_that_has_ended_is_nobodys(
 def test_whatever_happens_it_ends_once_and_nothing_follows(rng: random.Random, inputs: list[object]) -> None:
     chaos = Chaos(rng, GREEDY)
     for what in inputs:
-        chaos.carry(chaos.session.take(what))  # type: ignore[arg-type]
+        chaos.carry(chaos.session.handle(what))  # type: ignore[arg-type]
         while rng.random() < 0.5 and chaos.step():
             pass
-    chaos.carry(chaos.session.take(Resumed()))
-    chaos.carry(chaos.session.take(Finish()))
+    chaos.carry(chaos.session.handle(Resumed()))
+    chaos.carry(chaos.session.handle(Finish()))
     while chaos.step():
         pass
     assert [type(event) for event in chaos.events].count(Closed) == 1

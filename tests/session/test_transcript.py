@@ -7,9 +7,9 @@ from lm.hypothesis import Hypothesis, Word
 from service.session.transcript import Transcript
 
 
-def hypothesis(text: str, stable: int = 0) -> Hypothesis:
+def hypothesis(text: str, stable_words: int = 0) -> Hypothesis:
     words = tuple(Word(word, 10 * at, 10 * at + 5, 0.9) for at, word in enumerate(text.split()))
-    return Hypothesis(words, stable, -1.0, -1.0, 0.0)
+    return Hypothesis(words, stable_words, -1.0, -1.0, 0.0)
 
 
 def texts(words: object) -> str:
@@ -18,24 +18,24 @@ def texts(words: object) -> str:
 
 def test_times_are_stream_times_and_never_beyond_the_sound() -> None:
     transcript = Transcript()
-    shown = transcript.partial(hypothesis("one two"), first_sample=48_000, end_sample=52_000)
-    assert shown is not None
-    assert [(word.start_s, word.end_s) for word in shown[0]] == [(3.0, 3.1), (3.2, 3.25)]
+    partial_words = transcript.partial(hypothesis("one two"), first_sample=48_000, end_sample=52_000)
+    assert partial_words is not None
+    assert [(word.start_s, word.end_s) for word in partial_words[0]] == [(3.0, 3.1), (3.2, 3.25)]
 
 
 def test_a_partial_that_shows_nothing_new_is_not_shown() -> None:
     transcript = Transcript()
     assert transcript.partial(hypothesis("one"), 0, 160_000) is not None
     assert transcript.partial(hypothesis("one"), 0, 160_000) is None
-    assert transcript.partial(hypothesis("one", stable=1), 0, 160_000) is not None
+    assert transcript.partial(hypothesis("one", stable_words=1), 0, 160_000) is not None
 
 
 def test_a_decoder_that_takes_back_committed_words_is_overruled() -> None:
     transcript = Transcript()
-    transcript.partial(hypothesis("one two three", stable=2), 0, 160_000)
-    shown = transcript.partial(hypothesis("won two four"), 0, 160_000)
-    assert shown is not None
-    assert (texts(shown[0]), shown[1]) == ("one two four", 2)
+    transcript.partial(hypothesis("one two three", stable_words=2), 0, 160_000)
+    partial_words = transcript.partial(hypothesis("won two four"), 0, 160_000)
+    assert partial_words is not None
+    assert (texts(partial_words[0]), partial_words[1]) == ("one two four", 2)
     assert transcript.final([hypothesis("nothing else at all")], 0, 160_000)[0].text == "one two at all"
 
 
@@ -80,10 +80,12 @@ def test_whatever_the_decoder_says_the_committed_prefix_only_grows(
 ) -> None:
     transcript = Transcript()
     committed: list[str] = []
-    for words, stable in says:
-        shown = transcript.partial(hypothesis(" ".join(words), min(stable, len(words))), 0, 160_000)
-        if shown is not None:
-            now = [word.text for word in shown[0][: shown[1]]]
+    for words, stable_words in says:
+        partial_words = transcript.partial(
+            hypothesis(" ".join(words), min(stable_words, len(words))), 0, 160_000
+        )
+        if partial_words is not None:
+            now = [word.text for word in partial_words[0][: partial_words[1]]]
             assert now[: len(committed)] == committed
             committed = now
     final = transcript.final([hypothesis("a b")], 0, 160_000)[0]
