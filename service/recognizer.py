@@ -149,7 +149,7 @@ class Recognizer:
         return stream
 
     def park(self, stream: Stream) -> None:
-        """The client disconnected: keep the stream for `resume_timeout_s`, then Closed("lost"). Work in flight goes on."""
+        """The client disconnected: keep the stream for `resume_timeout_s` while its work goes on, then Closed("lost")."""
         if stream.id in self._parked:
             return
         if self.options.resume_timeout_s <= 0 or self.options.max_parked <= 0:
