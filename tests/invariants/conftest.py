@@ -29,10 +29,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             if inspect.iscoroutinefunction(getattr(item, "function", None)):
-                item.add_marker(pytest.place_marker.asyncio(loop_scope="session"), append=False)
+                item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
             if not PROMPTS.is_dir():
                 item.add_marker(
-                    pytest.place_marker.skip(reason="needs Debian's asterisk-core-sounds-en-g722")
+                    pytest.mark.skip(reason="needs Debian's asterisk-core-sounds-en-g722")
                 )
 
 

@@ -15,7 +15,7 @@ from service.stream import MAX_FILE_WINDOWS, MAX_LIVE_WINDOWS, MAX_MARKERS
 from tests.invariants.streaming import Samples, collect
 
 
-@pytest.place_marker.parametrize(
+@pytest.mark.parametrize(
     ("priority", "credit"), [("live", MAX_LIVE_WINDOWS), ("batch", MAX_FILE_WINDOWS)]
 )
 async def test_sound_faster_than_it_is_heard_waits_outside(
@@ -44,7 +44,7 @@ async def test_sound_faster_than_it_is_heard_waits_outside(
         max_frames = max(max_frames, at_decoder)
         return effects
 
-    monkeypatch.setattr(session, "take", watched)
+    monkeypatch.setattr(session, "handle", watched)
     await stream.push(np.tile(audio, 10))
     assert 0 < max_windows <= windows
     assert 0 < max_frames <= frames
@@ -99,7 +99,7 @@ async def test_a_reader_that_takes_nothing_is_told_and_closed(
     recognizer: Recognizer, audio: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = recognizer.open(StreamSettings(endpointing_ms=10, max_utterance_s=0.2))
-    monkeypatch.setattr(stream._event_log, "_most_unread", 20)
+    monkeypatch.setattr(stream._event_log, "_max_unread", 20)
     with pytest.raises(ServiceError):
         for _ in range(100):
             await stream.push(audio)

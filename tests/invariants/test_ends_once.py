@@ -88,7 +88,7 @@ class Client:
             self.events.append(entry)
 
 
-@pytest.place_marker.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(3))
 async def test_whatever_happens(recognizer: Recognizer, audio: Samples, seed: int) -> None:
     await until_ready(recognizer)
     open_before = recognizer.metrics.sessions_open._value.get()

@@ -76,7 +76,7 @@ async def until_ready(recognizer: Recognizer, executors: int = 2) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.place_marker.parametrize("victim", ["engine", "decoder"])
+@pytest.mark.parametrize("victim", ["engine", "decoder"])
 async def test_a_killed_worker_is_replaced_and_no_client_notices(
     recognizer: Recognizer, audio: Samples, victim: str
 ) -> None:
@@ -105,7 +105,7 @@ async def test_a_killed_worker_is_replaced_and_no_client_notices(
     await until_ready(recognizer)
 
 
-@pytest.place_marker.parametrize("victim", ["engine", "decoder"])
+@pytest.mark.parametrize("victim", ["engine", "decoder"])
 async def test_a_hung_worker_is_replaced_too(
     recognizer: Recognizer, audio: Samples, victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +118,7 @@ async def test_a_hung_worker_is_replaced_too(
     restarts = recognizer.metrics.worker_restarts.labels(kind={"decoder": "decode"}.get(victim, victim))
     before = restarts._value.get()
     with monkeypatch.context() as patch:
-        patch.setattr(engine if victim == "engine" else decode_pool, "OVERDUE_S", 0.5)
+        patch.setattr(engine if victim == "engine" else decode_pool, "ANSWER_TIMEOUT_S", 0.5)
         listening = asyncio.ensure_future(stream_through(recognizer, audio, SETTINGS))
         running = recognizer.device.engine._running
         hung = len(pids) if victim == "engine" else 0

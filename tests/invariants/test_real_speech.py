@@ -22,11 +22,11 @@ TEACHER = SHARED / "models" / "quartznet15x5-en"
 DEV = SHARED / "speech" / "dev"
 
 
-@pytest.place_marker.shared
-@pytest.place_marker.skipif(
+@pytest.mark.shared
+@pytest.mark.skipif(
     not TEACHER.is_dir() or not DEV.is_dir(), reason="needs ../shared: the teacher and real speech"
 )
-@pytest.place_marker.timeout(300)
+@pytest.mark.timeout(300)
 async def test_the_teacher_in_company_hears_what_it_hears_alone(tmp_path: Path) -> None:
     """Running normalization: each window waits for the one before it, and the hop is held."""
     from acoustic.importers import folded

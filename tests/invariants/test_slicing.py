@@ -25,7 +25,7 @@ def cuts_of(kind: str, length: int) -> list[int]:
     return sorted(rng.sample(range(1, length), 200))
 
 
-@pytest.place_marker.parametrize("kind", ["one minute", "20 ms", "odd", "random 1", "random 2"])
+@pytest.mark.parametrize("kind", ["one minute", "20 ms", "odd", "random 1", "random 2"])
 async def test_slicing(recognizer: Recognizer, reference: Reference, audio: Samples, kind: str) -> None:
     expected = transcribe(
         lambda window: reference.backend.forward([window])[0],
@@ -54,7 +54,7 @@ async def test_no_sound_at_all(recognizer: Recognizer) -> None:
     assert results(events) == [("closed", "finished", 0.0)]
 
 
-@pytest.place_marker.parametrize("samples", [1, 159, 160, 319, 320, 321, 10239, 10240, 10241])
+@pytest.mark.parametrize("samples", [1, 159, 160, 319, 320, 321, 10239, 10240, 10241])
 async def test_any_length_is_heard_to_its_end(recognizer: Recognizer, audio: Samples, samples: int) -> None:
     events = await stream_through(recognizer, audio[:, 16000 : 16000 + samples], SETTINGS)
     assert isinstance(events[-1], Closed) and events[-1].audio_s == samples / 16000

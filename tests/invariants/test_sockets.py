@@ -51,7 +51,7 @@ async def talk(server: Server, data: bytes, size: int) -> list[str]:
         return await reading
 
 
-@pytest.place_marker.parametrize("size", [1, 3, 997, 6400, 2**18])
+@pytest.mark.parametrize("size", [1, 3, 997, 6400, 2**18])
 async def test_slicing(server: Server, recognizer: Recognizer, audio: Samples, size: int) -> None:
     data = linear16(audio[:, :16_000] if size < 10 else audio[:, :160_000])
     expected = texts(await stream_through(recognizer, from_linear16(data), StreamSettings()))

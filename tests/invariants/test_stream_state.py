@@ -53,7 +53,7 @@ async def test_a_stream_in_company_hears_what_it_hears_alone(
     stateful_recognizer: Recognizer, stateful_model: Path, audio: Samples
 ) -> None:
     """Against a plain loop with one held hop: here the hops change with the load, and pushes are ragged."""
-    assert stateful_recognizer.device.engine.plan.carried
+    assert stateful_recognizer.device.engine.plan.stateful
     backend = open_backend(stateful_model)
     plan = with_hop(backend.config, backend.plan, 0.32)
     utterances = UtteranceTable(backend.config.alphabet, None)

@@ -30,7 +30,7 @@ def model(**more: object) -> CapacityModel:
         "processors": 2.0,
         "context_samples": 48_000,
         "hops_s": HOPS_S,
-        "batch": 1,
+        "expected_batch": 1,
     }
     return CapacityModel(**{**given, **more})  # type: ignore[arg-type]
 

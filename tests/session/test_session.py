@@ -52,7 +52,7 @@ from service.session.stream_settings import StreamSettings
 from tests.session.synchronous_driver import PLAN, TINY, SynchronousDriver, alignment, noise, spelling_model
 
 GREEDY = StreamSettings(decoder="greedy")
-CARRIED = replace(PLAN, left_frames=0, carried=True)
+STATEFUL = replace(PLAN, left_frames=0, stateful=True)
 HELLO = spelling_model(alignment("hello_you" + "_" * 20 + "again"))
 
 
@@ -125,13 +125,13 @@ def test_where_letters_come_later_than_the_sound_windows_wait_no_longer_than_the
     network = spelling_model(alignment("hello_you" + "_" * 20 + "again", lead=10 + later))
     parts = [noise(0.1, level=0.0005), noise(0.45 + lead_s), noise(1.5, level=0), noise(1.0)]
     said = np.concatenate(parts, axis=1)
-    driver, told_s = SynchronousDriver(network, GREEDY, plan=CARRIED), None
+    driver, told_s = SynchronousDriver(network, GREEDY, plan=STATEFUL), None
     for at in range(0, said.shape[1], 800):
         driver.handle(AudioReceived(said[:, at : at + 800]))
         told_s = told_s or (driver.session.received_samples / 16000 if driver.finals else None)
     assert told_s is not None and driver.finals[0].text == "helloyou"
     assert told_s - driver.finals[0].end_s <= 0.15, "the look-ahead of 0.1 s and a message of 0.05 s"
-    at_once = SynchronousDriver(network, GREEDY, plan=CARRIED)
+    at_once = SynchronousDriver(network, GREEDY, plan=STATEFUL)
     at_once.handle(AudioReceived(said))
     assert at_once.finals == driver.finals
 
