@@ -31,9 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if inspect.iscoroutinefunction(getattr(item, "function", None)):
                 item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
             if not PROMPTS.is_dir():
-                item.add_marker(
-                    pytest.mark.skip(reason="needs Debian's asterisk-core-sounds-en-g722")
-                )
+                item.add_marker(pytest.mark.skip(reason="needs Debian's asterisk-core-sounds-en-g722"))
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,7 @@ from service.stream import MAX_FILE_WINDOWS, MAX_LIVE_WINDOWS, MAX_MARKERS
 from tests.invariants.streaming import Samples, collect
 
 
-@pytest.mark.parametrize(
-    ("priority", "credit"), [("live", MAX_LIVE_WINDOWS), ("batch", MAX_FILE_WINDOWS)]
-)
+@pytest.mark.parametrize(("priority", "credit"), [("live", MAX_LIVE_WINDOWS), ("batch", MAX_FILE_WINDOWS)])
 async def test_sound_faster_than_it_is_heard_waits_outside(
     recognizer: Recognizer, audio: Samples, priority: str, credit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

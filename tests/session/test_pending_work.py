@@ -1,4 +1,4 @@
-"""How much of a stream is still to be heard: what its sender's credit is counted in."""
+"""Pending work of a session: the measure of its back-pressure."""
 
 from service.session.messages import AudioReceived, Cancel, Configured, RunWindow, WindowDone
 from service.session.session import Session
@@ -11,17 +11,19 @@ NETWORK = spelling_model(alignment("hello you are there"))
 def waiting_session() -> tuple[Session, list[RunWindow]]:
     session = Session(TINY, PLAN, StreamSettings(decoder="greedy"))
     session.handle(Configured("s", TINY.name))
-    asked = [effect for effect in session.handle(AudioReceived(noise(5.0))) if isinstance(effect, RunWindow)]
-    assert len(asked) > 3
-    return session, asked
+    requests = [
+        effect for effect in session.handle(AudioReceived(noise(5.0))) if isinstance(effect, RunWindow)
+    ]
+    assert len(requests) > 3
+    return session, requests
 
 
-def test_windows_that_come_back_before_an_earlier_one_are_still_unheard() -> None:
-    """A stalled lane must not let its stream run ahead through the others, without a limit."""
+def test_out_of_order_windows_count_as_pending() -> None:
+    """A stalled executor must not let its stream run ahead without limit through the others."""
     session, (first, *others) = waiting_session()
     before = session.pending_work
-    for hear in reversed(others):
-        session.handle(WindowDone(hear.key, NETWORK(hear.window)))
+    for request in reversed(others):
+        session.handle(WindowDone(request.key, NETWORK(request.window)))
         assert session.pending_work == before
     session.handle(WindowDone(first.key, NETWORK(first.window)))
     assert not session.windows_at_engine
@@ -29,7 +31,7 @@ def test_windows_that_come_back_before_an_earlier_one_are_still_unheard() -> Non
     assert session.pending_work == len(session.outstanding) > 0
 
 
-def test_nothing_is_unheard_once_it_is_over() -> None:
+def test_a_closed_session_has_no_pending_work() -> None:
     session, (_, later, *_) = waiting_session()
     session.handle(WindowDone(later.key, NETWORK(later.window)))
     session.handle(Cancel("enough"))
