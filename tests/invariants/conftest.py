@@ -1,4 +1,4 @@
-"""One recognizer for all laws: real processes, the babbling model, beam search without a language model."""
+"""One recognizer for all invariants: real processes, the fake model, beam search without a language model."""
 
 import inspect
 from collections.abc import AsyncIterator
@@ -19,12 +19,12 @@ from service.settings import Settings
 from tests.invariants.fake_model import PROMPTS, make_fake_model, speech
 from tests.invariants.streaming import make_recognizer
 
-# Computed before ONNX Runtime lets denormal numbers be zero on this thread: numpy warns of it.
+# Computed before ONNX Runtime flushes denormals to zero on this thread: numpy would warn.
 np.finfo(np.float32), np.finfo(np.float64)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All laws share one event loop with the recognizer; without recorded prompts they say so."""
+    """All tests here share one event loop with the recognizer; without recorded prompts they are skipped."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
@@ -46,7 +46,7 @@ def audio() -> npt.NDArray[np.float32]:
 
 
 class Reference:
-    """The same model and decoder in a plain loop: what every stream must hear."""
+    """The same model and decoder in a plain loop: the reference for every stream."""
 
     def __init__(self, model: Path) -> None:
         self.backend = open_backend(model)
@@ -70,7 +70,7 @@ async def shared_recognizer(
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def recognizer(shared_recognizer: Recognizer) -> AsyncIterator[Recognizer]:
-    """The one for all laws; a law that fails leaves no stream in it for the next one to count."""
+    """The shared recognizer, cleared of streams that a failed test left open."""
     yield shared_recognizer
     for stream in list(shared_recognizer._streams.values()):
         stream.cancel()
@@ -79,7 +79,7 @@ async def recognizer(shared_recognizer: Recognizer) -> AsyncIterator[Recognizer]
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def server(fake_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
-    """The same behind a real port."""
+    """A server with the same model on a real port."""
     settings = Settings(
         port=0,
         model=str(fake_model),

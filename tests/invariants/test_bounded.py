@@ -1,4 +1,4 @@
-"""Bounded: every queue has a limit, and what happens there is said."""
+"""Bounded: every queue has a limit with a defined behavior."""
 
 import asyncio
 
@@ -15,16 +15,16 @@ from service.stream import MAX_FILE_WINDOWS, MAX_LIVE_WINDOWS, MAX_MARKERS
 from tests.invariants.streaming import Samples, collect
 
 
-@pytest.mark.parametrize(("priority", "credit"), [("live", MAX_LIVE_WINDOWS), ("batch", MAX_FILE_WINDOWS)])
-async def test_sound_faster_than_it_is_heard_waits_outside(
-    recognizer: Recognizer, audio: Samples, priority: str, credit: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("priority", "limit"), [("live", MAX_LIVE_WINDOWS), ("batch", MAX_FILE_WINDOWS)])
+async def test_push_waits_while_too_much_is_in_flight(
+    recognizer: Recognizer, audio: Samples, priority: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = recognizer.open(StreamSettings(priority=priority))  # type: ignore[arg-type]
     reader = asyncio.ensure_future(collect(stream))
-    # With less than the credit in flight one piece more is taken: what was kept for a wider hop is one window, the
-    # piece two of the narrowest, and two pauses in it may cut one short each.
-    windows = credit - 1 + 1 + 2 + 2
-    # What they bring to the decoder are their frames, each once, and a lead of earlier ones.
+    # Below the limit one more chunk is accepted: audio buffered for a wider hop makes one window, the chunk two of
+    # the narrowest hop, and two pauses in it may cut one early each.
+    windows = limit - 1 + 1 + 2 + 2
+    # The decoder gets their frames, each once, and the pre-roll.
     frames = (
         windows * max(recognizer._hops.values()) // recognizer.device.config.frames_per_output
         + PREROLL_FRAMES
@@ -32,9 +32,9 @@ async def test_sound_faster_than_it_is_heard_waits_outside(
     max_windows = max_frames = 0
     session, handle, channel = stream.session, stream.session.handle, stream.session.channels[0]
 
-    def watched(what: Input) -> list[Effect]:
+    def watched(message: Input) -> list[Effect]:
         nonlocal max_windows, max_frames
-        effects = handle(what)
+        effects = handle(message)
         max_windows = max(
             max_windows, session.windows_at_engine + channel.queued_windows + channel.out_of_order_windows
         )
@@ -83,7 +83,7 @@ async def test_more_parked_streams_than_the_limit_close_the_oldest(
         recognizer.resume(stream.id).cancel()
 
 
-async def test_marks_have_a_limit(recognizer: Recognizer, audio: Samples) -> None:
+async def test_markers_have_a_limit(recognizer: Recognizer, audio: Samples) -> None:
     stream = recognizer.open(StreamSettings())
     await stream.push(audio[:, :400])
     with pytest.raises(ServiceError) as refused:
@@ -93,7 +93,7 @@ async def test_marks_have_a_limit(recognizer: Recognizer, audio: Samples) -> Non
     stream.cancel()
 
 
-async def test_a_reader_that_takes_nothing_is_told_and_closed(
+async def test_a_stream_that_nobody_reads_fails(
     recognizer: Recognizer, audio: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = recognizer.open(StreamSettings(endpointing_ms=10, max_utterance_s=0.2))
@@ -106,7 +106,9 @@ async def test_a_reader_that_takes_nothing_is_told_and_closed(
     assert isinstance(events[-1], Closed)
 
 
-async def test_finalizes_without_sound_between_them_are_one(recognizer: Recognizer, audio: Samples) -> None:
+async def test_finalizes_without_audio_between_them_are_answered_once(
+    recognizer: Recognizer, audio: Samples
+) -> None:
     stream = recognizer.open(StreamSettings())
     reader = asyncio.ensure_future(collect(stream))
     await stream.push(audio[:, :32_000])
@@ -118,12 +120,12 @@ async def test_finalizes_without_sound_between_them_are_one(recognizer: Recogniz
     assert len(answered) == 1
 
 
-async def test_wrong_sound_is_refused_in_words(recognizer: Recognizer) -> None:
+async def test_audio_of_the_wrong_shape_is_refused(recognizer: Recognizer) -> None:
     stream = recognizer.open(StreamSettings(channels=2))
     for wrong in (np.zeros((1, 5), np.float32), np.zeros(5, np.float32), np.zeros((2, 5), np.int16)):
         with pytest.raises(ServiceError, match="Expected float32"):
             await stream.push(wrong)
     stream.cancel()
-    with pytest.raises(ServiceError, match="no more sound"):
+    with pytest.raises(ServiceError, match="no more audio"):
         await stream.push(np.zeros((2, 5), np.float32))
     assert stream_module.CHUNK_SAMPLES <= 16000

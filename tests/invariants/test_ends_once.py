@@ -1,4 +1,4 @@
-"""Ends once: every accepted stream ends with exactly one Closed and one decrement, whatever happens to either side."""
+"""Ends once: every accepted stream ends with exactly one Closed and one decrement of the gauges, whatever happens."""
 
 import asyncio
 import random
@@ -24,13 +24,13 @@ from tests.invariants.test_failure_stays_local import decoder_pids, engine_pids,
 
 
 class Client:
-    """Does to a stream, at random, what clients and networks do."""
+    """Random actions on a stream, as of clients and networks."""
 
     def __init__(self, recognizer: Recognizer, audio: Samples, rng: random.Random) -> None:
         self.recognizer, self.audio, self.rng = recognizer, audio, rng
         self.events: list[tuple[int, Event]] = []
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         settings = StreamSettings(
             channels=self.rng.choice((1, 1, 2)),
             interim=self.rng.random() < 0.7,
@@ -53,30 +53,30 @@ class Client:
             await reader
 
     async def act(self, stream: Stream, reader: "asyncio.Future[None]") -> "asyncio.Future[None]":
-        what = self.rng.choice(
+        action = self.rng.choice(
             ("push",) * 6 + ("finalize", "mark", "drop", "park", "cancel", "fail", "kill", "nan")
         )
-        if what == "push":
+        if action == "push":
             at = self.rng.randrange(0, 200_000)
             piece = self.audio[:, at : at + self.rng.randrange(0, 20_000)]
             await stream.push(np.repeat(piece, stream.settings.channels, axis=0))
-        elif what == "finalize":
+        elif action == "finalize":
             await stream.finalize()
-        elif what == "mark":
+        elif action == "mark":
             await stream.place_marker("m")
-        elif what == "park":
+        elif action == "park":
             self.recognizer.park(stream)
             await reader
             await asyncio.sleep(0)
             self.recognizer.resume(stream.id)
             return asyncio.ensure_future(self.read(stream))
-        elif what == "nan" and self.rng.random() < 0.2:
+        elif action == "nan" and self.rng.random() < 0.2:
             await stream.push(np.full((stream.settings.channels, 4000), np.nan, np.float32))
-        elif what == "cancel" and self.rng.random() < 0.3:
+        elif action == "cancel" and self.rng.random() < 0.3:
             stream.cancel()
-        elif what == "fail" and self.rng.random() < 0.3:
-            stream.fail(ErrorCode.INTERNAL, "broken", "mend it")
-        elif what == "kill" and self.rng.random() < 0.1:
+        elif action == "fail" and self.rng.random() < 0.3:
+            stream.fail(ErrorCode.INTERNAL, "failed", "try again")
+        elif action == "kill" and self.rng.random() < 0.1:
             pids = engine_pids(self.recognizer) + decoder_pids(self.recognizer)
             if pids:
                 send(self.rng.choice(pids), signal.SIGKILL)
@@ -89,21 +89,21 @@ class Client:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_whatever_happens(recognizer: Recognizer, audio: Samples, seed: int) -> None:
+async def test_random_actions(recognizer: Recognizer, audio: Samples, seed: int) -> None:
     await until_ready(recognizer)
     open_before = recognizer.metrics.sessions_open._value.get()
     clients = [Client(recognizer, audio, random.Random(1000 * seed + number)) for number in range(20)]
-    await asyncio.gather(*(client.live() for client in clients))
+    await asyncio.gather(*(client.run() for client in clients))
     for client in clients:
         numbers = [number for number, _ in client.events]
-        assert numbers == sorted(set(numbers)), "in order, nothing repeated"
+        assert numbers == sorted(set(numbers)), "in order, without repeats"
         check_committed_prefix_grows([event for _, event in client.events])
     assert recognizer.metrics.sessions_open._value.get() == open_before
     assert recognizer.capacity().streams == 0 and len(recognizer.device.engine.planner) == 0
     await until_ready(recognizer)
 
 
-async def test_a_resumed_stream_has_lost_and_repeated_nothing(recognizer: Recognizer, audio: Samples) -> None:
+async def test_a_resumed_stream_loses_and_repeats_nothing(recognizer: Recognizer, audio: Samples) -> None:
     alone = results(await stream_through(recognizer, audio, StreamSettings()))
     stream = recognizer.open(StreamSettings(owner="key"))
     seen: list[tuple[int, Event]] = []
@@ -112,10 +112,10 @@ async def test_a_resumed_stream_has_lost_and_repeated_nothing(recognizer: Recogn
         await stream.push(audio[:, at : at + 32_000])
         recognizer.park(stream)
         await reader
-        # What was delivered but not seen is sent again, what was seen is not.
+        # Events that the client has not seen are sent again; others are not.
         del seen[max(0, len(seen) - 2) :]
         with pytest.raises(ServiceError):
-            recognizer.resume(stream.id, owner="somebody else")
+            recognizer.resume(stream.id, owner="another key")
         assert recognizer.resume(stream.id, "key", seen[-1][0] if seen else 0) is stream
         assert stream.received_samples == min(at + 32_000, audio.shape[1])
     await stream.finish()
@@ -128,11 +128,13 @@ async def read_some(stream: Stream, seen: list[tuple[int, Event]]) -> None:
         seen.append(entry)
 
 
-async def test_a_lost_client_is_closed_when_its_time_is_over(recognizer: Recognizer, audio: Samples) -> None:
+async def test_a_parked_stream_closes_after_the_resume_timeout(
+    recognizer: Recognizer, audio: Samples
+) -> None:
     stream = recognizer.open(StreamSettings())
     await stream.push(audio[:, :32_000])
     recognizer.park(stream)
-    recognizer._parked[stream.id] = (stream, 0.0)  # its thirty seconds are over
+    recognizer._parked[stream.id] = (stream, 0.0)  # the timeout is over
     async with asyncio.timeout(10):
         while not stream.closed:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -142,15 +144,15 @@ async def test_a_lost_client_is_closed_when_its_time_is_over(recognizer: Recogni
         recognizer.resume(stream.id)
 
 
-async def test_silence_beyond_the_limit_is_said_and_closed(recognizer: Recognizer) -> None:
+async def test_an_idle_stream_fails_after_its_timeout(recognizer: Recognizer) -> None:
     stream = recognizer.open(StreamSettings(idle_timeout_s=0.05))
     events = await collect(stream)
     assert [type(event).__name__ for event in events] == ["Started", "Failed", "Closed"]
     assert isinstance(events[1], Failed) and events[1].code == "idle"
 
 
-async def test_while_the_server_stood_still_nobody_was_silent(recognizer: Recognizer) -> None:
-    """A machine that slept, or was held up, comes back to clients whose messages it has not read yet."""
+async def test_time_in_which_the_server_did_not_run_is_not_idle_time(recognizer: Recognizer) -> None:
+    """After a suspend or a long stall, clients may have sent messages that were not read yet."""
     stream, parked = (recognizer.open(StreamSettings(idle_timeout_s=10.0)) for _ in range(2))
     recognizer.park(parked)
 
@@ -170,21 +172,21 @@ async def test_while_the_server_stood_still_nobody_was_silent(recognizer: Recogn
     assert stream.closed and parked.closed
 
 
-async def test_stopping_delivers_what_is_open(
+async def test_stop_delivers_open_utterances(
     fake_model: Path, audio: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recognizer_module, "FINISH_S", 100.0)
-    own = make_recognizer(fake_model, tmp_path)
-    await own.start()
-    open_stream, parked = own.open(StreamSettings()), own.open(StreamSettings())
+    stopped = make_recognizer(fake_model, tmp_path)
+    await stopped.start()
+    open_stream, parked = stopped.open(StreamSettings()), stopped.open(StreamSettings())
     for stream in (open_stream, parked):
         await stream.push(audio[:, :64_000])
-    own.park(parked)
-    stopping = asyncio.ensure_future(own.stop(drain_timeout_s=0.05))
+    stopped.park(parked)
+    stopping = asyncio.ensure_future(stopped.stop(drain_timeout_s=0.05))
     await asyncio.sleep(0)
-    assert not own.ready
+    assert not stopped.ready
     with pytest.raises(ServiceError) as refused:
-        own.open(StreamSettings())
+        stopped.open(StreamSettings())
     assert refused.value.code == "draining" and refused.value.retry_after_s
     await stopping
     for stream in (open_stream, parked):

@@ -1,4 +1,4 @@
-"""Failure stays local: one stream's bad sound, one dead or hung worker harms nobody else; the rest is replayed."""
+"""Failure stays local: a stream's invalid audio, a dead or hung worker affects no other stream; work is replayed."""
 
 import asyncio
 import contextlib
@@ -17,28 +17,26 @@ from tests.invariants.streaming import Samples, check_committed_prefix_grows, co
 SETTINGS = StreamSettings()
 
 
-async def test_a_stream_of_nans_fails_and_its_neighbours_do_not(
-    recognizer: Recognizer, audio: Samples
-) -> None:
-    poisoned = audio.copy()
-    poisoned[0, 100_000:100_050] = np.nan
-    infinite = audio.copy()
-    infinite[0, 50_000] = np.inf
+async def test_a_stream_with_nans_fails_and_others_do_not(recognizer: Recognizer, audio: Samples) -> None:
+    with_nan = audio.copy()
+    with_nan[0, 100_000:100_050] = np.nan
+    with_infinity = audio.copy()
+    with_infinity[0, 50_000] = np.inf
     alone = results(await stream_through(recognizer, audio, SETTINGS))
-    told = await asyncio.gather(
+    streams = await asyncio.gather(
         stream_through(recognizer, audio, SETTINGS),
-        transcribe_alone(recognizer, poisoned),
+        push_until_closed(recognizer, with_nan),
         stream_through(recognizer, audio, SETTINGS),
-        transcribe_alone(recognizer, infinite),
+        push_until_closed(recognizer, with_infinity),
     )
-    assert results(told[0]) == results(told[2]) == alone
-    for events in (told[1], told[3]):
+    assert results(streams[0]) == results(streams[2]) == alone
+    for events in (streams[1], streams[3]):
         assert isinstance(events[-2], Failed) and events[-2].code == "audio" and events[-2].advice
         assert isinstance(events[-1], Closed) and events[-1].reason == "failed"
 
 
-async def transcribe_alone(recognizer: Recognizer, samples: Samples) -> list[Event]:
-    """Push until refused, and read to the end."""
+async def push_until_closed(recognizer: Recognizer, samples: Samples) -> list[Event]:
+    """Push until refused, and read every event."""
     stream = recognizer.open(SETTINGS)
     reader = asyncio.ensure_future(collect(stream))
     try:
@@ -64,10 +62,10 @@ def decoder_pids(recognizer: Recognizer) -> list[int]:
     ]
 
 
-def send(pid: int, what: signal.Signals) -> None:
-    """To a worker, unless it has ended and nobody has noticed yet."""
+def send(pid: int, number: signal.Signals) -> None:
+    """Signal a worker, unless it has already ended."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, what)
+        os.kill(pid, number)
 
 
 async def until_ready(recognizer: Recognizer, executors: int = 2) -> None:
@@ -77,7 +75,7 @@ async def until_ready(recognizer: Recognizer, executors: int = 2) -> None:
 
 
 @pytest.mark.parametrize("victim", ["engine", "decoder"])
-async def test_a_killed_worker_is_replaced_and_no_client_notices(
+async def test_a_killed_worker_is_replaced_without_effect_on_results(
     recognizer: Recognizer, audio: Samples, victim: str
 ) -> None:
     alone = results(await stream_through(recognizer, audio, SETTINGS))
@@ -106,10 +104,10 @@ async def test_a_killed_worker_is_replaced_and_no_client_notices(
 
 
 @pytest.mark.parametrize("victim", ["engine", "decoder"])
-async def test_a_hung_worker_is_replaced_too(
+async def test_a_hung_worker_is_replaced(
     recognizer: Recognizer, audio: Samples, victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The patience is short only while those who hang are at work: a slow worker is no hung one."""
+    """The timeout is short only until the hung workers have work: a slow worker must not count as hung."""
     await until_ready(recognizer)
     alone = results(await stream_through(recognizer, audio, SETTINGS))
     pids = engine_pids(recognizer) if victim == "engine" else decoder_pids(recognizer)
@@ -129,15 +127,15 @@ async def test_a_hung_worker_is_replaced_too(
     await until_ready(recognizer)
 
 
-async def test_a_window_that_kills_every_worker_takes_only_its_own_stream_along(
+async def test_a_window_that_crashes_every_worker_fails_only_its_stream(
     recognizer: Recognizer, audio: Samples
 ) -> None:
-    """The deadly window is played by a lane that kills its own process when it is given that sound (stopped
-    first: a fast worker would have answered before the kill)."""
+    """An executor kills its own process when it gets a marked window (after SIGSTOP: a fast worker would answer
+    before the kill)."""
     await until_ready(recognizer)
     alone = results(await stream_through(recognizer, audio, SETTINGS))
-    deadly = audio.copy()
-    deadly[0, 32_000] = 0.987654
+    crashing = audio.copy()
+    crashing[0, 32_000] = 0.987654
     original = ProcessExecutor.run
 
     def run(executor: ProcessExecutor, number: int, windows: list[object]) -> None:
@@ -150,18 +148,18 @@ async def test_a_window_that_kills_every_worker_takes_only_its_own_stream_along(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProcessExecutor, "run", run)
-        told = await asyncio.gather(
+        streams = await asyncio.gather(
             stream_through(recognizer, audio, SETTINGS),
-            transcribe_alone(recognizer, deadly),
+            push_until_closed(recognizer, crashing),
             stream_through(recognizer, audio, SETTINGS),
         )
-    assert results(told[0]) == results(told[2]) == alone
-    assert isinstance(told[1][-2], Failed)
-    assert "worker died" in told[1][-2].message
+    assert results(streams[0]) == results(streams[2]) == alone
+    assert isinstance(streams[1][-2], Failed)
+    assert "worker died" in streams[1][-2].message
     await until_ready(recognizer)
 
 
-async def test_hotwords_that_cannot_be_spelled_are_refused_before_anything_starts(
+async def test_hotwords_outside_the_alphabet_are_refused(
     recognizer: Recognizer,
 ) -> None:
     from lm.search.hotwords import Hotword
