@@ -123,7 +123,7 @@ class Metrics:
         )
         self.windows_non_finite = self._counter(
             "windows_non_finite",
-            "Windows that failed: samples or log-probabilities with NaN or infinite values.",
+            "Windows without outputs: NaN or infinite values, or repeated failures of the backend.",
         )
 
         # Latency as a client sees it: set by `stream`.

@@ -85,7 +85,7 @@ class Recognizer:
         self._started = False
         self._draining = False
 
-    # ---- life
+    # ---- start and stop
 
     async def start(self) -> None:
         """Start the device. Returns when streams can be opened."""
@@ -149,7 +149,7 @@ class Recognizer:
         return stream
 
     def park(self, stream: Stream) -> None:
-        """The client disconnected: keep the stream for `resume_timeout_s` while its work goes on, then Closed("lost")."""
+        """The client disconnected: the stream continues for `resume_timeout_s`, then closes ("lost")."""
         if stream.id in self._parked:
             return
         if self.options.resume_timeout_s <= 0 or self.options.max_parked <= 0:
@@ -243,7 +243,7 @@ class Recognizer:
                 "This stream cannot be decoded: it crashed its decode worker repeatedly.",
             )
 
-    # ---- inside
+    # ---- internals
 
     def _check_capacity(self, settings: StreamSettings) -> None:
         if not self._started or self._draining:

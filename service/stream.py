@@ -268,7 +268,7 @@ class Stream:
             self._flush_now()
             self._apply(Finish("drained"))
 
-    # ---- inside
+    # ---- internals
 
     def _check_open(self) -> None:
         if self.session.state is not SessionState.STREAMING:

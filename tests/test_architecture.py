@@ -48,7 +48,7 @@ def module_name(path: Path) -> str:
 
 
 def imported(path: Path, *, at_import_time: bool = False) -> set[str]:
-    """Dotted names that the file imports. `at_import_time`: without imports inside functions and under TYPE_CHECKING."""
+    """Dotted names that the file imports. `at_import_time`: not those inside functions or under TYPE_CHECKING."""
     tree = ast.parse(path.read_text())
     found: set[str] = set()
 

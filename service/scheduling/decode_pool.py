@@ -130,7 +130,7 @@ class DecodePool:
             worker.streams.pop(stream, None)
             self._enqueue(worker, stream, ForgetStream())
 
-    # ---- inside
+    # ---- internals
 
     def _enqueue(self, worker: DecodeWorker, stream: str, command: DecodeCommand) -> None:
         worker.queue.append((stream, command))

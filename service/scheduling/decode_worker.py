@@ -238,7 +238,7 @@ def warm_up_frames(alphabet: str) -> "npt.NDArray[np.float32]":
     outputs for noisy speech."""
     import numpy as np
 
-    labels = [alphabet.find(label) for label in WARM_UP_TEXT * 2]
+    labels = [alphabet.find(character) for character in WARM_UP_TEXT * 2]
     rng = np.random.default_rng(0)
     noise = rng.dirichlet(np.full(len(alphabet) + 1, 0.3), len(labels) * FRAMES_PER_CHARACTER)
     noise_share = rng.beta(0.3, 3.0, (len(noise), 1))
@@ -247,10 +247,10 @@ def warm_up_frames(alphabet: str) -> "npt.NDArray[np.float32]":
     for at, label in enumerate(labels):
         one_hot[at * FRAMES_PER_CHARACTER] = 0.0
         one_hot[at * FRAMES_PER_CHARACTER, label] = 1.0
-    hypotheses: npt.NDArray[np.float32] = np.log(
+    log_probs: npt.NDArray[np.float32] = np.log(
         np.maximum((1 - noise_share) * one_hot + noise_share * noise, 1e-6)
     ).astype("f4")
-    return hypotheses
+    return log_probs
 
 
 def main(channel: socket.socket, alphabet: str, language_model: str | None, search: SearchSettings) -> None:

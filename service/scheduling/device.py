@@ -169,7 +169,7 @@ class LocalDevice:
         self._processed_s = self._decode_s = self._loop_s = 0.0
         self._windows = 0
 
-    # ---- life
+    # ---- start and stop
 
     async def start(self) -> None:
         """Start, warm up and measure the workers. Returns when streams can be added."""

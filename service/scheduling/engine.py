@@ -54,8 +54,8 @@ class RunningBatch:
 
     number: int
     tasks: list[WindowTask]
-    began_s: float
-    timeout_at_s: float
+    started_s: float
+    deadline_s: float
     probe: "asyncio.Future[float] | None" = None
 
 
@@ -94,7 +94,7 @@ class Engine:
         self.plan: WindowPlan
         self.precision = ""
 
-    # ---- life
+    # ---- start and stop
 
     async def start(self) -> None:
         """Start every executor; ServiceError if the model cannot be opened."""
@@ -187,17 +187,17 @@ class Engine:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         for executor, running in list(self._running.items()):
-            if now_s >= running.timeout_at_s:
+            if now_s >= running.deadline_s:
                 log.warning(
-                    "engine worker has not answered for %.0f s: replacing it", now_s - running.began_s
+                    "engine worker has not answered for %.0f s: replacing it", now_s - running.started_s
                 )
-                running.timeout_at_s = float("inf")
+                running.deadline_s = float("inf")
                 executor.kill()
         idle = [executor for executor in self.executors if not executor.busy]
         plan = self.planner.plan(now_s, len(idle), self._executor_count, self.live_streams, self.curve)
         for executor, batch in zip(idle, plan.batches, strict=False):
             self._run(executor, batch, now_s)
-        wakes = [running.timeout_at_s for running in self._running.values()]
+        wakes = [running.deadline_s for running in self._running.values()]
         if plan.wake_s is not None:
             wakes.append(plan.wake_s)
         self._wake_at(min(wakes, default=float("inf")))

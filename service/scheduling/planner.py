@@ -64,7 +64,7 @@ class _ShapeQueue:
     """The waiting windows of one shape, by deadline. Entries that are gone are skipped."""
 
     heap: list[tuple[float, int]] = field(default_factory=list)
-    alive: int = 0
+    count: int = 0
 
 
 class Planner:
@@ -85,7 +85,7 @@ class Planner:
     @property
     def live_queued(self) -> int:
         """Live windows that wait."""
-        return sum(queue.alive for (live, _), queue in self._queues.items() if live)
+        return sum(queue.count for (live, _), queue in self._queues.items() if live)
 
     def add(self, item: WaitingWindow) -> None:
         """Add a window. Deadlines of one stream are at least a hop apart, however fast its audio arrives."""
@@ -133,7 +133,7 @@ class Planner:
             batches.append(self._batch(shape, now_s, executors_left, curve))
         return Schedule(tuple(batches), wake_s)
 
-    # ---- inside
+    # ---- internals
 
     def _enqueue(self, item: WaitingWindow) -> None:
         self._ticket += 1
@@ -143,7 +143,7 @@ class Planner:
             self._isolated.append(self._ticket)
             return
         queue = self._queues.setdefault((item.live, item.samples), _ShapeQueue())
-        queue.alive += 1
+        queue.count += 1
         heapq.heappush(queue.heap, (item.deadline_s, self._ticket))
 
     def _promote(self, stream: str, deadline_s: float) -> None:
@@ -167,8 +167,8 @@ class Planner:
         if item.isolated:
             return
         queue = self._queues[item.live, item.samples]
-        queue.alive -= 1
-        if not queue.alive:
+        queue.count -= 1
+        if not queue.count:
             del self._queues[item.live, item.samples]
 
     def _earliest_shape(self, live: bool) -> tuple[bool, int] | None:
@@ -200,14 +200,14 @@ class Planner:
         wait_until_s = oldest.ready_s + self.limits.gather_s
         if not all_idle or oldest.urgent or not more_expected or now_s >= wait_until_s:
             return None
-        return None if queue.alive >= self.limits.max_batch else wait_until_s
+        return None if queue.count >= self.limits.max_batch else wait_until_s
 
     def _batch(
         self, shape: tuple[bool, int], now_s: float, executors_left: int, curve: CostCurve
     ) -> tuple[WaitingWindow, ...]:
         live, samples = shape
         queue = self._queues[shape]
-        share = -(-queue.alive // executors_left)
+        share = -(-queue.count // executors_left)
         max_batch_s = self.limits.max_live_batch_s if live else self.limits.max_file_batch_s
         if live:
             # After a long wait larger batches help more than short ones.

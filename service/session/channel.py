@@ -245,7 +245,7 @@ class Channel:
             if utterance.decoded_frames
         ]
 
-    # ---- inside
+    # ---- internals
 
     def _new_segment(self, number: int, base_samples: int) -> Segment:
         windows = StreamWindows(self._config, self._plan)

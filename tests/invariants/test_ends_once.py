@@ -175,7 +175,7 @@ async def test_time_in_which_the_server_did_not_run_is_not_idle_time(recognizer:
 async def test_stop_delivers_open_utterances(
     fake_model: Path, audio: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recognizer_module, "FINISH_S", 100.0)
+    monkeypatch.setattr(recognizer_module, "FINALS_TIMEOUT_S", 100.0)
     stopped = make_recognizer(fake_model, tmp_path)
     await stopped.start()
     open_stream, parked = stopped.open(StreamSettings()), stopped.open(StreamSettings())
