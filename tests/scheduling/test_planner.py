@@ -54,14 +54,14 @@ def test_earliest_deadline_first_and_one_shape_a_batch() -> None:
 
 def test_an_urgent_window_goes_first_with_the_earlier_windows_of_its_stream() -> None:
     planner = Planner(PlannerLimits(max_batch=1))
-    planner.add(waiting("patient", ready_s=0.0))
+    planner.add(waiting("regular", ready_s=0.0))
     planner.add(waiting("urgent", 0, ready_s=0.1))
     planner.add(waiting("urgent", 1, ready_s=0.2, urgent=True))
     order = [plan(planner).batches[0][0] for _ in range(3)]
     assert [(item.stream, item.key.index) for item in order] == [
         ("urgent", 0),
         ("urgent", 1),
-        ("patient", 0),
+        ("regular", 0),
     ]
 
 
@@ -69,9 +69,9 @@ def test_a_burst_of_one_stream_does_not_delay_others() -> None:
     planner = Planner(PlannerLimits(max_batch=1))
     for index in range(50):
         planner.add(waiting("burst", index, ready_s=0.0))
-    planner.add(waiting("patient", ready_s=0.5))
+    planner.add(waiting("regular", ready_s=0.5))
     order = [plan(planner).batches[0][0].stream for _ in range(51)]
-    assert order.index("patient") <= 2
+    assert order.index("regular") <= 2
 
 
 def test_files_run_only_without_live_windows_and_leave_an_executor_free() -> None:
