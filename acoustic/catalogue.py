@@ -95,7 +95,7 @@ def find(name_or_path: str | Path) -> "Checkpoint":
         )
     known = ", ".join(entry.name for entry in entries() if entry.path is not None) or "none"
     raise AcousticError(
-        f"No model {name!r}: it is neither a known name nor a file. Installed models: {known}."
+        f"There is no model {name!r}: it is neither a known name nor a file. Installed models: {known}."
     )
 
 

@@ -214,7 +214,7 @@ def gpu_table(device: str, models: Sequence[str], iterations: int) -> Line:
             for batch in GPU_BATCHES:
                 bucket = backend.bucket(batch, window.span.frames)
                 windows = [window] * batch
-                everything = latencies_ms(lambda: bucket.hear(windows), iterations)  # noqa: B023
+                everything = latencies_ms(lambda: bucket.forward(windows), iterations)  # noqa: B023
                 arithmetic = latencies_ms(lambda: synchronized(bucket.run), iterations)  # noqa: B023
                 rows.append(
                     {

@@ -146,12 +146,12 @@ def folded_folder(folder: Path, model: Checkpoint) -> Path:
                 "out": block.channels,
             }
         )
-        for unit in range(block.repeat):
-            ours = f"blocks.{index}.units.{unit}"
+        for sub_block in range(block.repeat):
+            ours = f"blocks.{index}.units.{sub_block}"
             if block.separable:
-                tensors[f"b{index}.r{unit}.dw"] = model.state[f"{ours}.depthwise.weight"][:, 0]
-            tensors[f"b{index}.r{unit}.pw"] = model.state[f"{ours}.conv.weight"][:, :, 0]
-            tensors[f"b{index}.r{unit}.bias"] = model.state[f"{ours}.conv.bias"]
+                tensors[f"b{index}.r{sub_block}.dw"] = model.state[f"{ours}.depthwise.weight"][:, 0]
+            tensors[f"b{index}.r{sub_block}.pw"] = model.state[f"{ours}.conv.weight"][:, :, 0]
+            tensors[f"b{index}.r{sub_block}.bias"] = model.state[f"{ours}.conv.bias"]
         if block.residual != "none":
             tensors[f"b{index}.res.pw"] = model.state[f"blocks.{index}.bypasses.0.conv.weight"][:, :, 0]
             tensors[f"b{index}.res.bias"] = model.state[f"blocks.{index}.bypasses.0.conv.bias"]

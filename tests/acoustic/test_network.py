@@ -135,8 +135,8 @@ def measured_context(config: ModelConfig) -> tuple[int, int]:
     frames = 2 * steps * config.stride_frames
     features = torch.ones(1, config.features.mels, frames, dtype=torch.double, requires_grad=True)
     scores = network.logits(features)
-    centre = steps * config.outputs_per_step
-    scores[0, centre : centre + config.outputs_per_step].sum().backward()
+    center = steps * config.outputs_per_step
+    scores[0, center : center + config.outputs_per_step].sum().backward()
     assert features.grad is not None
     actual = features.grad[0].abs().sum(dim=0).nonzero().flatten()
     step_frame = steps * config.stride_frames
@@ -333,7 +333,7 @@ def test_activations() -> None:
 
 def test_masks_follow_the_rate() -> None:
     masks = PaddingMasks(torch.tensor([5, 8]))
-    mask = masks.step_frame(torch.zeros(2, 3, 4), 2)
+    mask = masks.at(torch.zeros(2, 3, 4), 2)
     assert mask is not None
     assert mask[:, 0].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
 

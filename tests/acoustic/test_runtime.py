@@ -288,7 +288,7 @@ def test_open_by_name_path_and_value(tmp_path: Path) -> None:
     expected = open_backend("tiny").recording_log_probs(audio(1))
     for model in (path, str(tmp_path), TINY):
         np.testing.assert_array_equal(open_backend(model).recording_log_probs(audio(1)), expected)
-    with pytest.raises(AcousticError, match="No model"):
+    with pytest.raises(AcousticError, match="no model"):
         open_backend(tmp_path / "missing")
 
 
