@@ -44,7 +44,7 @@ def default_keys_file() -> Path:
     return data_folder() / "keys.json"
 
 
-def hashed(secret: str) -> str:
+def hash_secret(secret: str) -> str:
     """What the file keeps of a key."""
     return hashlib.sha256(secret.encode(errors="backslashreplace")).hexdigest()
 
@@ -110,7 +110,7 @@ def add_key(
         raise ServiceError(ErrorCode.KEYS, "a limit must be above zero; leave it out for no limit.")
     secret = PREFIX + secrets.token_urlsafe(32)
     made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    key = Key(secrets.token_hex(4), name, hashed(secret), made, max_streams, minutes_per_day, admin)
+    key = Key(secrets.token_hex(4), name, hash_secret(secret), made, max_streams, minutes_per_day, admin)
     with _file_lock(file):
         keys = read_keys(file)
         if any(other.name == name for other in keys):
@@ -142,24 +142,24 @@ class ApiKeys:
         self.file = file
         self.usage = usage
         self.streams: dict[str, int] = {}
-        self._stamp: tuple[int, int] | None = None
-        self._complaint = ""
-        self._looked_s = float("-inf")
+        self._file_stamp: tuple[int, int] | None = None
+        self._reported_error = ""
+        self._checked_s = float("-inf")
         self._keys: dict[str, Key] = {}
         self.reload_if_changed(0.0)
 
     @property
-    def needed(self) -> bool:
+    def required(self) -> bool:
         """Whether a key must be shown at all. A keys file that lost its last key still asks for one."""
-        return self.file is not None and self._stamp is not None
+        return self.file is not None and self._file_stamp is not None
 
     def reload_if_changed(self, now_s: float) -> None:
         """Read the file again if it changed; at most once in two seconds. While what was put there cannot be read, the
         keys known before stay good: whoever edits the file by hand must not end everybody's streams.
         """
-        if self.file is None or now_s - self._looked_s < 2.0:
+        if self.file is None or now_s - self._checked_s < 2.0:
             return
-        self._looked_s = now_s
+        self._checked_s = now_s
         try:
             found = self.file.stat()
         except FileNotFoundError:
@@ -167,22 +167,22 @@ class ApiKeys:
             self._keys = {}
             return
         stamp = (found.st_mtime_ns, found.st_size)
-        if stamp == self._stamp:
+        if stamp == self._file_stamp:
             return
         try:
             self._keys = {key.hash: key for key in read_keys(self.file)}
-            self._stamp, self._complaint = stamp, ""
+            self._file_stamp, self._reported_error = stamp, ""
         except ServiceError as error:
-            if self._stamp is None:
+            if self._file_stamp is None:
                 raise
-            if str(error) != self._complaint:
-                self._complaint = str(error)
+            if str(error) != self._reported_error:
+                self._reported_error = str(error)
                 log.error("the keys known before stay in force: %s", error)
 
     def find(self, secret: str | None, now_s: float) -> Key:
         """Whose key this is; ServiceError "key" when nobody's."""
         self.reload_if_changed(now_s)
-        if not self.needed:
+        if not self.required:
             return ANONYMOUS
         if not secret:
             raise ServiceError(
@@ -191,7 +191,7 @@ class ApiKeys:
                 "Send `Authorization: Token KEY`, `Bearer KEY`, `?token=KEY`, or the subprotocols `token, KEY`.",
             )
         # Looked up by hash: how long that takes tells nothing about the secret.
-        key = self._keys.get(hashed(secret))
+        key = self._keys.get(hash_secret(secret))
         if key is None:
             raise ServiceError(
                 ErrorCode.KEY, "This API key is not known here.", "Was it revoked? `silica keys list` tells."
@@ -201,7 +201,7 @@ class ApiKeys:
     def is_valid(self, key: Key, now_s: float) -> bool:
         """Whether a key that was good is still good."""
         self.reload_if_changed(now_s)
-        return not self.needed or key.hash in self._keys
+        return not self.required or key.hash in self._keys
 
     def acquire_stream(self, key: Key) -> None:
         """One more stream for this key; ServiceError when it may not have it. Give it back with `release_stream`."""
@@ -216,7 +216,7 @@ class ApiKeys:
                 retry_after_s=5.0,
             )
         self.check_minutes(key)
-        self._count(key, 1)
+        self._change_count(key, 1)
 
     def check_minutes(self, key: Key) -> None:
         """ServiceError "key_minutes" when the day's audio of this key is used up."""
@@ -231,19 +231,19 @@ class ApiKeys:
 
     def add_usage(self, key: Key, seconds: float) -> None:
         """So much audio of this key was taken in."""
-        if self.usage is not None and self.needed:
+        if self.usage is not None and self.required:
             self.usage.add(key.id, seconds)
 
     def release_stream(self, key: Key) -> None:
         """One stream of this key ended."""
-        self._count(key, -1)
+        self._change_count(key, -1)
 
     def close(self) -> None:
         """What was used is written down."""
         if self.usage is not None:
             self.usage.close()
 
-    def _count(self, key: Key, change: int) -> None:
+    def _change_count(self, key: Key, change: int) -> None:
         now = self.streams[key.id] = max(0, self.streams.get(key.id, 0) + change)
         if not now:
             del self.streams[key.id]

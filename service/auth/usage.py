@@ -13,7 +13,7 @@ from pathlib import Path
 
 from service.logs import log_event
 
-WRITE_S = 2.0
+WRITE_INTERVAL_S = 2.0
 """Between two writings; so much may be lost when a process is killed, and be unseen by its sisters."""
 KEEP_DAYS = 7
 TABLES = """
@@ -45,29 +45,29 @@ class Usage:
         self._pending: dict[str, float] = {}
         self._seconds: dict[str, float] = {}
         self._day = today()
-        self._wrote_s = float("-inf")
+        self._written_s = float("-inf")
         self._process = process_name(os.getpid())
         self._reported = False
-        self._database = self._opened(file)
-        self._clean()
+        self._database = self._open(file)
+        self._delete_stale_rows()
         self.write()
 
     def seconds(self, key: str) -> float:
         """Sound of this key today, by everybody, as far as it is known here."""
-        self._turn_day()
+        self._start_new_day()
         return self._seconds.get(key, 0.0) + self._pending.get(key, 0.0)
 
     def add(self, key: str, seconds: float) -> None:
         """So much more."""
-        self._turn_day()
+        self._start_new_day()
         self._pending[key] = self._pending.get(key, 0.0) + seconds
-        if self._clock() - self._wrote_s >= WRITE_S:
+        if self._clock() - self._written_s >= WRITE_INTERVAL_S:
             self.write()
 
     def write(self) -> None:
         """Bring the database up to date, and see what others have counted."""
-        self._wrote_s = self._clock()
-        with self._writing() as database:
+        self._written_s = self._clock()
+        with self._access() as database:
             database.execute("BEGIN IMMEDIATE")
             database.executemany(
                 "INSERT INTO minutes VALUES (?, ?, ?) "
@@ -82,7 +82,7 @@ class Usage:
 
     def set_streams(self, key: str, count: int) -> None:
         """This process has so many streams of this key open."""
-        with self._writing() as database:
+        with self._access() as database:
             database.execute(
                 "INSERT INTO streams VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET count = excluded.count",
                 (self._process, key, count),
@@ -91,7 +91,7 @@ class Usage:
     def streams_elsewhere(self, key: str) -> int:
         """Streams of this key in other processes."""
         found = 0
-        with self._writing() as database:
+        with self._access() as database:
             (found,) = database.execute(
                 "SELECT COALESCE(SUM(count), 0) FROM streams WHERE key = ? AND process != ?",
                 (key, self._process),
@@ -106,22 +106,22 @@ class Usage:
 
     # ---- inside
 
-    def _turn_day(self) -> None:
+    def _start_new_day(self) -> None:
         if self._today() != self._day:
             self.write()
             self._day = self._today()
             self._seconds, self._pending = {}, {}
 
-    def _clean(self) -> None:
+    def _delete_stale_rows(self) -> None:
         """Days long past and processes that are no more."""
-        with self._writing() as database:
+        with self._access() as database:
             oldest = time.strftime("%Y-%m-%d", time.gmtime(time.time() - KEEP_DAYS * 86400))
             database.execute("DELETE FROM minutes WHERE day < ?", (oldest,))
             for (process,) in database.execute("SELECT DISTINCT process FROM streams").fetchall():
                 if process == self._process or process_name(int(process.split("-")[0])) != process:
                     database.execute("DELETE FROM streams WHERE process = ?", (process,))
 
-    def _opened(self, file: Path) -> sqlite3.Connection:
+    def _open(self, file: Path) -> sqlite3.Connection:
         """The database; one in memory where there can be no file: each process then counts by itself."""
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -131,13 +131,13 @@ class Usage:
             database.execute("PRAGMA synchronous=NORMAL")
             database.executescript(TABLES)
         except (sqlite3.Error, OSError) as error:
-            self._complain(error)
+            self._report_once(error)
             database = sqlite3.connect(":memory:", isolation_level=None)
             database.executescript(TABLES)
         return database
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _access(self) -> Iterator[sqlite3.Connection]:
         """A database that cannot be used now costs shared limits, not the service: counted here meanwhile."""
         try:
             yield self._database
@@ -145,9 +145,9 @@ class Usage:
             with contextlib.suppress(sqlite3.Error):
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
-            self._complain(error)
+            self._report_once(error)
 
-    def _complain(self, error: Exception) -> None:
+    def _report_once(self, error: Exception) -> None:
         """Once."""
         if not self._reported:
             self._reported = True

@@ -79,7 +79,7 @@ class ListenRequest:
     hotwords: tuple[Hotword, ...] = ()
     alternatives: int = 1
     punctuate: bool = False
-    figures: bool = False
+    smart_format: bool = False
     extensions: bool = False
     source_is_file: bool = False
     resume: str | None = None

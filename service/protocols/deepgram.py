@@ -22,7 +22,7 @@ from service.protocols.commands import (
     SendText,
     Warn,
 )
-from service.protocols.formatted_words import Formatter, alternative
+from service.protocols.formatted_words import Formatter, alternative_json
 from service.protocols.wire_protocol import Received
 from service.session.events import (
     Alternative,
@@ -44,7 +44,7 @@ encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)
-class StreamFacts:
+class StreamInfo:
     """What every message says about the stream it belongs to."""
 
     request_id: str
@@ -62,15 +62,15 @@ class DeepgramProtocol:
     name = "deepgram"
 
     def __init__(
-        self, request: ListenRequest, facts: StreamFacts, formatter: Formatter | None = None
+        self, request: ListenRequest, info: StreamInfo, formatter: Formatter | None = None
     ) -> None:
         self.request = request
-        self.facts = facts
+        self.info = info
         self.formatter = formatter
         self._metadata = {
-            "request_id": facts.request_id,
-            "model_uuid": facts.model_uuid,
-            "model_info": {"name": facts.model, "version": facts.version, "arch": "ctc"},
+            "request_id": info.request_id,
+            "model_uuid": info.model_uuid,
+            "model_info": {"name": info.model, "version": info.version, "arch": "ctc"},
         }
         self._warnings: deque[Warn] = deque()
         self._warned: set[tuple[str, str]] = set()
@@ -192,23 +192,23 @@ class DeepgramProtocol:
             {
                 "type": "Metadata",
                 "transaction_key": "deprecated",
-                "request_id": self.facts.request_id,
+                "request_id": self.info.request_id,
                 "sha256": sha256,
-                "created": self.facts.created,
+                "created": self.info.created,
                 "duration": round(duration_s, 4),
                 "channels": self.request.output_channels,
-                "models": [self.facts.model_uuid],
-                "model_info": {self.facts.model_uuid: info},
+                "models": [self.info.model_uuid],
+                "model_info": {self.info.model_uuid: info},
             },
         )
 
     def _started(self, resumed: bool, received: Received) -> dict[str, object]:
         return {
             "type": "Started",
-            "request_id": self.facts.request_id,
-            "model": self.facts.model,
-            "resume_s": self.facts.resume_s,
-            "max_message_bytes": self.facts.max_message_bytes,
+            "request_id": self.info.request_id,
+            "model": self.info.model,
+            "resume_s": self.info.resume_s,
+            "max_message_bytes": self.info.max_message_bytes,
             "resumed": resumed,
             **_acknowledged(received),
         }
@@ -224,14 +224,14 @@ class DeepgramProtocol:
         if isinstance(event, Final):
             payload["speech_final"] = event.speech_final
             payload["from_finalize"] = event.from_finalize
-            alternatives = [alternative(one, self.formatter) for one in event.alternatives]
+            alternatives = [alternative_json(one, self.formatter) for one in event.alternatives]
         else:
             payload["speech_final"] = False
             payload["from_finalize"] = False
             payload["stable_words"] = event.stable_words
             if event.probably_over:
                 payload["probably_over"] = True
-            alternatives = [alternative(Alternative(event.words))]
+            alternatives = [alternative_json(Alternative(event.words))]
         payload["channel"] = {"alternatives": alternatives}
         payload["metadata"] = self._metadata
         return payload
@@ -244,7 +244,7 @@ class DeepgramProtocol:
             None,
             {
                 "type": "ConfigureFailure",
-                "request_id": self.facts.request_id,
+                "request_id": self.info.request_id,
                 "code": "CONFIGURE_KEYTERMS_NOT_SUPPORTED",
                 "description": "Words to expect are set when connecting; open a new stream to change them.",
             },

@@ -8,11 +8,11 @@ from typing import Any
 
 from service.errors import ErrorCode, ServiceError
 from service.protocols.commands import ListenRequest
-from service.protocols.formatted_words import Formatter, alternative, uuid_of
+from service.protocols.formatted_words import Formatter, alternative_json, uuid_for_model
 from service.protocols.query import read_query
 from service.session.events import Final
 
-OWN_OPTIONS = ("utterances", "utt_split", "paragraphs", "filler_words", "measurements")
+FILE_OPTIONS = ("utterances", "utt_split", "paragraphs", "filler_words", "measurements")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class FileRequest:
 
 
 @dataclass(frozen=True)
-class FileFacts:
+class FileInfo:
     """What the answer says about the request itself."""
 
     request_id: str
@@ -41,13 +41,13 @@ class FileFacts:
 def read_file_query(pairs: Iterable[tuple[str, str]]) -> FileRequest:
     """The checked request; ServiceError "request" for what cannot be done."""
     given = list(pairs)
-    own = {name: value.lower() for name, value in given if name in OWN_OPTIONS}
+    own = {name: value.lower() for name, value in given if name in FILE_OPTIONS}
     for name in ("utterances", "paragraphs"):
         if own.get(name, "false") not in ("true", "false", "1", "0"):
             raise ServiceError(
                 ErrorCode.REQUEST, f"{name}={own[name]} is not supported.", "Expected true or false."
             )
-    listen = read_query((name, value) for name, value in given if name not in OWN_OPTIONS)
+    listen = read_query((name, value) for name, value in given if name not in FILE_OPTIONS)
     if listen.resume is not None:
         raise ServiceError(
             ErrorCode.REQUEST, "`resume` is for live sessions.", "Send the whole file again, or use jobs."
@@ -74,11 +74,11 @@ def document(
     finals: Sequence[Final],
     channels: int,
     request: FileRequest,
-    facts: FileFacts,
+    info: FileInfo,
     formatter: Formatter | None = None,
 ) -> dict[str, Any]:
     """The whole answer; with `formatter` in written form."""
-    model_uuid = uuid_of(facts.model)
+    model_uuid = uuid_for_model(info.model)
     results: dict[str, Any] = {
         "channels": [
             {"alternatives": _alternatives([f for f in finals if f.channel == channel], request, formatter)}
@@ -87,18 +87,18 @@ def document(
     }
     if request.utterances:
         results["utterances"] = [
-            _utterance(f"{facts.request_id}-{number}", final, formatter)
+            _utterance(f"{info.request_id}-{number}", final, formatter)
             for number, final in enumerate(_with_words(finals))
         ]
     metadata: dict[str, Any] = {
         "transaction_key": "deprecated",
-        "request_id": facts.request_id,
-        "sha256": facts.sha256,
-        "created": facts.created,
-        "duration": round(facts.duration_s, 4),
+        "request_id": info.request_id,
+        "sha256": info.sha256,
+        "created": info.created,
+        "duration": round(info.duration_s, 4),
         "channels": channels,
         "models": [model_uuid],
-        "model_info": {model_uuid: {"name": facts.model, "version": facts.version, "arch": "ctc"}},
+        "model_info": {model_uuid: {"name": info.model, "version": info.version, "arch": "ctc"}},
     }
     warnings = [
         {"code": warning.code, "message": warning.message, "advice": warning.advice}
@@ -133,7 +133,7 @@ def _joined(
 ) -> dict[str, Any]:
     """A final that has fewer readings gives its last."""
     chosen = [final.alternatives[min(rank, len(final.alternatives) - 1)] for final in spoken]
-    best = [alternative(one, formatter) for one in chosen]
+    best = [alternative_json(one, formatter) for one in chosen]
     words = [word for one in chosen for word in one.words]
     confidence = sum(word.confidence for word in words) / len(words) if words else 0.0
     payload: dict[str, Any] = {
@@ -162,5 +162,5 @@ def _span(final: Final) -> dict[str, float]:
 
 
 def _utterance(identity: str, final: Final, formatter: Formatter | None) -> dict[str, Any]:
-    payload = alternative(final.alternatives[0], formatter)
+    payload = alternative_json(final.alternatives[0], formatter)
     return {**_span(final), "channel": final.channel, **payload, "id": identity}

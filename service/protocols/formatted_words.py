@@ -27,12 +27,12 @@ Formatter = Callable[[Sequence[str]], Sequence[FormattedPiece]]
 """The words of a final as written pieces, in order."""
 
 
-def uuid_of(model: str) -> str:
+def uuid_for_model(model: str) -> str:
     """Deepgram names models by UUIDs: the same one for the same name, everywhere and always."""
     return str(uuid.uuid5(UUID_SPACE, model))
 
 
-def alternative(one: Alternative, formatter: Formatter | None = None) -> dict[str, Any]:
+def alternative_json(one: Alternative, formatter: Formatter | None = None) -> dict[str, Any]:
     """One reading; with `formatter` its transcript is the written one."""
     if formatter is None or not one.words:
         words, text = [_word(word) for word in one.words], one.text

@@ -70,15 +70,15 @@ class RealtimeProtocol:
         self.settings = RealtimeSettings(model=model)
         self.audio_received = False
         """Sound has come: the format and the model are fixed."""
-        self._events = 0
-        self._items = 0
-        self._open_item = False
+        self._event_count = 0
+        self._item_count = 0
+        self._item_open = False
         self._sent_text = ""
         """What the open item's deltas have said."""
         self._item_texts: list[str] = []
         """Finals of the open item."""
-        self._uncommitted = 0
-        self._finalizes: deque[Literal["tell", "drop"]] = deque()
+        self._uncommitted_bytes = 0
+        self._pending_finalizes: deque[Literal["tell", "drop"]] = deque()
         """Commits and clears that no final has answered yet, and what each wants done with its sound."""
 
     # ---- from the client
@@ -96,27 +96,27 @@ class RealtimeProtocol:
             if not isinstance(event, dict) or not isinstance(event.get("type"), str):
                 raise RejectedEvent("invalid_event", "A message has no `type`.", "type")
             event_id = event["event_id"] if isinstance(event.get("event_id"), str) else None
-            return self._execute(event)
+            return self._handle(event)
         except RejectedEvent as rejected:
             return [SendText(self.error(rejected.code, str(rejected), rejected.param, event_id))]
 
-    def _execute(self, event: dict[str, Any]) -> list[Command]:
+    def _handle(self, event: dict[str, Any]) -> list[Command]:
         kind = event["type"]
         if kind in ("session.update", "transcription_session.update"):
-            self._update(event.get("session"), old=kind != "session.update")
+            self._update(event.get("session"), beta=kind != "session.update")
             payload = "session.updated" if kind == "session.update" else "transcription_session.updated"
             return [SendText(self._event(payload, session=self._session()))]
         if kind == "input_audio_buffer.append":
             return [Audio(self._audio(event.get("audio")))]
         if kind == "input_audio_buffer.commit":
-            if self._uncommitted < MIN_COMMIT_BYTES:
+            if self._uncommitted_bytes < MIN_COMMIT_BYTES:
                 raise RejectedEvent(
                     "input_audio_buffer_commit_empty", "There is no sound since the last commit."
                 )
             return self._finalize("tell")
         if kind == "input_audio_buffer.clear":
             cleared = SendText(self._event("input_audio_buffer.cleared"))
-            return [*self._finalize("drop"), cleared] if self._uncommitted >= MIN_COMMIT_BYTES else [cleared]
+            return [*self._finalize("drop"), cleared] if self._uncommitted_bytes >= MIN_COMMIT_BYTES else [cleared]
         raise RejectedEvent("unknown_event", f"{kind[:60]!r} is no event of a transcription session.", "type")
 
     def _finalize(self, then: Literal["tell", "drop"]) -> list[Command]:
@@ -124,8 +124,8 @@ class RealtimeProtocol:
 
         What the resampler holds back belongs to that sound and not to the next.
         """
-        self._uncommitted = 0
-        self._finalizes.append(then)
+        self._uncommitted_bytes = 0
+        self._pending_finalizes.append(then)
         return [Flush(), Finalize()]
 
     def _audio(self, audio: Any) -> bytes:
@@ -136,28 +136,28 @@ class RealtimeProtocol:
         except (binascii.Error, ValueError):
             raise RejectedEvent("invalid_audio", "`audio` is not base64.", "audio") from None
         self.audio_received = True
-        self._uncommitted += len(data)
+        self._uncommitted_bytes += len(data)
         return data
 
-    def _update(self, session: Any, old: bool) -> None:
+    def _update(self, session: Any, beta: bool) -> None:
         if not isinstance(session, dict):
             raise RejectedEvent("invalid_session", "`session` is an object.", "session")
-        if not old and session.get("type", "transcription") != "transcription":
+        if not beta and session.get("type", "transcription") != "transcription":
             raise RejectedEvent(
                 "invalid_session", "Only sessions of type `transcription` are served.", "session.type"
             )
         audio = session.get("audio") or {}
         if not isinstance(audio, dict):
             raise RejectedEvent("invalid_session", "`session.audio` is an object.", "session.audio")
-        given = session if old else audio.get("input", {})
+        given = session if beta else audio.get("input", {})
         if not isinstance(given, dict):
             raise RejectedEvent(
                 "invalid_session", "`session.audio.input` is an object.", "session.audio.input"
             )
         changed = self.settings
-        if given.get("input_audio_format" if old else "format") is not None:
-            changed = replace(changed, format=_format(given["input_audio_format" if old else "format"]))
-        transcription = given.get("input_audio_transcription" if old else "transcription")
+        if given.get("input_audio_format" if beta else "format") is not None:
+            changed = replace(changed, format=_format(given["input_audio_format" if beta else "format"]))
+        transcription = given.get("input_audio_transcription" if beta else "transcription")
         if transcription is not None:
             changed = _transcription(changed, transcription)
         if "turn_detection" in given:
@@ -178,11 +178,11 @@ class RealtimeProtocol:
         """What an event of the stream is on this wire."""
         if isinstance(event, Failed):
             return [self._failed(event)]
-        then = self._finalizes[0] if self._finalizes else "tell"
-        if isinstance(event, Final) and event.from_finalize and self._finalizes:
-            self._finalizes.popleft()
+        then = self._pending_finalizes[0] if self._pending_finalizes else "tell"
+        if isinstance(event, Final) and event.from_finalize and self._pending_finalizes:
+            self._pending_finalizes.popleft()
             if then == "drop":
-                self._open_item, self._sent_text, self._item_texts = False, "", []
+                self._item_open, self._sent_text, self._item_texts = False, "", []
         if then == "drop":
             return []
         if isinstance(event, SpeechStarted):
@@ -241,8 +241,8 @@ class RealtimeProtocol:
                     "input_audio_buffer.speech_stopped", audio_end_ms=round(event.end_s * 1000), item_id=item
                 )
             )
-            self._uncommitted = 0
-        previous = f"item_{self.session_id[:8]}_{self._items - 1}" if self._items > 1 else None
+            self._uncommitted_bytes = 0
+        previous = f"item_{self.session_id[:8]}_{self._item_count - 1}" if self._item_count > 1 else None
         payload.append(self._event("input_audio_buffer.committed", item_id=item, previous_item_id=previous))
         payload.append(
             self._event(
@@ -253,7 +253,7 @@ class RealtimeProtocol:
                 usage={"type": "duration", "seconds": round(event.end_s - event.start_s, 3)},
             )
         )
-        self._open_item, self._sent_text, self._item_texts = False, "", []
+        self._item_open, self._sent_text, self._item_texts = False, "", []
         return payload
 
     def _delta(self, words: tuple[Word, ...]) -> list[str]:
@@ -286,14 +286,14 @@ class RealtimeProtocol:
         return self._event("error", error=payload)
 
     def _item(self) -> str:
-        if not self._open_item:
-            self._open_item = True
-            self._items += 1
-        return f"item_{self.session_id[:8]}_{self._items}"
+        if not self._item_open:
+            self._item_open = True
+            self._item_count += 1
+        return f"item_{self.session_id[:8]}_{self._item_count}"
 
     def _event(self, kind: str, **fields: Any) -> str:
-        self._events += 1
-        return json.dumps({"type": kind, "event_id": f"event_{self._events}", **fields})
+        self._event_count += 1
+        return json.dumps({"type": kind, "event_id": f"event_{self._event_count}", **fields})
 
     def _session(self) -> dict[str, Any]:
         rate = {"rate": 24000} if self.settings.format == "audio/pcm" else {}

@@ -67,7 +67,7 @@ def read_query(pairs: Iterable[tuple[str, str]]) -> ListenRequest:
         hotwords=read_hotwords((*values.get("keywords", ()), *values.get("keyterm", ()))),
         alternatives=query.integer("alternatives", 1, 10, 1),
         punctuate=query.flag("punctuate") | query.flag("smart_format"),
-        figures=query.flag("smart_format"),
+        smart_format=query.flag("smart_format"),
         extensions=query.flag("extensions"),
         source_is_file=query.choice("source", ("live", "file")) == "file",
         resume=query.text("resume"),

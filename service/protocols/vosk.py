@@ -34,17 +34,17 @@ class VoskProtocol:
 
     def __init__(self) -> None:
         self.request = ListenRequest(encoding="linear16", sample_rate=16000, interim=True)
-        self._begun = False
+        self._started = False
         self._finals: list[Final] = []
         self._partial = ""
-        self._resets = 0
+        self._pending_resets = 0
         self._finished = False
         self._closed = False
 
     def receive(self, message: str | bytes) -> list[Command]:
         """What one message says, and the answer that it gets at once."""
         if isinstance(message, bytes):
-            self._begun = True
+            self._started = True
             return [Audio(message), Reply()] if message else [Reply()]
         try:
             document = json.loads(message)
@@ -59,11 +59,11 @@ class VoskProtocol:
                 )
             ]
         if document.get("eof"):
-            self._begun = self._finished = True
+            self._started = self._finished = True
             return [Finish()]
         if document.get("reset"):
-            self._begun = True
-            self._resets += 1
+            self._started = True
+            self._pending_resets += 1
             return [Finalize()]
         if "config" in document:
             return self._configure(document["config"])
@@ -77,18 +77,18 @@ class VoskProtocol:
             self._partial = ""
             if event.text:
                 self._finals.append(event)
-            if event.from_finalize and self._resets:
-                self._resets -= 1
-                return [self._all()]
+            if event.from_finalize and self._pending_resets:
+                self._pending_resets -= 1
+                return [self._rest_as_final()]
         elif isinstance(event, Closed) and not self._closed:
             self._closed = True
-            return [self._all()] if self._finished else []
+            return [self._rest_as_final()] if self._finished else []
         return []
 
     def _configure(self, config: object) -> list[Command]:
         if not isinstance(config, dict):
             return [Reject(ErrorCode.REQUEST, "`config` is not an object.", "Send a JSON object.")]
-        if self._begun:
+        if self._started:
             return [Warn("option", "The configuration comes before the sound; it was passed over.")]
         rate = config.get("sample_rate", 16000)
         if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 8000 <= rate <= 48000:
@@ -120,8 +120,8 @@ class VoskProtocol:
             alternatives=max(1, max_alternatives),
             model=model if isinstance(model, str) else None,
         )
-        self._alternatives = max_alternatives
-        self._words = bool(config.get("words", True))
+        self._max_alternatives = max_alternatives
+        self._include_words = bool(config.get("words", True))
         return [KeepAlive()]
 
     def warn(self, warning: Warn) -> bool:
@@ -140,8 +140,8 @@ class VoskProtocol:
         """`eof` has been answered: nothing follows."""
         return []
 
-    _alternatives = 0
-    _words = True
+    _max_alternatives = 0
+    _include_words = True
 
     def reply(self) -> str:
         """The oldest final not told yet, or what is heard of the open utterance."""
@@ -149,7 +149,7 @@ class VoskProtocol:
             return self._alternatives_json(self._finals.pop(0).alternatives)
         return json.dumps({"partial": self._partial})
 
-    def _all(self) -> str:
+    def _rest_as_final(self) -> str:
         """Everything not told yet as one final."""
         finals, self._finals = self._finals, []
         if len(finals) == 1:
@@ -158,19 +158,19 @@ class VoskProtocol:
         return self._alternatives_json((Alternative(words),))
 
     def _alternatives_json(self, alternatives: tuple[Alternative, ...]) -> str:
-        if self._alternatives:
+        if self._max_alternatives:
             return json.dumps(
                 {
                     "alternatives": [
                         {"confidence": round(one.confidence, 6), "text": one.text, **self._result(one)}
-                        for one in alternatives[: self._alternatives]
+                        for one in alternatives[: self._max_alternatives]
                     ]
                 }
             )
         return json.dumps({**self._result(alternatives[0]), "text": alternatives[0].text})
 
     def _result(self, one: Alternative) -> dict[str, object]:
-        if not self._words or not one.words:
+        if not self._include_words or not one.words:
             return {}
         return {
             "result": [

@@ -25,7 +25,7 @@ MAX_VALUES_PER_MESSAGE = 64
 class OpenDevice:
     """A recognizer of this model starts here; answered by Opened or Refused."""
 
-    ticket: int
+    request_id: int
     model: str
 
 
@@ -78,7 +78,7 @@ class ReleaseStream:
 class ReloadModels:
     """Load models anew, for every front; answered by Reloaded or Refused."""
 
-    ticket: int
+    request_id: int
     model: str | None
 
 
@@ -99,7 +99,7 @@ class WorkerReady:
 class DeviceOpened:
     """The device of a model."""
 
-    ticket: int
+    request_id: int
     device: int
     config: ModelConfig
     plan: WindowPlan
@@ -110,7 +110,7 @@ class DeviceOpened:
 class Rejected:
     """What was asked for cannot be: the ServiceError to raise."""
 
-    ticket: int
+    request_id: int
     code: ErrorCode
     message: str
     advice: str
@@ -120,7 +120,7 @@ class Rejected:
 class ModelsReloaded:
     """These models were loaded anew."""
 
-    ticket: int
+    request_id: int
     models: tuple[str, ...]
 
 
@@ -163,18 +163,18 @@ class IpcConnection(asyncio.Protocol):
         self._on_value, self._on_end = on_value, on_end
         self._frames = MessageReader()
         self._transport: asyncio.Transport | None = None
-        self._waiting: list[Any] = []
+        self._outbox: list[Any] = []
 
     def send(self, value: Any) -> None:
         """Send a value, with what else is told in this turn of the loop."""
-        if not self._waiting:
+        if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._waiting.append(value)
+        self._outbox.append(value)
 
     def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        outbox, self._outbox = self._outbox, []
         if self._transport is not None:
-            for values in in_chunks(waiting):
+            for values in split_messages(outbox):
                 self._transport.write(encode_message(values))
 
     # ---- asyncio.Protocol
@@ -193,6 +193,6 @@ class IpcConnection(asyncio.Protocol):
         self._on_end()
 
 
-def in_chunks(values: list[Any]) -> list[list[Any]]:
+def split_messages(values: list[Any]) -> list[list[Any]]:
     """The values in messages of bearable size."""
     return [values[at : at + MAX_VALUES_PER_MESSAGE] for at in range(0, len(values), MAX_VALUES_PER_MESSAGE)]

@@ -37,8 +37,8 @@ class SupervisorClient:
         self.counters, self.kind = counters, kind
         self.ipc: IpcConnection
         self.clients: dict[str, DeviceClient] = {}
-        self._tickets = count(1)
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._request_ids = count(1)
+        self._pending: dict[int, asyncio.Future[Any]] = {}
 
     def open_device(self, model: str, client: DeviceClient) -> "RemoteDevice":
         """The house's device of this model; it is asked for when it is started."""
@@ -46,19 +46,19 @@ class SupervisorClient:
 
     async def open(self, model: str) -> DeviceOpened:
         """Ask for a model's device."""
-        result: DeviceOpened = await self._ask(lambda ticket: OpenDevice(ticket, model))
+        result: DeviceOpened = await self._request(lambda request_id: OpenDevice(request_id, model))
         return result
 
     async def reload(self, model: str | None) -> tuple[str, ...]:
         """Have models loaded anew, for every front."""
-        result: ModelsReloaded = await self._ask(lambda ticket: ReloadModels(ticket, model))
+        result: ModelsReloaded = await self._request(lambda request_id: ReloadModels(request_id, model))
         return result.models
 
     def notify_peers(self) -> None:
         """Have every front look into the stores that they share."""
         self.ipc.send(StoreChanged())
 
-    def take(self, value: Any) -> bool:
+    def handle(self, value: Any) -> bool:
         """A value from the house; False when it is not for a device or a question."""
         if isinstance(value, StreamWindowDone):
             if value.stream in self.clients:
@@ -73,20 +73,20 @@ class SupervisorClient:
             elif client is not None:
                 client.decoder_lost(value.stream)
         elif isinstance(value, DeviceOpened | ModelsReloaded | Rejected):
-            asked = self._asked.pop(value.ticket, None)
-            if asked is not None and not asked.done():
+            pending = self._pending.pop(value.request_id, None)
+            if pending is not None and not pending.done():
                 if isinstance(value, Rejected):
-                    asked.set_exception(ServiceError(value.code, value.message, value.advice))
+                    pending.set_exception(ServiceError(value.code, value.message, value.advice))
                 else:
-                    asked.set_result(value)
+                    pending.set_result(value)
         else:
             return False
         return True
 
-    async def _ask(self, question: Any) -> Any:
-        ticket = next(self._tickets)
-        result = self._asked[ticket] = asyncio.get_running_loop().create_future()
-        self.ipc.send(question(ticket))
+    async def _request(self, question: Any) -> Any:
+        request_id = next(self._request_ids)
+        result = self._pending[request_id] = asyncio.get_running_loop().create_future()
+        self.ipc.send(question(request_id))
         return await result
 
 

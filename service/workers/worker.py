@@ -40,8 +40,8 @@ async def serve(channel: socket.socket, settings: Any, counters: Any, folder: Pa
     models = ServedModels(settings, metrics, counters, supervisor.open_device, supervisor.reload)
     tasks: set[asyncio.Task[Any]] = set()
 
-    def take(value: Any) -> None:
-        if supervisor.take(value):
+    def handle(value: Any) -> None:
+        if supervisor.handle(value):
             return
         if isinstance(value, DeviceReplaced):
             task = asyncio.get_running_loop().create_task(models.replace_model(value.model))
@@ -51,13 +51,13 @@ async def serve(channel: socket.socket, settings: Any, counters: Any, folder: Pa
             peers.on_notified()
 
     # Without the house there are no words: a new one starts its own fronts.
-    ipc = supervisor.ipc = IpcConnection(take, lambda: os._exit(1))
+    ipc = supervisor.ipc = IpcConnection(handle, lambda: os._exit(1))
     loop = asyncio.get_running_loop()
     channel.setblocking(False)
     await loop.create_connection(lambda: ipc, sock=channel)
     peers = Peers(counters.row, counters.rows - 1, folder, supervisor.notify_peers)
     server = Server(settings, metrics, models, owns_models=True, peers=peers)
-    loop.call_soon(tick, counters)
+    loop.call_soon(report_loop_time, counters)
     try:
         async with server:
             await server.run_until_stopped(lambda: ipc.send(WorkerReady()), signals=(signal.SIGTERM,))
@@ -66,9 +66,9 @@ async def serve(channel: socket.socket, settings: Any, counters: Any, folder: Pa
     await asyncio.sleep(0)  # what was told last leaves with this turn of the loop
 
 
-def tick(counters: Any) -> None:
+def report_loop_time(counters: Any) -> None:
     """Twice a second: what this loop has used of a processor, for the estimate of what fits."""
     import time
 
     counters.put("loop_s", time.thread_time())
-    asyncio.get_running_loop().call_later(0.5, tick, counters)
+    asyncio.get_running_loop().call_later(0.5, report_loop_time, counters)

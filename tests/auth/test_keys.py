@@ -32,10 +32,10 @@ def test_a_key_is_found_by_its_secret_only(file):
 
 
 def test_no_file_asks_for_nothing_and_an_empty_one_for_a_key(file):
-    assert not ApiKeys(None).needed and not ApiKeys(file).needed
+    assert not ApiKeys(None).required and not ApiKeys(file).required
     write_keys(file, ())
     ring = ApiKeys(file)
-    assert ring.needed
+    assert ring.required
     with pytest.raises(ServiceError):
         ring.find("anything", 0.0)
 

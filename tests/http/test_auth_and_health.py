@@ -111,7 +111,7 @@ async def test_a_revoked_key_ends_its_streams(make_server, open_client, keys_fil
     ):
         await client.send(speech)
         revoke_key(keys_file, "leaver")
-        server.keys._looked_s = float("-inf")  # what two seconds would do
+        server.keys._checked_s = float("-inf")  # what two seconds would do
         await client.send(speech)
         code, reason = await client.to_the_end()
         assert (code, reason.partition(":")[0]) == (1008, "KEY-0000")
@@ -239,7 +239,7 @@ async def test_metrics_are_whole_and_count_sockets_once(make_server, open_client
             )
             await client.send(speech, {"type": "CloseStream"})
             await client.to_the_end()
-        await server.app[APP_STATE].client_streams._idle.wait()
+        await server.app[APP_STATE].client_streams.all_sockets_closed.wait()
         status, headers, text = await get(f"{server.address}/metrics")
         assert status == 200 and headers["Content-Type"].startswith("text/plain")
         assert 'silica_sockets_open{dialect="deepgram"} 0.0' in text
@@ -252,7 +252,7 @@ async def test_codes_that_clients_make_up_are_one_series(make_server, open_clien
         for code in (3001, 4321, 4999, 1001):
             async with open_client(server) as client:
                 await client.socket.close(code)
-        await server.app[APP_STATE].client_streams._idle.wait()
+        await server.app[APP_STATE].client_streams.all_sockets_closed.wait()
         _, _, text = await get(f"{server.address}/metrics")
         closed = [line for line in text.splitlines() if line.startswith("silica_sockets_closed_total{")]
         assert sorted(closed) == [
@@ -365,7 +365,7 @@ async def test_vosk_refuses_nonsense(server):
             with pytest.raises(ConnectionClosed):
                 await socket.recv()
             assert socket.close_code == 1008
-    await server.app[APP_STATE].client_streams._idle.wait()
+    await server.app[APP_STATE].client_streams.all_sockets_closed.wait()
     assert refused.get() == before + 3
 
 

@@ -11,7 +11,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from service.http.app_state import APP_STATE
-from service.http.websocket_connection import CATCH_UP
+from service.http.websocket_connection import CATCH_UP_RATE
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 RAW = "encoding=linear16&sample_rate=16000"
@@ -215,7 +215,7 @@ async def test_live_sound_far_ahead_is_read_slowly_and_files_are_not(make_server
         async with open_client(server) as client:
             await client.send(speech, speech, {"type": "CloseStream"})
             await client.to_the_end()
-        assert throttled_s() == pytest.approx(1.0 / CATCH_UP)
+        assert throttled_s() == pytest.approx(1.0 / CATCH_UP_RATE)
         assert client.received[-1]["duration"] == pytest.approx(4.0, abs=0.001), "slowed, never dropped"
 
 
@@ -224,7 +224,7 @@ async def test_a_wrong_declared_rate_is_noticed_and_said(make_server, open_clien
     async with make_server(max_audio_lead_s=60.0) as server:
         state = server.app[APP_STATE]
         # Time passes by what has arrived, not by how fast this machine is.
-        sessions = state.client_streams._sessions
+        sessions = state.client_streams._streams
         state.clock = lambda: sum(each.received_bytes for each in sessions.values()) / 96_000
         async with open_client(server, f"{RAW}&interim_results=true&extensions=true") as client:
             await client.send(*pieces(speech * 8, 9600)[:55], {"type": "CloseStream"})
@@ -268,7 +268,7 @@ async def test_our_own_mistakes_end_one_stream_with_1011_and_are_logged(server, 
     async with open_client(server, f"{RAW}&extensions=true") as client, open_client(server) as other:
         session = (await client.until("Started"))["request_id"]
         state = server.app[APP_STATE]
-        state.client_streams._sessions[session].decoder.push = lambda data: 1 / 0
+        state.client_streams._streams[session].decoder.push = lambda data: 1 / 0
         await client.send(speech)
         code, reason = await client.to_the_end()
         await other.send(speech, {"type": "CloseStream"})
@@ -285,7 +285,7 @@ async def test_abrupt_disconnects_leave_nothing_behind(server, open_client, spee
             await client.send(speech[:9001])
             client.socket.transport.abort()
     async with asyncio.timeout(20):
-        await client_streams._idle.wait()
+        await client_streams.all_sockets_closed.wait()
     assert client_streams.count == 0
     room = server.models.default.capacity()
     assert room.streams == 0 and room.parked == 0
@@ -293,7 +293,7 @@ async def test_abrupt_disconnects_leave_nothing_behind(server, open_client, spee
 
 async def stop_reading(client, state):
     """Fill both socket buffers for the server, whose own messages are few. Its socket, and what is stuck there."""
-    (session,) = state.client_streams._sessions.values()
+    (session,) = state.client_streams._streams.values()
     socket = session.connection.client.socket
     client.socket.transport.pause_reading()
     stuck: asyncio.Task[None] | None = None
@@ -309,7 +309,7 @@ async def test_a_client_that_asks_and_never_reads_is_cut_off(make_server, open_c
             state = server.app[APP_STATE]
             socket, stuck = await stop_reading(client, state)
             await client.send(*[{"type": "Configure"}] * 100)
-            await state.client_streams._idle.wait()
+            await state.client_streams.all_sockets_closed.wait()
             transport = socket._req.transport
             assert transport is None or transport.is_closing()
             await asyncio.gather(stuck, return_exceptions=True)
@@ -328,14 +328,14 @@ async def test_who_is_refused_and_has_left_is_not_waited_for(make_server, open_c
                 client.socket.transport.close()
         client_streams = server.app[APP_STATE].client_streams
         async with asyncio.timeout(20):
-            await client_streams._idle.wait()
+            await client_streams.all_sockets_closed.wait()
         assert client_streams.count == 0
 
 
 async def test_who_is_gone_while_being_answered_may_come_back(server, open_client):
     async with open_client(server, f"{RAW}&extensions=true") as client:
         session = (await client.until("Started"))["request_id"]
-        connection = server.app[APP_STATE].client_streams._sessions[session].connection
+        connection = server.app[APP_STATE].client_streams._streams[session].connection
 
         async def gone(_):
             client.socket.transport.abort()
@@ -343,7 +343,7 @@ async def test_who_is_gone_while_being_answered_may_come_back(server, open_clien
 
         connection.client.socket.pong = gone
         await client.socket.ping()
-        await connection._over.wait()
+        await connection._ended.wait()
     async with open_client(server, f"extensions=true&resume={session}&after=0") as client:
         assert (await client.until("Started"))["resumed"] is True
         await client.send({"type": "CloseStream"})
@@ -360,7 +360,7 @@ async def test_a_client_that_never_reads_is_closed_and_harms_nobody(make_server,
             marks = [{"type": "Marker", "name": f"{number:0200d}"} for number in range(40)]
             await client.send(speech, {"type": "Finalize"}, *marks)
             async with asyncio.timeout(20):
-                await state.client_streams._idle.wait()
+                await state.client_streams.all_sockets_closed.wait()
             assert state.client_streams.count == 0
             await asyncio.gather(stuck, return_exceptions=True)
             client.socket.transport.abort()

@@ -16,7 +16,7 @@ from service.http import realtime as face
 from service.http.app_state import APP_STATE
 from service.http.client_streams import Session
 from service.http.server import Server
-from service.http.websocket_connection import CATCH_UP
+from service.http.websocket_connection import CATCH_UP_RATE
 from service.protocols.openai_realtime import RealtimeProtocol
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -99,7 +99,7 @@ async def test_whatever_fails_here_ends_the_stream_and_is_told(server, models, s
         received = await to_the_end(socket)
     assert [message["error"]["code"] for message in received] == ["internal"]
     assert (socket.close_code, socket.close_reason) == (1011, "internal")
-    await server.app[APP_STATE].client_streams._idle.wait()
+    await server.app[APP_STATE].client_streams.all_sockets_closed.wait()
     assert models.default.capacity().streams == before
     assert "a defect" in caplog.text
 
@@ -137,7 +137,7 @@ async def test_sound_far_ahead_of_real_time_is_read_slowly_and_never_dropped(mak
         assert throttled_s() == 0, "one message is taken whole"
         (slowed,) = await completed(server, speech[:48000], speech[48000:], b"", "commit")
         sent_s = len(speech) / 2 / 24000
-        assert throttled_s() == pytest.approx((sent_s - 1.0) / CATCH_UP, abs=0.05)
+        assert throttled_s() == pytest.approx((sent_s - 1.0) / CATCH_UP_RATE, abs=0.05)
         assert slowed == all_at_once != ""
 
 
@@ -149,7 +149,7 @@ async def test_a_silent_client_is_told_and_its_stream_ends(server, models, speec
         if with_sound:
             await append(socket, speech)
         assert await ended(socket) == ("idle", 1011, "idle")
-    await server.app[APP_STATE].client_streams._idle.wait()
+    await server.app[APP_STATE].client_streams.all_sockets_closed.wait()
     assert models.default.capacity().streams == before
 
 
@@ -159,7 +159,7 @@ async def taken(socket: ClientConnection, sound: bytes, server: Server) -> Sessi
     await send(socket, "input_audio_buffer.clear")
     while json.loads(await socket.recv())["type"] != "input_audio_buffer.cleared":
         pass
-    (session,) = server.app[APP_STATE].client_streams._sessions.values()
+    (session,) = server.app[APP_STATE].client_streams._streams.values()
     return session
 
 

@@ -116,8 +116,8 @@ async def test_a_connection_that_hangs_is_taken_over(server, open_client, speech
             await second.send({"type": "CloseStream"})
             assert await second.to_the_end() == (1000, "")
     client_streams = server.app[APP_STATE].client_streams
-    await client_streams._idle.wait()
-    assert session not in client_streams._sessions
+    await client_streams.all_sockets_closed.wait()
+    assert session not in client_streams._streams
 
 
 async def test_an_attempt_that_breaks_off_costs_nothing(make_server, open_client):
@@ -132,13 +132,13 @@ async def test_an_attempt_that_breaks_off_costs_nothing(make_server, open_client
             writer.write(f"GET /v1/listen?{query} HTTP/1.1\r\n{headers}\r\n".encode())
             writer.close()
             assert (await first.to_the_end())[0] == 4000
-        await client_streams._idle.wait()
+        await client_streams.all_sockets_closed.wait()
         assert server.metrics.http_requests.labels("/v1/listen", "499")._value.get() == 1
         async with open_client(server, query) as second:
             assert (await second.until("Started"))["resumed"] is True
             await second.send({"type": "CloseStream"})
             assert await second.to_the_end() == (1000, "")
-        await client_streams._idle.wait()
+        await client_streams.all_sockets_closed.wait()
         assert client_streams.count == 0
 
 
@@ -162,7 +162,7 @@ async def test_a_session_that_nobody_resumes_ends(make_server, open_client, spee
             client.socket.transport.abort()
         client_streams = server.app[APP_STATE].client_streams
         async with asyncio.timeout(10):
-            await client_streams._idle.wait()
+            await client_streams.all_sockets_closed.wait()
         assert client_streams.count == 0
 
 
@@ -224,9 +224,9 @@ async def test_a_server_that_forgot_the_session_gets_the_undecided_sound_again(
                         break
                 state = server.app[APP_STATE]
                 proxy.cut()
-                for session in tuple(state.client_streams._sessions.values()):
+                for session in tuple(state.client_streams._streams.values()):
                     session.stream.cancel("forgotten")
-                    state.client_streams.forget(session)
+                    state.client_streams.remove(session)
                 await client.send(speech[30000:])
                 await client.finish()
                 async with asyncio.timeout(60):

@@ -21,9 +21,9 @@ from service.protocols.commands import (
     SendText,
     Warn,
 )
-from service.protocols.deepgram import DeepgramProtocol, StreamFacts
-from service.protocols.deepgram_file import FileFacts, document, read_file_query
-from service.protocols.formatted_words import uuid_of
+from service.protocols.deepgram import DeepgramProtocol, StreamInfo
+from service.protocols.deepgram_file import FileInfo, document, read_file_query
+from service.protocols.formatted_words import uuid_for_model
 from service.protocols.query import read_query
 from service.protocols.wire_protocol import Received
 from service.session.events import (
@@ -40,7 +40,7 @@ from service.session.events import (
     Word,
 )
 
-FACTS = StreamFacts("id-1", "tiny", "uuid-1", "1.0", "2026-01-01T00:00:00.000Z", 30.0, 1000)
+FACTS = StreamInfo("id-1", "tiny", "uuid-1", "1.0", "2026-01-01T00:00:00.000Z", 30.0, 1000)
 NOTHING = Received(0, 0, 0)
 WORDS = (Word("hello", 0.1, 0.4, 0.9), Word("world", 0.5, 0.8, 0.7))
 FINAL = Final(0, 0.0, 1.0, (Alternative(WORDS),), True)
@@ -168,7 +168,7 @@ def test_channels_are_named_among_all():
 
 def test_written_pieces_are_shown_with_the_words_they_stand_for():
     words = tuple(Word(text, at, at + 0.5, 0.5) for at, text in enumerate(["it", "cost", "five", "dollars"]))
-    shown = DeepgramProtocol(ListenRequest(figures=True), FACTS, formatter(True, False))
+    shown = DeepgramProtocol(ListenRequest(smart_format=True), FACTS, formatter(True, False))
     (message,) = sent(shown, Final(0, 0.0, 4.0, (Alternative(words),), True))
     best = message["channel"]["alternatives"][0]
     assert best["transcript"] == "it cost $5"
@@ -184,7 +184,7 @@ def test_written_pieces_are_shown_with_the_words_they_stand_for():
 def test_a_whole_file_is_written_the_same_way():
     words = tuple(Word(text, at, at + 0.5, 0.5) for at, text in enumerate(["it", "cost", "five", "dollars"]))
     finals = [Final(0, 0.0, 4.0, (Alternative(words),), True)]
-    facts = FileFacts("id", "0" * 64, "now", 4.0, "tiny", "1")
+    facts = FileInfo("id", "0" * 64, "now", 4.0, "tiny", "1")
     asked = read_file_query([("smart_format", "true"), ("utterances", "true"), ("paragraphs", "true")])
     results = document(finals, 1, asked, facts, formatter(True, False))["results"]
     best = results["channels"][0]["alternatives"][0]
@@ -203,7 +203,7 @@ def test_as_many_readings_of_a_whole_file_as_were_asked_for():
         Final(0, 0.0, 2.0, (reading("ice cream", 0.9), reading("i scream", 0.4), reading("eyes", 0.1)), True),
         Final(0, 3.0, 4.0, (reading("for tea", 0.8), reading("forty", 0.3)), True),
     ]
-    facts = FileFacts("id", "0" * 64, "now", 4.0, "tiny", "1")
+    facts = FileInfo("id", "0" * 64, "now", 4.0, "tiny", "1")
 
     def texts(number):
         asked = read_file_query([("alternatives", number), ("paragraphs", "true")])
@@ -217,11 +217,11 @@ def test_as_many_readings_of_a_whole_file_as_were_asked_for():
 
 
 def test_a_model_has_one_uuid_live_and_for_files():
-    sent = document([], 1, read_file_query([]), FileFacts("id", "0" * 64, "now", 1.0, "tiny", "1"))[
+    sent = document([], 1, read_file_query([]), FileInfo("id", "0" * 64, "now", 1.0, "tiny", "1"))[
         "metadata"
     ]
     (model,) = sent["models"]
-    assert str(uuid.UUID(model)) == model == uuid_of("tiny") != uuid_of("silica-streaming-en")
+    assert str(uuid.UUID(model)) == model == uuid_for_model("tiny") != uuid_for_model("silica-streaming-en")
     assert sent["model_info"][model]["name"] == "tiny"
 
 
@@ -265,7 +265,7 @@ def test_the_sdks_query_is_understood():
         hotwords=(Hotword("quartz", 2.5), Hotword("Silica", 5.0)),
         alternatives=3,
         punctuate=True,
-        figures=True,
+        smart_format=True,
     )
     assert request.output_channels == 2
 
