@@ -1,4 +1,4 @@
-"""Deepgram's pre-recorded dialect: the query of POST /v1/listen in, one JSON document out. No I/O here."""
+"""Deepgram's pre-recorded protocol: the query of POST /v1/listen, and its JSON response."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ FILE_OPTIONS = ("utterances", "utt_split", "paragraphs", "filler_words", "measur
 
 @dataclass(frozen=True)
 class FileRequest:
-    """What one request asks for: the listening options, and what only a whole file can have."""
+    """The validated options of one request: those of a stream, and those that only recordings have."""
 
     listen: ListenRequest
     utterances: bool = False
     paragraphs: bool = False
     channels_given: bool = False
-    """Whether `channels` was given; otherwise the file says how many it has."""
+    """`channels` was given. If not, the number of channels comes from the file."""
 
 
 @dataclass(frozen=True)
 class FileInfo:
-    """What the answer says about the request itself."""
+    """Facts about the request and the recording that the response contains."""
 
     request_id: str
     sha256: str
@@ -39,7 +39,7 @@ class FileInfo:
 
 
 def read_file_query(pairs: Iterable[tuple[str, str]]) -> FileRequest:
-    """The checked request; ServiceError "request" for what cannot be done."""
+    """Parse and validate the query; ServiceError "request" if it is invalid or not supported."""
     given = list(pairs)
     own = {name: value.lower() for name, value in given if name in FILE_OPTIONS}
     for name in ("utterances", "paragraphs"):
@@ -50,7 +50,7 @@ def read_file_query(pairs: Iterable[tuple[str, str]]) -> FileRequest:
     listen = read_query((name, value) for name, value in given if name not in FILE_OPTIONS)
     if listen.resume is not None:
         raise ServiceError(
-            ErrorCode.REQUEST, "`resume` is for live sessions.", "Send the whole file again, or use jobs."
+            ErrorCode.REQUEST, "`resume` is for live sessions.", "Send the file again, or use /v1/jobs."
         )
     return FileRequest(
         listen=replace(listen, interim=False, source_is_file=True),
@@ -61,12 +61,12 @@ def read_file_query(pairs: Iterable[tuple[str, str]]) -> FileRequest:
 
 
 def refuse_url(content_type: str) -> None:
-    """A JSON body asks the server to fetch something itself; it does not."""
+    """ServiceError "request" for a JSON body, which asks the server to download the file itself."""
     if content_type.split(";")[0].strip().lower() == "application/json":
         raise ServiceError(
             ErrorCode.REQUEST,
-            "This server fetches nothing from addresses: an address could lead it into its own network.",
-            "Send the file itself as the request's body.",
+            "This server does not download from URLs, since a URL could lead into its own network.",
+            "Send the file itself as the request body.",
         )
 
 
@@ -77,7 +77,7 @@ def document(
     info: FileInfo,
     formatter: Formatter | None = None,
 ) -> dict[str, Any]:
-    """The whole answer; with `formatter` in written form."""
+    """The response; with `formatter`, in formatted text."""
     model_uuid = uuid_for_model(info.model)
     results: dict[str, Any] = {
         "channels": [
@@ -110,7 +110,7 @@ def document(
 
 
 def _with_words(finals: Sequence[Final]) -> list[Final]:
-    """Finals with words, by time: those of several channels come in no fixed order."""
+    """Finals with words, sorted by time, since finals of several channels arrive in any order."""
     return sorted(
         (final for final in finals if final.alternatives[0].words), key=lambda f: (f.start_s, f.channel)
     )
@@ -119,7 +119,7 @@ def _with_words(finals: Sequence[Final]) -> list[Final]:
 def _alternatives(
     finals: Sequence[Final], request: FileRequest, formatter: Formatter | None
 ) -> list[dict[str, Any]]:
-    """One channel's finals joined: their best readings, then their second best, as many as were asked for."""
+    """One channel's finals joined: the best hypotheses, then the second best, as many as requested."""
     spoken = _with_words(finals)
     max_alternatives = max((len(final.alternatives) for final in spoken), default=1)
     return [
@@ -131,7 +131,7 @@ def _alternatives(
 def _joined(
     spoken: Sequence[Final], rank: int, request: FileRequest, formatter: Formatter | None
 ) -> dict[str, Any]:
-    """A final that has fewer readings gives its last."""
+    """The hypotheses of this rank, joined. A final with fewer hypotheses contributes its last one."""
     chosen = [final.alternatives[min(rank, len(final.alternatives) - 1)] for final in spoken]
     best = [alternative_json(one, formatter) for one in chosen]
     words = [word for one in chosen for word in one.words]

@@ -1,7 +1,7 @@
-"""vosk's socket as bytes and events: exactly one answer to each message of sound. Pure: no I/O, no clock.
+"""The protocol of vosk's server (/vosk): exactly one answer to each audio message.
 
-What alphacep's asr_server.py does, without its traps: `eof` in any spelling of the JSON, no model paths, and no
-configuration shared between clients.
+It follows alphacep's asr_server.py, with three differences: JSON may have any spacing, `model` cannot be a path, and
+clients do not share their configuration.
 """
 
 import json
@@ -28,7 +28,7 @@ PHRASE_WEIGHT = 5.0
 
 
 class VoskProtocol:
-    """One stream's wire. Finals wait here until a message of the client asks for an answer."""
+    """One stream's protocol state. Finals wait until a message of the client needs an answer."""
 
     name = "vosk"
 
@@ -40,9 +40,12 @@ class VoskProtocol:
         self._pending_resets = 0
         self._finished = False
         self._closed = False
+        self._max_alternatives = 0
+        """0: one text without the list of alternatives."""
+        self._include_words = True
 
     def receive(self, message: str | bytes) -> list[Command]:
-        """What one message says, and the answer that it gets at once."""
+        """The commands of one message."""
         if isinstance(message, bytes):
             self._started = True
             return [Audio(message), Reply()] if message else [Reply()]
@@ -55,7 +58,7 @@ class VoskProtocol:
                 Reject(
                     ErrorCode.REQUEST,
                     "a text message is not a JSON object.",
-                    "Sound goes into binary messages.",
+                    "Send audio as binary messages.",
                 )
             ]
         if document.get("eof"):
@@ -70,7 +73,7 @@ class VoskProtocol:
         return [Warn("unknown_message", "Expected config, eof or reset."), KeepAlive()]
 
     def write(self, number: int, event: Event, received: Received) -> list[str]:
-        """The messages that an event makes due: only answers to reset and eof come by themselves."""
+        """The messages for this event: only answers to `reset` and `eof`. All others wait for `reply`."""
         if isinstance(event, Partial):
             self._partial = event.text
         elif isinstance(event, Final):
@@ -89,7 +92,7 @@ class VoskProtocol:
         if not isinstance(config, dict):
             return [Reject(ErrorCode.REQUEST, "`config` is not an object.", "Send a JSON object.")]
         if self._started:
-            return [Warn("option", "The configuration comes before the sound; it was passed over.")]
+            return [Warn("option", "`config` must come before the audio; ignored.")]
         rate = config.get("sample_rate", 16000)
         if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 8000 <= rate <= 48000:
             return [
@@ -100,9 +103,11 @@ class VoskProtocol:
         phrases = config.get("phrase_list") or []
         if not isinstance(phrases, list) or not all(isinstance(one, str) for one in phrases):
             return [
-                Reject(ErrorCode.REQUEST, "`phrase_list` is not a list of texts.", 'Such as ["yes", "no"].')
+                Reject(
+                    ErrorCode.REQUEST, "`phrase_list` is not a list of strings.", 'Example: ["yes", "no"].'
+                )
             ]
-        fitting = [one for one in phrases if one.strip() and len(one) <= MAX_PHRASE_LENGTH and one != "[unk]"]
+        usable = [one for one in phrases if one.strip() and len(one) <= MAX_PHRASE_LENGTH and one != "[unk]"]
         max_alternatives = config.get("max_alternatives", 0)
         if not isinstance(max_alternatives, int) or not 0 <= max_alternatives <= 10:
             return [
@@ -116,7 +121,7 @@ class VoskProtocol:
         self.request = replace(
             self.request,
             sample_rate=int(rate),
-            hotwords=tuple(Hotword(one, PHRASE_WEIGHT) for one in fitting[:MAX_HOTWORDS]),
+            hotwords=tuple(Hotword(one, PHRASE_WEIGHT) for one in usable[:MAX_HOTWORDS]),
             alternatives=max(1, max_alternatives),
             model=model if isinstance(model, str) else None,
         )
@@ -125,32 +130,29 @@ class VoskProtocol:
         return [KeepAlive()]
 
     def warn(self, warning: Warn) -> bool:
-        """There is no place for it on this wire."""
+        """False: the protocol has no warnings."""
         return False
 
     def resumed(self, received: Received) -> list[str]:
-        """Nobody resumes here."""
+        """None: sessions cannot be resumed."""
         return []
 
     def close_reason(self, code: ErrorCode, message: str) -> str:
-        """The name of the error as on /v1/listen, and what was wrong."""
+        """The name of the error as on /v1/listen, and the message."""
         return f"{code.close_name}: {message}"
 
     def closing_messages(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
-        """`eof` has been answered: nothing follows."""
+        """None: `eof` has already been answered."""
         return []
 
-    _max_alternatives = 0
-    _include_words = True
-
     def reply(self) -> str:
-        """The oldest final not told yet, or what is heard of the open utterance."""
+        """The oldest final that was not sent yet, or the interim result."""
         if self._finals:
             return self._alternatives_json(self._finals.pop(0).alternatives)
         return json.dumps({"partial": self._partial})
 
     def _rest_as_final(self) -> str:
-        """Everything not told yet as one final."""
+        """All finals that were not sent yet, joined into one."""
         finals, self._finals = self._finals, []
         if len(finals) == 1:
             return self._alternatives_json(finals[0].alternatives)
