@@ -1,4 +1,4 @@
-"""The life of `silica serve --workers N`: owns port number, devices and fronts; replaces a front that dies."""
+"""The parent process of `silica serve --workers N`: owns the port and the devices, starts and replaces workers."""
 
 import asyncio
 import contextlib
@@ -34,13 +34,13 @@ from service.workers.router import Router
 
 MAX_WORKER_DEATHS = 10
 DEATHS_WINDOW_S = 300.0
-"""Fronts that die more often than this are no accident: the whole service ends, for its supervisor to see."""
+"""If more workers die within this time, the service ends, so that whatever supervises it (systemd) sees the failure."""
 MAX_RESTART_DELAY_S = 10.0
 
 
 @dataclass
 class WorkerSlot:
-    """One front: its process while it lives, and what is to be told in this turn of the loop."""
+    """One worker: its process while it is alive, and the values to send in this iteration of the event loop."""
 
     number: int
     process: WorkerProcess | None = None
@@ -50,12 +50,12 @@ class WorkerSlot:
 
 
 class Supervisor:
-    """`async with Supervisor(settings, folder) as supervisor:` serves; `run_until_stopped` waits for a signal, then
-    drains.
+    """`async with Supervisor(settings, folder) as supervisor:` serves until the block ends; `run_until_stopped` waits
+    for a signal, then drains.
     """
 
     def __init__(self, settings: Settings, folder: Path) -> None:
-        """`folder`: where the fronts' own sockets lie; nobody else may look into it."""
+        """`folder`: a private folder for the workers' Unix sockets."""
         self.settings, self.folder = settings, folder
         self.port = settings.port
         self.metrics = Metrics()
@@ -87,7 +87,9 @@ class Supervisor:
         except TimeoutError:
             await self._close()
             raise ServiceError(
-                ErrorCode.FRONTS, f"Not every front was ready after {START_TIMEOUT_S:g} s.", OVERLOADED_ADVICE
+                ErrorCode.WORKERS,
+                f"Not every worker was ready within {START_TIMEOUT_S:g} s.",
+                OVERLOADED_ADVICE,
             ) from None
         except BaseException:
             await self._close()
@@ -98,7 +100,7 @@ class Supervisor:
         await self._close()
 
     async def run_until_stopped(self, when_ready: Callable[[], None] | None = None) -> None:
-        """Serve until SIGTERM or SIGINT, then drain every front. A second signal ends at once."""
+        """Serve until SIGTERM or SIGINT, then drain all workers; a second one ends at once. SIGHUP reloads models."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
@@ -114,18 +116,18 @@ class Supervisor:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
 
-    # ---- the end
+    # ---- stopping
 
     async def _drain(self) -> None:
-        """Every front drains by itself; a second signal, or the end of all patience, cuts that short."""
+        """Every worker drains itself. Return when all have ended, at a second signal, or after a timeout."""
         self._draining = True
         self.metrics.draining.set(1)
         log_event(logging.INFO, "draining", workers=len(self.slots), seconds=self.settings.drain_timeout_s)
         for slot in self.slots:
             self._send_signal(slot, signal.SIGTERM)
-        patience_s = self.settings.drain_timeout_s + FINISH_S + self.settings.send_timeout_s + 5.0
+        limit_s = self.settings.drain_timeout_s + FINISH_S + self.settings.send_timeout_s + 5.0
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(limit_s):
                 while any(slot.process is not None for slot in self.slots) and not self._stopping.is_set():
                     self._changed.clear()
                     changed = asyncio.ensure_future(self._changed.wait())
@@ -148,7 +150,7 @@ class Supervisor:
         for port in self._ports:
             port.close()
 
-    # ---- fronts
+    # ---- worker processes
 
     async def _start_worker(self, slot: WorkerSlot) -> None:
         if slot.restart_delay_s:
@@ -180,13 +182,11 @@ class Supervisor:
         self._changed.set()
         if self._draining:
             return
-        self.metrics.worker_restarts.labels(kind="front").inc()
-        log_event(logging.WARNING, "a front is lost; another is starting", worker=slot.number)
+        self.metrics.worker_restarts.labels(kind="worker").inc()
+        log_event(logging.WARNING, "worker died; starting another", worker=slot.number)
         if len(self._deaths) == MAX_WORKER_DEATHS and now_s - self._deaths[0] < DEATHS_WINDOW_S:
-            advice = "What they wrote before they died tells why."
-            self._fail(
-                ServiceError(ErrorCode.FRONTS, f"Fronts died {MAX_WORKER_DEATHS} times within minutes.", advice)
-            )
+            message = f"Workers died {MAX_WORKER_DEATHS} times within {DEATHS_WINDOW_S / 60:g} minutes."
+            self._fail(ServiceError(ErrorCode.WORKERS, message, "Their log shows the reason."))
             return
         self._deaths.append(now_s)
         slot.restart_delay_s = 0.0 if was_ready else min(MAX_RESTART_DELAY_S, slot.restart_delay_s * 2 + 0.5)
@@ -197,7 +197,7 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(slot.process.pid, number)
 
-    # ---- what fronts say
+    # ---- messages
 
     def _handle(self, slot: WorkerSlot, values: list[Any]) -> None:
         for value in values:
@@ -221,7 +221,9 @@ class Supervisor:
 
     async def _reload(self, slot: WorkerSlot, request: ReloadModels) -> None:
         try:
-            self._send(slot.number, ModelsReloaded(request.request_id, await self.router.reload(request.model)))
+            self._send(
+                slot.number, ModelsReloaded(request.request_id, await self.router.reload(request.model))
+            )
         except ServiceError as error:
             self._send(slot.number, Rejected(request.request_id, error.code, error.message, error.advice))
 
@@ -242,7 +244,7 @@ class Supervisor:
             for values in split_messages(outbox):
                 slot.process.send(values)
 
-    # ---- small things
+    # ---- tasks and failures
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -252,10 +254,9 @@ class Supervisor:
     def _task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            known = (
+            self._fail(
                 error if isinstance(error, ServiceError) else ServiceError(ErrorCode.INTERNAL, repr(error))
             )
-            self._fail(known)
 
     def _fail(self, error: ServiceError) -> None:
         self._failure = self._failure or error
@@ -268,12 +269,11 @@ class Supervisor:
 
 
 def settings_for_worker(settings: Settings, number: int, port: int) -> Settings:
-    """The settings of one front: what is counted in each process by itself is divided among them."""
+    """The settings of one worker. Limits that each process counts alone are divided among the workers."""
     workers = settings.workers
-    mine = (settings.jobs_concurrency + workers - number) // workers
     return replace(
         settings,
         port=port,
-        jobs_concurrency=mine,
+        jobs_concurrency=(settings.jobs_concurrency + workers - number) // workers,
         max_parked_sessions=-(-settings.max_parked_sessions // workers),
     )
