@@ -228,7 +228,7 @@ async def test_a_full_server_answers_503_with_retry_after(server, open_client, m
             await first.read_to_end()
     finally:
         recognizer.device.options = before
-        recognizer.device._tell()
+        recognizer.device._publish()
 
 
 async def test_metrics_count_each_socket_once(make_server, open_client, speech):
