@@ -267,7 +267,7 @@ def test_text_has_enough_contrast_and_motion_can_be_reduced(
 ) -> None:
     """WCAG AA contrast, light and dark, in every state; no animations with prefers-reduced-motion."""
     page = recorded_session.page
-    text_file = tmp_path / "text_file.txt"
+    text_file = tmp_path / "text.txt"
     text_file.write_text("text, not audio. " * 50)
     page.emulate_media(reduced_motion="reduce")
     page.set_input_files("#file-input", text_file)
@@ -317,7 +317,7 @@ def test_several_files_are_transcribed_and_invalid_ones_show_their_error(
     page: Page, server: ServerProcess, recording: np.ndarray, tmp_path: Path
 ) -> None:
     good = write_wav(tmp_path / "talk.wav", recording, 48000)
-    empty, text_file = tmp_path / "empty.wav", tmp_path / "text_file.wav"
+    empty, text_file = tmp_path / "empty.wav", tmp_path / "text.wav"
     empty.touch()
     text_file.write_text("text, not audio. " * 50)
     page.set_input_files("#file-input", [text_file, empty, good])
