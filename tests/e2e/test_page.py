@@ -364,9 +364,9 @@ def test_a_broken_connection_is_resumed_without_loss(page: Page, server: ServerP
                 upstream.send(message)
 
         def from_server(message: str | bytes) -> None:
-            message = json.loads(message)
-            if message["type"] == "Started":
-                starts.append(message["received_bytes"])
+            document = json.loads(message)
+            if document["type"] == "Started":
+                starts.append(document["received_bytes"])
             route.send(message)
 
         def cut() -> None:
