@@ -67,7 +67,7 @@ async def response_middleware(request: web.Request, handler: Handler) -> web.Str
             raise
     except Exception:
         logging.getLogger("silica").exception(
-            "request failed", extra={"facts": {"request": request_id, "route": route}}
+            "request failed", extra={"fields": {"request": request_id, "route": route}}
         )
         failure = ServiceError(
             ErrorCode.INTERNAL, "An internal error occurred; it is logged.", "Report it with the request id."
