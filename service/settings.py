@@ -29,8 +29,8 @@ def setting(
     high: float | None = None,
 ) -> Any:
     """One field with its section, help text and range."""
-    notes = {"section": section, "help": help, "low": low, "high": high}
-    return field(default=default, metadata=notes)
+    metadata = {"section": section, "help": help, "low": low, "high": high}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -250,21 +250,21 @@ def load_settings(
     for name, value in (line or {}).items():
         if name in KINDS and value is not None:
             given[name] = check(name, value, f"--{name.replace('_', '-')}")
-    return _checked_together(replace(Settings(), **given))
+    return _check_combinations(replace(Settings(), **given))
 
 
 def check(name: str, value: Any, source: str) -> Any:
     """The value in the setting's type; a ServiceError names the source, the value and what was expected."""
-    notes = next(item.metadata for item in fields(Settings) if item.name == name)
+    metadata = next(item.metadata for item in fields(Settings) if item.name == name)
     plain = _from_text(KINDS[name], value) if isinstance(value, str) else value
     try:
-        found = msgspec.convert(plain, KINDS[name], strict=False, dec_hook=_custom)
+        found = msgspec.convert(plain, KINDS[name], strict=False, dec_hook=_decode_path)
     except msgspec.ValidationError:
-        raise _invalid(source, value, KINDS[name], notes) from None
-    if notes["low"] is not None and found is not None:
+        raise _invalid(source, value, KINDS[name], metadata) from None
+    if metadata["low"] is not None and found is not None:
         numbers = found if isinstance(found, tuple) else (found,)
-        if not all(notes["low"] <= number <= notes["high"] for number in numbers):
-            raise _invalid(source, value, KINDS[name], notes)
+        if not all(metadata["low"] <= number <= metadata["high"] for number in numbers):
+            raise _invalid(source, value, KINDS[name], metadata)
     return found
 
 
@@ -276,7 +276,7 @@ def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
         group = groups.setdefault(section, parser.add_argument_group(section))
         kind, _ = _without_none(KINDS[item.name])
         option = "--" + item.name.replace("_", "-")
-        default = "" if item.default in (None, (), "") else f" (default {_shown(item.default)})"
+        default = "" if item.default in (None, (), "") else f" (default {_format_default(item.default)})"
         text = (item.metadata["help"] + default).replace("%", "%%")
         if kind is bool:
             group.add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=text)
@@ -320,17 +320,19 @@ def _from_toml(file: Path) -> dict[str, Any]:
     given = {}
     for name, value in flat.items():
         if name not in KINDS:
-            near = _nearest(name)
+            suggestion = _nearest(name)
             raise ServiceError(
                 ErrorCode.SETTINGS,
                 f"{file}: there is no setting {name!r}.",
-                f"Did you mean {near!r}?" if near else "`silica serve --print-config` lists them.",
+                f"Did you mean {suggestion!r}?"
+                if suggestion
+                else "`silica serve --print-config` lists them.",
             )
         given[name] = check(name, value, f"{name} in {file}")
     return given
 
 
-def _checked_together(settings: Settings) -> Settings:
+def _check_combinations(settings: Settings) -> Settings:
     """Check the settings that depend on each other."""
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise ServiceError(
@@ -364,19 +366,19 @@ def _from_text(kind: Any, text: str) -> Any:
     return text
 
 
-def _custom(kind: type, value: Any) -> Any:
+def _decode_path(kind: type, value: Any) -> Any:
     """The types that msgspec does not know: Path."""
     return kind(value)
 
 
-def _invalid(source: str, value: Any, kind: Any, notes: Mapping[str, Any]) -> ServiceError:
-    expected = _expectation(_without_none(kind)[0], notes)
+def _invalid(source: str, value: Any, kind: Any, metadata: Mapping[str, Any]) -> ServiceError:
+    expected = _expectation(_without_none(kind)[0], metadata)
     return ServiceError(ErrorCode.SETTINGS, f"{source}: invalid value {value!r}; expected {expected}.")
 
 
-def _expectation(kind: Any, notes: Mapping[str, Any]) -> str:
+def _expectation(kind: Any, metadata: Mapping[str, Any]) -> str:
     """The values that a setting takes, in words."""
-    span = "" if notes["low"] is None else f" from {notes['low']:g} to {notes['high']:g}"
+    span = "" if metadata["low"] is None else f" from {metadata['low']:g} to {metadata['high']:g}"
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
@@ -392,7 +394,7 @@ def _nearest(name: str) -> str | None:
     return found[0] if found else None
 
 
-def _shown(value: Any) -> str:
+def _format_default(value: Any) -> str:
     return ",".join(f"{part}" for part in value) if isinstance(value, tuple) else str(value)
 
 

@@ -9,7 +9,7 @@ KEY_ADVICE = (
 )
 
 
-def untrusted(server: str, error: OSError) -> ServiceError:
+def tls_error(server: str, error: OSError) -> ServiceError:
     """Somebody answers, but no safe connection comes about."""
     why = getattr(error, "verify_message", "") or getattr(error, "reason", None) or error
     return ServiceError(

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 import aiohttp
 
-from service.clients import KEY_ADVICE, server_address, untrusted
+from service.clients import KEY_ADVICE, server_address, tls_error
 from service.errors import ErrorCode, ServiceError, code_named
 
 Response = TypeVar("Response")
@@ -20,7 +20,7 @@ MAX_WAIT_S = 30.0
 
 
 async def with_retries(
-    ask: Callable[[], Awaitable[Response]],
+    request: Callable[[], Awaitable[Response]],
     on_wait: Callable[[ServiceError], None],
     max_retry_s: float = MAX_RETRY_S,
 ) -> Response:
@@ -28,16 +28,16 @@ async def with_retries(
 
     A full disk is not waited for here: who sends jobs may have to take some back first.
     """
-    began_s, body = time.monotonic(), False
+    start_s, body = time.monotonic(), False
     while True:
         try:
-            return await ask()
+            return await request()
         except ServiceError as error:
             wait_s = error.retry_after_s
             if (
                 wait_s is None
                 or error.code == ErrorCode.STORAGE
-                or time.monotonic() - began_s + wait_s > max_retry_s
+                or time.monotonic() - start_s + wait_s > max_retry_s
             ):
                 raise
             if not body:
@@ -73,15 +73,15 @@ class HttpClient:
         if self._session is not None:
             await self._session.close()
 
-    async def _ask(self, method: str, address: str, *, text: bool = False, **more: Any) -> Any:
+    async def _request(self, method: str, path: str, *, text: bool = False, **options: Any) -> Any:
         assert self._session is not None, "use it with `async with`"
         try:
-            async with self._session.request(method, self.server + address, **more) as answer:
-                if answer.status < 400:
-                    return await answer.text() if text else await answer.json()
-                body = await answer.json(content_type=None)
+            async with self._session.request(method, self.server + path, **options) as response:
+                if response.status < 400:
+                    return await response.text() if text else await response.json()
+                body = await response.json(content_type=None)
         except aiohttp.ClientSSLError as error:
-            raise untrusted(self.server, error.os_error) from None
+            raise tls_error(self.server, error.os_error) from None
         except aiohttp.ClientConnectorError as error:
             raise ServiceError(
                 ErrorCode.NETWORK,

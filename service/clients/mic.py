@@ -94,13 +94,13 @@ def find_device(requested: str | None) -> InputDevice:
         )
     if requested is None:
         return next((device for device in found if device.default), found[0])
-    chosen = [device for device in found if requested in (str(device.number), device.name)]
-    chosen = chosen or [device for device in found if requested.lower() in device.name.lower()]
-    if len(chosen) != 1:
-        problem = "No input device is" if not chosen else f"{len(chosen)} input devices are"
+    matching = [device for device in found if requested in (str(device.number), device.name)]
+    matching = matching or [device for device in found if requested.lower() in device.name.lower()]
+    if len(matching) != 1:
+        problem = "No input device is" if not matching else f"{len(matching)} input devices are"
         names = "; ".join(f"{device.number} {device.name}" for device in found)
         raise ServiceError(ErrorCode.DEVICE, f"{problem} called {requested!r}.", f"There are: {names}.")
-    return chosen[0]
+    return matching[0]
 
 
 def level_db(samples: np.ndarray[Any, np.dtype[np.int16]]) -> tuple[float, float]:
@@ -122,7 +122,7 @@ class Microphone:
         """Sound that the card or a slow reader lost so far."""
         self.overflows = 0
         self._queue: asyncio.Queue[Block | None] = asyncio.Queue()
-        self._waiting_s = 0.0
+        self._queued_s = 0.0
         self._stream: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -140,7 +140,7 @@ class Microphone:
                     dtype="int16",
                     blocksize=round(rate * BLOCK_S),
                     callback=self._on_block,
-                    finished_callback=self._ended,
+                    finished_callback=self._on_finished,
                 )
                 self._stream.start()
             except module.PortAudioError as error:
@@ -167,7 +167,7 @@ class Microphone:
 
     async def __aiter__(self) -> AsyncIterator[Block]:
         while (block := await self._queue.get()) is not None:
-            self._waiting_s -= len(block.pcm) / 2 / self.rate
+            self._queued_s -= len(block.pcm) / 2 / self.rate
             yield block
 
     # --- on PortAudio's thread ---
@@ -177,24 +177,24 @@ class Microphone:
         overflowed = bool(status.input_overflow)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop may be closed already
-                self._loop.call_soon_threadsafe(self._take, pcm, overflowed)
+                self._loop.call_soon_threadsafe(self._enqueue, pcm, overflowed)
 
-    def _ended(self) -> None:
+    def _on_finished(self) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._put, None)
 
     # --- on the event loop ---
 
-    def _take(self, pcm: bytes, overflowed: bool) -> None:
+    def _enqueue(self, pcm: bytes, overflowed: bool) -> None:
         block_s = len(pcm) / 2 / self.rate
         if overflowed:
             self.overflows += 1
             self.lost_s += block_s  # PortAudio does not tell how much; one block is its usual loss
-        if self._waiting_s + block_s > QUEUE_S:
+        if self._queued_s + block_s > QUEUE_S:
             self.lost_s += block_s
             return
-        self._waiting_s += block_s
+        self._queued_s += block_s
         level, peak = level_db(np.frombuffer(pcm, np.int16))
         self._put(Block(pcm, level, peak))
 

@@ -13,14 +13,14 @@ class ModelsClient(HttpClient):
 
     async def resolve(self, requested: str | None) -> str:
         """The model asked for, or the default; a name that the server does not have is refused."""
-        listed = {str(model["name"]): model for model in (await self._ask("GET", "/v1/models"))["models"]}
+        served = {str(model["name"]): model for model in (await self._request("GET", "/v1/models"))["models"]}
         found = [
-            name for name, model in listed.items() if (name == requested if requested else model["default"])
+            name for name, model in served.items() if (name == requested if requested else model["default"])
         ]
         if found:
             return found[0]
         try:
-            await self._ask("GET", "/readyz")
+            await self._request("GET", "/readyz")
         except ServiceError as error:
             if error.code == ErrorCode.NETWORK:
                 raise
@@ -31,7 +31,7 @@ class ModelsClient(HttpClient):
                 retry_after_s=2.0,
             ) from None
         raise ServiceError(
-            ErrorCode.MODEL, f"{self.server} has no model {requested!r}.", f"It serves {', '.join(listed)}."
+            ErrorCode.MODEL, f"{self.server} has no model {requested!r}.", f"It serves {', '.join(served)}."
         )
 
 

@@ -7,7 +7,7 @@ import json
 from collections import deque
 from dataclasses import dataclass
 
-MAX_UNDECIDED_S = 600.0
+MAX_PENDING_S = 600.0
 """Servers decide an utterance long before (after two minutes at the most): what they have had for longer and spoke
 no final of is silence."""
 
@@ -28,7 +28,7 @@ class SentMessage:
 
 
 class ReplayLog:
-    """The tail of what was sent. `acknowledge` and `decided` let go of what cannot be needed any more."""
+    """The tail of what was sent. `acknowledge` and `mark_final` let go of what cannot be needed any more."""
 
     def __init__(self, frame_bytes: int | None, rate: int) -> None:
         self.frame_bytes = frame_bytes
@@ -41,7 +41,7 @@ class ReplayLog:
         self._acknowledged_commands = 0
         self._commands = 0
         self._session_commands = 0
-        self._decided = 0
+        self._final_bytes = 0
         self._entries: deque[SentMessage] = deque()
         self._numbers: deque[int] = deque()
 
@@ -79,15 +79,15 @@ class ReplayLog:
             self._acknowledged_commands, self._session_commands + received_commands
         )
         if self.frame_bytes:
-            samples = self._acknowledged_bytes // self.frame_bytes - round(MAX_UNDECIDED_S * self.rate)
-            self._decided = max(self._decided, samples * self.frame_bytes)
+            samples = self._acknowledged_bytes // self.frame_bytes - round(MAX_PENDING_S * self.rate)
+            self._final_bytes = max(self._final_bytes, samples * self.frame_bytes)
         self._trim()
 
-    def decided(self, end_s: float) -> None:
+    def mark_final(self, end_s: float) -> None:
         """Everything up to this time of the present session is final."""
         if self.frame_bytes:
             samples = round(end_s * self.rate)
-            self._decided = max(self._decided, self.session_bytes + samples * self.frame_bytes)
+            self._final_bytes = max(self._final_bytes, self.session_bytes + samples * self.frame_bytes)
             self._trim()
 
     def answered(self, kind: str, name: str = "") -> None:
@@ -110,7 +110,7 @@ class ReplayLog:
 
     def restart(self) -> list[SentMessage]:
         """What a new session has to get: everything after the last final. Times start anew there."""
-        start = min(self._decided, self.sent_bytes)
+        start = min(self._final_bytes, self.sent_bytes)
         entries = [entry for entry in self._entries if entry.end >= start and not entry.answered]
         kept: deque[SentMessage] = deque()
         for entry in entries:
@@ -135,8 +135,8 @@ class ReplayLog:
             entry, number = self._entries[0], self._numbers[0]
             had = number <= self._acknowledged_commands if number else entry.end <= self._acknowledged_bytes
             # A command at the very end of what is decided may still wait for its answer.
-            done = not self.can_restart or (entry.end <= self._decided and (not number or entry.answered))
-            if number and entry.position < self._decided:
+            done = not self.can_restart or (entry.end <= self._final_bytes and (not number or entry.answered))
+            if number and entry.position < self._final_bytes:
                 done = True
             if not (had and done):
                 return

@@ -29,8 +29,8 @@ async def run_session(
             sending = asyncio.create_task(_send(microphone, client, display, seconds))
             try:
                 async for message in client:
-                    display.finished(transcript.take(message))
-                display.finished(transcript.close())
+                    display.add_lines(transcript.add_message(message))
+                display.add_lines(transcript.close())
             finally:
                 microphone.stop()
                 sending.cancel()
@@ -74,12 +74,12 @@ def meter(level_db: float, peak: float) -> str:
 class TerminalDisplay:
     """The terminal: finished lines scroll up, one line at the bottom lives."""
 
-    def __init__(self, transcript: "TranscriptBuilder", *, quiet: bool, prints: bool) -> None:
+    def __init__(self, transcript: "TranscriptBuilder", *, quiet: bool, print_text: bool) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self.transcript = transcript
-        self.prints = prints
+        self.print_text = print_text
         self.to_terminal = sys.stdout.isatty()
         self.console = Console(stderr=not self.to_terminal)
         shown = not quiet and self.console.is_terminal
@@ -111,10 +111,10 @@ class TerminalDisplay:
         """How much sound has gone out."""
         return self._level[2]
 
-    def finished(self, lines: list[Any]) -> None:
+    def add_lines(self, lines: list[Any]) -> None:
         """Lines that stay."""
         for line in lines:
-            if not self.prints:
+            if not self.print_text:
                 continue
             if self.to_terminal:
                 self.console.print(line.text, markup=False, highlight=False, soft_wrap=True)
@@ -140,5 +140,5 @@ class TerminalDisplay:
             line.append(f"{lag_s:.1f} s behind ", style="yellow")
         if lost_s:
             line.append(f"{lost_s:.2f} s lost ", style="red")
-        line.append(self.transcript.open_text, style="italic")
+        line.append(self.transcript.current_text, style="italic")
         self.live.update(line)

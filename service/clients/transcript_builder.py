@@ -38,12 +38,12 @@ class TranscriptBuilder:
         self._open: Line | None = None
 
     @property
-    def open_text(self) -> str:
+    def current_text(self) -> str:
         """The line that is still being spoken."""
         finished_text = self._open.text if self._open is not None else ""
         return f"{finished_text} {self.partial}".strip()
 
-    def take(self, message: Mapping[str, Any]) -> list[Line]:
+    def add_message(self, message: Mapping[str, Any]) -> list[Line]:
         """The lines that this message finished."""
         kind = message.get("type")
         if kind == "Heartbeat":
@@ -78,15 +78,15 @@ class TranscriptBuilder:
         return [line]
 
 
-def format_lines(lines: Iterable[Line], form: Format) -> str:
+def format_lines(lines: Iterable[Line], output_format: Format) -> str:
     """The whole session as a file."""
     kept = list(lines)
     words = [word for line in kept for word in line.words]
-    if form == "srt":
+    if output_format == "srt":
         return to_srt(words)
-    if form == "vtt":
+    if output_format == "vtt":
         return to_vtt(words)
-    if form == "txt":
+    if output_format == "txt":
         return "".join(f"{line.text}\n" for line in kept)
     segments = [
         {

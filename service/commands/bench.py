@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Figure:
+class StreamingResult:
     """One hop and batch, over all processes: the acoustic model alone."""
 
     hop_s: float
@@ -76,8 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     barrier = spawning.Barrier(processes)
     with spawning.Pool(processes, initializer=_set_barrier, initargs=(barrier,)) as pool:
         measured = pool.map(_measure, [job] * processes, chunksize=1)
-    answer = _joined(measured, model, arguments.device, processes)
-    print(json.dumps(answer) if arguments.json else "\n".join(_report_lines(answer)))
+    report = _combine(measured, model, arguments.device, processes)
+    print(json.dumps(report) if arguments.json else "\n".join(_report_lines(report)))
     return 0
 
 
@@ -104,72 +104,72 @@ def _measure(job: tuple[Any, ...]) -> dict[str, Any]:
     backend = open_backend(model, device, precision)
     _barrier.wait()
     # Noise costs a network what speech costs it: no layer skips anything.
-    sound = np.random.default_rng(1).normal(0, 0.05, 30 * SAMPLE_RATE).astype(np.float32)
+    audio = np.random.default_rng(1).normal(0, 0.05, 30 * SAMPLE_RATE).astype(np.float32)
     windows = []
     for hop_s in hops:
         plan = with_hop(backend.config, backend.plan, hop_s)
         for batch in batches:
-            took_s = _window_s(backend, sound, plan, batch, seconds)
-            windows.append((plan.hop_frames / backend.config.frames_per_second, batch, took_s))
-    whole_s = _timed(lambda: backend.whole(sound[: int(WHOLE_S * SAMPLE_RATE)]), seconds)
+            elapsed_s = _seconds_per_window(backend, audio, plan, batch, seconds)
+            windows.append((plan.hop_frames / backend.config.frames_per_second, batch, elapsed_s))
+    whole_s = _median_s(lambda: backend.whole(audio[: int(WHOLE_S * SAMPLE_RATE)]), seconds)
     return {"precision": backend.precision, "windows": windows, "whole": WHOLE_S / whole_s}
 
 
-def _window_s(backend: "Backend", sound: Any, plan: Any, batch: int, seconds: float) -> float:
+def _seconds_per_window(backend: "Backend", audio: Any, plan: Any, batch: int, seconds: float) -> float:
     from acoustic.windows import StreamWindows
 
     stream = StreamWindows(backend.config, plan)
     full = None
-    for window in stream.push(sound):
+    for window in stream.push(audio):
         window = stream.renewed(window)
         if window.span.frames == plan.frames:
             full = window
             break
         stream.accept(backend.forward([window])[0])
     assert full is not None
-    return _timed(lambda: backend.forward([full] * batch), seconds) / batch
+    return _median_s(lambda: backend.forward([full] * batch), seconds) / batch
 
 
-def _timed(action: Any, seconds: float) -> float:
+def _median_s(action: Any, seconds: float) -> float:
     """The median of as many runs as fit into the time, at least three."""
     for _ in range(WARM_UP_RUNS):
         action()
-    took: list[float] = []
-    began = time.perf_counter()
-    while time.perf_counter() - began < seconds or len(took) < 3:
+    durations: list[float] = []
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds or len(durations) < 3:
         start = time.perf_counter()
         action()
-        took.append(time.perf_counter() - start)
-    return statistics.median(took)
+        durations.append(time.perf_counter() - start)
+    return statistics.median(durations)
 
 
-def _joined(measured: list[dict[str, Any]], model: str, device: str, processes: int) -> dict[str, Any]:
-    figures = []
+def _combine(measured: list[dict[str, Any]], model: str, device: str, processes: int) -> dict[str, Any]:
+    results = []
     for rows in zip(*(one["windows"] for one in measured), strict=True):
         hop_s, batch, _ = rows[0]
-        streams = sum(hop_s / took_s for _, _, took_s in rows)
-        window_ms = statistics.fmean(took_s for _, _, took_s in rows) * 1000
-        figures.append(Figure(hop_s, batch, window_ms, streams / processes, streams))
+        streams = sum(hop_s / elapsed_s for _, _, elapsed_s in rows)
+        window_ms = statistics.fmean(elapsed_s for _, _, elapsed_s in rows) * 1000
+        results.append(StreamingResult(hop_s, batch, window_ms, streams / processes, streams))
     return {
         "model": str(model),
         "device": device,
         "precision": measured[0]["precision"],
         "processes": processes,
-        "streamed": [asdict(figure) for figure in figures],
+        "streamed": [asdict(result) for result in results],
         "whole_times_real_time_per_process": statistics.fmean(one["whole"] for one in measured),
     }
 
 
-def _report_lines(answer: dict[str, Any]) -> list[str]:
+def _report_lines(report: dict[str, Any]) -> list[str]:
     lines = [
-        f"{answer['model']}, {answer['precision']} on {answer['device']}, {answer['processes']} process(es) at once; "
+        f"{report['model']}, {report['precision']} on {report['device']}, {report['processes']} process(es) at once; "
         "the acoustic model alone (leave a fifth for words and sockets)",
         f"{'hop':>7}{'batch':>7}{'window':>11}{'streams each':>14}{'streams':>9}",
     ]
-    for one in answer["streamed"]:
+    for one in report["streamed"]:
         lines.append(
             f"{one['hop_s']:>6.2f}s{one['batch']:>7}{one['window_ms']:>9.1f}ms{one['streams_per_process']:>14.1f}"
             f"{one['streams']:>9.1f}"
         )
-    lines.append(f"whole recordings: {answer['whole_times_real_time_per_process']:.1f} x real time each")
+    lines.append(f"whole recordings: {report['whole_times_real_time_per_process']:.1f} x real time each")
     return lines

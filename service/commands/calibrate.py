@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 HELP = "ready a model for INT8, the fast way on a CPU"
 
-PLENTY_S = 200.0
+DEFAULT_SPEECH_S = 200.0
 MAX_CLIP_S = 30.0
 
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files", nargs="+", metavar="FILE", help="speech like that to be heard: files or folders"
     )
     parser.add_argument(
-        "--seconds", type=float, default=PLENTY_S, help="how much of it to use (default: 200)"
+        "--seconds", type=float, default=DEFAULT_SPEECH_S, help="how much of it to use (default: 200)"
     )
     parser.add_argument("--ranges", type=Path, metavar="FILE", help="also write the ranges here, as JSON")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else there")
@@ -41,14 +41,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.ranges is not None:
         arguments.ranges.write_text(json.dumps(ranges), encoding="utf-8")
     seconds = sum(len(samples) for samples in recordings) / SAMPLE_RATE
-    answer = {
+    report = {
         "model": arguments.model,
         "recordings": len(recordings),
         "seconds": seconds,
         "tensors": len(ranges),
     }
     summary = f"{arguments.model} is ready for INT8: {len(ranges)} ranges from {seconds:.0f} s of speech"
-    print(json.dumps(answer) if arguments.json else summary)
+    print(json.dumps(report) if arguments.json else summary)
     return 0
 
 
@@ -59,10 +59,10 @@ def _sample_recordings(files: list[str], seconds: float) -> "list[Samples]":
     from service.errors import ServiceError
 
     chosen: list[Samples] = []
-    have_s = 0.0
+    total_s = 0.0
     # Every 16th file, then those between: many voices even when a few files suffice.
     for file in [file for first in range(16) for file in files[first::16]]:
-        if have_s >= seconds:
+        if total_s >= seconds:
             break
         try:
             samples = read_mono(file)[: int(MAX_CLIP_S * SAMPLE_RATE)]
@@ -70,5 +70,5 @@ def _sample_recordings(files: list[str], seconds: float) -> "list[Samples]":
             print(f"silica: left out: {error}", file=sys.stderr)
             continue
         chosen.append(samples)
-        have_s += len(samples) / SAMPLE_RATE
+        total_s += len(samples) / SAMPLE_RATE
     return chosen

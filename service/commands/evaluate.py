@@ -55,11 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
     from service.embedded.cli_options import EmbeddedRecognizer
     from service.errors import ErrorCode, ServiceError
 
-    refuse_unused_windows(arguments)
+    reject_unused_windows(arguments)
     lines = recordings(arguments.manifest, arguments.limit)
     recognizer = EmbeddedRecognizer.from_arguments(arguments)
     if arguments.save_log_probs:
-        _refuse_equal_names(lines)
+        _reject_duplicate_names(lines)
         arguments.save_log_probs.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     quiet = arguments.json or not sys.stderr.isatty()
@@ -76,14 +76,14 @@ def run(arguments: argparse.Namespace) -> int:
             f"No recording of {arguments.manifest} can be read.",
             "Do the files lie beside it?",
         )
-    answer = {**_summary(recognizer, scored, arguments), "unreadable": unreadable}
+    report = {**_summary(recognizer, scored, arguments), "unreadable": unreadable}
     worst = sorted(scored, key=lambda one: one["errors"].errors, reverse=True)[: arguments.worst]
-    answer["worst"] = [{key: one[key] for key in ("audio", "reference", "heard")} for one in worst]
-    print(json.dumps(answer) if arguments.json else "\n".join(_report_lines(answer)))
+    report["worst"] = [{key: one[key] for key in ("audio", "reference", "heard")} for one in worst]
+    print(json.dumps(report) if arguments.json else "\n".join(_report_lines(report)))
     return 1 if unreadable else 0
 
 
-def _refuse_equal_names(lines: Sequence[dict[str, Any]]) -> None:
+def _reject_duplicate_names(lines: Sequence[dict[str, Any]]) -> None:
     """Log-probabilities are kept by the file's name alone: the second of two that are called alike would take the place
     of the first."""
     from service.errors import ErrorCode, ServiceError
@@ -98,7 +98,7 @@ def _refuse_equal_names(lines: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def refuse_unused_windows(arguments: argparse.Namespace) -> None:
+def reject_unused_windows(arguments: argparse.Namespace) -> None:
     """Windows are what a live stream is cut into; a whole recording has none, and figures would mislead."""
     from service.errors import ErrorCode, ServiceError
 
@@ -121,13 +121,13 @@ def recordings(manifest: Path, limit: int | None) -> list[dict[str, Any]]:
             ErrorCode.MANIFEST, f"There is no manifest {file}.", "Name a manifest.jsonl or its folder."
         )
     try:
-        written = file.read_text(encoding="utf-8").splitlines()
+        rows = file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise ServiceError(
             ErrorCode.MANIFEST, f"{file} is not UTF-8 text (byte {error.start}).", "Is it a manifest?"
         ) from error
     lines = []
-    for number, text in enumerate(written, start=1):
+    for number, text in enumerate(rows, start=1):
         if not text.strip():
             continue
         try:
@@ -159,10 +159,10 @@ def _score(
     from service.audio.files import read_mono
 
     samples = read_mono(line["folder"] / line["audio"])
-    began, began_cpu = time.perf_counter(), time.process_time()
+    started, started_cpu = time.perf_counter(), time.process_time()
     log_probs = _log_probs(recognizer, samples, arguments)
     if arguments.save_log_probs:
-        _keep(arguments.save_log_probs / f"{Path(line['audio']).stem}.npy", log_probs)
+        _save_log_probs(arguments.save_log_probs / f"{Path(line['audio']).stem}.npy", log_probs)
     middle = time.perf_counter()
     hypothesis = recognizer.text(log_probs)
     ended, ended_cpu = time.perf_counter(), time.process_time()
@@ -174,13 +174,13 @@ def _score(
         "errors": word_errors(reference, hypothesis),
         "characters": character_errors(reference, hypothesis),
         "audio_s": len(samples) / SAMPLE_RATE,
-        "acoustic_s": middle - began,
+        "acoustic_s": middle - started,
         "decoding_s": ended - middle,
-        "cpu_s": ended_cpu - began_cpu,
+        "cpu_s": ended_cpu - started_cpu,
     }
 
 
-def _keep(path: Path, log_probs: Any) -> None:
+def _save_log_probs(path: Path, log_probs: Any) -> None:
     import numpy as np
 
     stored = io.BytesIO()
@@ -215,7 +215,7 @@ def _summary(
     totals = {
         key: sum(one[key] for one in scored) for key in ("audio_s", "acoustic_s", "decoding_s", "cpu_s")
     }
-    took_s = totals["acoustic_s"] + totals["decoding_s"]
+    elapsed_s = totals["acoustic_s"] + totals["decoding_s"]
     low, high = _interval([one["errors"] for one in scored])
     return {
         "model": recognizer.backend.config.name,
@@ -236,8 +236,8 @@ def _summary(
         "audio_s": totals["audio_s"],
         "acoustic_s": totals["acoustic_s"],
         "decoding_s": totals["decoding_s"],
-        "real_time_factor": took_s / max(totals["audio_s"], 1e-9),
-        "times_real_time": totals["audio_s"] / max(took_s, 1e-9),
+        "real_time_factor": elapsed_s / max(totals["audio_s"], 1e-9),
+        "times_real_time": totals["audio_s"] / max(elapsed_s, 1e-9),
         "times_real_time_cpu": totals["audio_s"] / max(totals["cpu_s"], 1e-9),
     }
 
@@ -246,27 +246,27 @@ def _interval(errors: "list[ErrorCounts]", draws: int = 1000) -> tuple[float, fl
     """Where the rate would lie in 95 of 100 samples of such recordings (bootstrap over recordings)."""
     import numpy as np
 
-    wrong = np.array([one.errors for one in errors])
+    errors_per_recording = np.array([one.errors for one in errors])
     words = np.array([one.words for one in errors])
     chosen = np.random.default_rng(0).integers(0, len(errors), (draws, len(errors)))
-    rates = wrong[chosen].sum(axis=1) / np.maximum(words[chosen].sum(axis=1), 1)
+    rates = errors_per_recording[chosen].sum(axis=1) / np.maximum(words[chosen].sum(axis=1), 1)
     low, high = np.quantile(rates, (0.025, 0.975))
     return float(low), float(high)
 
 
-def _report_lines(answer: dict[str, Any]) -> list[str]:
-    how = "as streams" if answer["streamed"] else "whole"
+def _report_lines(report: dict[str, Any]) -> list[str]:
+    how = "as streams" if report["streamed"] else "whole"
     lines = [
-        f"{answer['model']} ({answer['precision']} on {answer['device']}), {answer['decoder']}, language model "
-        f"{answer['language_model']}, {answer['recordings']} recordings {how}"
-        + (f", {len(answer['unreadable'])} more could not be read" if answer["unreadable"] else ""),
-        f"WER {answer['wer']:.2%} (95 of 100 samples: {answer['wer_low']:.2%} to {answer['wer_high']:.2%}) of "
-        f"{answer['words']} words: {answer['substitutions']} substitutions, {answer['insertions']} insertions, "
-        f"{answer['deletions']} deletions; CER {answer['cer']:.2%}",
-        f"{answer['audio_s']:.0f} s of sound in {answer['acoustic_s']:.1f} s acoustics and "
-        f"{answer['decoding_s']:.1f} s decoding: real-time factor {answer['real_time_factor']:.4f} "
-        f"({answer['times_real_time']:.1f} x real time; {answer['times_real_time_cpu']:.1f} x by processor time)",
+        f"{report['model']} ({report['precision']} on {report['device']}), {report['decoder']}, language model "
+        f"{report['language_model']}, {report['recordings']} recordings {how}"
+        + (f", {len(report['unreadable'])} more could not be read" if report["unreadable"] else ""),
+        f"WER {report['wer']:.2%} (95 of 100 samples: {report['wer_low']:.2%} to {report['wer_high']:.2%}) of "
+        f"{report['words']} words: {report['substitutions']} substitutions, {report['insertions']} insertions, "
+        f"{report['deletions']} deletions; CER {report['cer']:.2%}",
+        f"{report['audio_s']:.0f} s of sound in {report['acoustic_s']:.1f} s acoustics and "
+        f"{report['decoding_s']:.1f} s decoding: real-time factor {report['real_time_factor']:.4f} "
+        f"({report['times_real_time']:.1f} x real time; {report['times_real_time_cpu']:.1f} x by processor time)",
     ]
-    for one in answer["worst"]:
+    for one in report["worst"]:
         lines += [one["audio"], f"  said   {one['reference']}", f"  heard  {one['hypothesis']}"]
     return lines

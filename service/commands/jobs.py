@@ -7,34 +7,34 @@ from typing import Any
 
 HELP = "leave recordings with a server, watch and fetch them"
 FORMATS = ("text", "json", "srt", "vtt", "verbose_json")
-ABOUT_THE_FILE = ("audio", "size")
+PER_FILE_ERRORS = ("audio", "size")
 """Refusals after which the next file may still be welcome."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Sub-verbs, each with the server's address."""
-    verbs = parser.add_subparsers(dest="job_verb", metavar="WHAT", required=True)
-    add = verbs.add_parser(
+    commands = parser.add_subparsers(dest="job_verb", metavar="WHAT", required=True)
+    add = commands.add_parser(
         "add", help="send files or folders, and go (silica transcribe --jobs waits for them)"
     )
     add.add_argument("paths", nargs="+", metavar="FILE", help="a recording, a folder or a wildcard")
     add.add_argument("--model", help="one of the server's models")
     add.add_argument("--prompt", help="phrases to expect, divided by commas")
     add.add_argument("--webhook", metavar="URL", help="called when each is over")
-    listed = verbs.add_parser("list", help="your jobs, newest first")
-    listed.add_argument("--status", choices=("queued", "running", "done", "failed", "cancelled"))
-    show = verbs.add_parser("show", help="the transcript of one job")
+    list_jobs = commands.add_parser("list", help="your jobs, newest first")
+    list_jobs.add_argument("--status", choices=("queued", "running", "done", "failed", "cancelled"))
+    show = commands.add_parser("show", help="the transcript of one job")
     show.add_argument("id")
     show.add_argument("--format", choices=FORMATS, default="text")
-    cancel = verbs.add_parser("cancel", help="cancel jobs, or forget those that are over")
+    cancel = commands.add_parser("cancel", help="cancel jobs, or forget those that are over")
     cancel.add_argument("ids", nargs="+", metavar="ID")
     server = os.environ.get("SILICA_SERVER", "http://127.0.0.1:8765")
-    for verb in (add, listed, show, cancel):
-        verb.add_argument(
+    for command in (add, list_jobs, show, cancel):
+        command.add_argument(
             "--server", default=server, metavar="URL", help=f"its address (SILICA_SERVER; here {server})"
         )
-        verb.add_argument("--key", default=os.environ.get("SILICA_KEY"), help="API key (SILICA_KEY)")
-        verb.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        command.add_argument("--key", default=os.environ.get("SILICA_KEY"), help="API key (SILICA_KEY)")
+        command.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,9 +50,9 @@ async def _run(arguments: argparse.Namespace) -> int:
     from service.clients.jobs import JobsClient
 
     async with JobsClient(arguments.server, arguments.key) as client:
-        if arguments.job_verb == "add":
+        if arguments.job_command == "add":
             return await _add(client, arguments)
-        if arguments.job_verb == "list":
+        if arguments.job_command == "list":
             jobs = await client.list(arguments.status)
             if arguments.json:
                 print(json.dumps({"jobs": jobs}))
@@ -61,7 +61,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             for job in () if arguments.json else jobs:
                 share = f"{job['progress']['share']:4.0%}"
                 print(f"{job['id']}  {job['status']:9}  {share}  {job['name']}")
-        elif arguments.job_verb == "show":
+        elif arguments.job_command == "show":
             text = await client.transcript(arguments.id, arguments.format)
             print(
                 json.dumps({"id": arguments.id, "transcript": text}) + "\n" if arguments.json else text,
@@ -94,7 +94,7 @@ async def _add(client: Any, arguments: argparse.Namespace) -> int:
         try:
             job = await client.add(path, fields)
         except ServiceError as error:
-            if error.code not in ABOUT_THE_FILE:
+            if error.code not in PER_FILE_ERRORS:
                 raise
             print(f"silica: {path}: {error}", file=sys.stderr)
             continue

@@ -46,8 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{secret}\n\nThis is the only time the key is shown. Its hash is in {file}.")
         return 0
     if arguments.action == "revoke":
-        gone = revoke_key(file, arguments.name)
-        print(json.dumps({"id": gone.id, "name": gone.name}) if arguments.json else f"revoked {gone.name}")
+        revoked = revoke_key(file, arguments.name)
+        print(
+            json.dumps({"id": revoked.id, "name": revoked.name})
+            if arguments.json
+            else f"revoked {revoked.name}"
+        )
         if not read_keys(file) and not arguments.json:
             print(
                 "That was the last key: servers that use this file let nobody in now. Make another with "

@@ -45,11 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     import asyncio
 
     if arguments.list:
-        return _list(arguments.json)
-    return asyncio.run(_speak(arguments))
+        return _list_devices(arguments.json)
+    return asyncio.run(_transcribe(arguments))
 
 
-def _list(as_json: bool) -> int:
+def _list_devices(as_json: bool) -> int:
     import json
     from dataclasses import asdict
 
@@ -69,7 +69,7 @@ def _list(as_json: bool) -> int:
     return 0
 
 
-async def _speak(arguments: argparse.Namespace) -> int:
+async def _transcribe(arguments: argparse.Namespace) -> int:
     import asyncio
     import contextlib
     import signal
@@ -94,7 +94,7 @@ async def _speak(arguments: argparse.Namespace) -> int:
         options["model"] = await resolve_model(arguments.server, arguments.key, arguments.model)
     transcript = TranscriptBuilder()
     live_text = arguments.output == "txt" and arguments.out is None
-    display = TerminalDisplay(transcript, quiet=arguments.quiet, prints=live_text)
+    display = TerminalDisplay(transcript, quiet=arguments.quiet, print_text=live_text)
     loop = asyncio.get_running_loop()
     async with source as microphone:
         client = StreamClient(
@@ -107,16 +107,16 @@ async def _speak(arguments: argparse.Namespace) -> int:
         )
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends at once there
             loop.add_signal_handler(signal.SIGINT, microphone.stop)
-        broken: ServiceError | None = None
+        failure: ServiceError | None = None
         try:
             await run_session(microphone, client, display, arguments.seconds)
         except ServiceError as error:
-            broken = error
-            display.finished(transcript.close())  # what was understood until then is kept
+            failure = error
+            display.add_lines(transcript.close())  # what was understood until then is kept
         finally:
             with contextlib.suppress(NotImplementedError):
                 loop.remove_signal_handler(signal.SIGINT)
-    if not live_text and (transcript.lines or broken is None):
+    if not live_text and (transcript.lines or failure is None):
         text = format_lines(transcript.lines, arguments.output)
         if arguments.out is not None:
             arguments.out.write_text(text, encoding="utf-8")
@@ -127,6 +127,6 @@ async def _speak(arguments: argparse.Namespace) -> int:
     if client.reconnections:
         times = "once" if client.reconnections == 1 else f"{client.reconnections} times"
         print(f"silica: the connection was lost {times} and came back", file=sys.stderr)
-    if broken is not None:
-        raise broken
+    if failure is not None:
+        raise failure
     return 0

@@ -32,21 +32,21 @@ def run(arguments: argparse.Namespace) -> int:
     from service.startup.preflight import unknown_variables
 
     settings = load_settings(arguments.config, line=vars(arguments))
-    for sentence in unknown_variables():
-        print(f"silica: {sentence}", file=sys.stderr)
+    for warning in unknown_variables():
+        print(f"silica: {warning}", file=sys.stderr)
     if arguments.print_config:
         print(as_toml(settings), end="")
         return 0
 
     import os
 
-    from service.startup.preflight import check, private_folder, raise_file_limit
-    from service.startup.startup_banner import starting
+    from service.startup.preflight import check_settings, private_folder, raise_file_limit
+    from service.startup.startup_banner import starting_status
 
-    check(settings)
-    for sentence in raise_file_limit(settings):
-        print(f"silica: {sentence}", file=sys.stderr)
-    with private_folder() as folder, starting(settings) as ready:
+    check_settings(settings)
+    for warning in raise_file_limit(settings):
+        print(f"silica: {warning}", file=sys.stderr)
+    with private_folder() as folder, starting_status(settings) as ready:
         if settings.workers > 1:
             # Before prometheus_client is imported, here and in every process that we start.
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
@@ -75,8 +75,8 @@ def serve(settings: "Settings", folder: Path, ready: "Callable[[], None]", as_js
 
             def announce() -> None:
                 ready()
-                room = server.models.default.capacity().stream_capacity
-                print_banner(settings, server.port, room, server.keys.needed, as_json)
+                capacity = server.models.default.capacity().stream_capacity
+                print_banner(settings, server.port, capacity, server.keys.needed, as_json)
 
             await server.run_until_stopped(announce)
 
@@ -88,8 +88,8 @@ def serve(settings: "Settings", folder: Path, ready: "Callable[[], None]", as_js
 
             def announce() -> None:
                 ready()
-                room = supervisor.counters.total(f"most:{settings.model}")
-                print_banner(settings, supervisor.port, round(room), open_keys(settings).needed, as_json)
+                capacity = supervisor.counters.total(f"most:{settings.model}")
+                print_banner(settings, supervisor.port, round(capacity), open_keys(settings).needed, as_json)
 
             await supervisor.run_until_stopped(announce)
 

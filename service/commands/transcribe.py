@@ -71,43 +71,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0: all files heard; 1: some could not be; 2: nothing to do."""
     from service.errors import ErrorCode, ServiceError
-    from service.output.transcripts import FileTranscript, Writer, refuse_equal_names
+    from service.output.transcripts import FileTranscript, TranscriptWriter, reject_duplicate_names
 
-    form = "json" if arguments.json else arguments.format
+    output_format = "json" if arguments.json else arguments.format
     files = expand(arguments.files)
-    if form in ("srt", "vtt") and len(files) > 1 and arguments.out is None:
+    if output_format in ("srt", "vtt") and len(files) > 1 and arguments.out is None:
         raise ServiceError(
             ErrorCode.LINE,
             f"The subtitles of {len(files)} recordings cannot be one file: each counts its time from zero.",
             "Add --out FOLDER, and each gets a file of its own there.",
         )
     if arguments.out is not None:
-        refuse_equal_names(files, arguments.out)
-    writer = Writer(form, arguments.out, len(files) > 1)
+        reject_duplicate_names(files, arguments.out)
+    writer = TranscriptWriter(output_format, arguments.out, len(files) > 1)
     transcripts: list[FileTranscript] = []
-    with _progress(quiet=arguments.quiet or arguments.realtime) as bar:
+    with _progress_bar(quiet=arguments.quiet or arguments.realtime) as progress:
 
-        def take(transcript: FileTranscript) -> None:
+        def on_transcript(transcript: FileTranscript) -> None:
             transcripts.append(transcript)
             if transcript.error is not None:
-                bar.console.print(
+                progress.console.print(
                     f"silica: {transcript.error}", style="red", markup=False, highlight=False, soft_wrap=True
                 )
-            elif not (arguments.realtime and form == "text" and arguments.out is None):
+            elif not (arguments.realtime and output_format == "text" and arguments.out is None):
                 writer.write(transcript)
 
         if arguments.jobs and arguments.server is None:
             arguments.server = os.environ.get("SILICA_SERVER", "http://127.0.0.1:8765")
         model = (_transcribe_locally if arguments.server is None else _transcribe_on_server)(
-            files, arguments, bar, take
+            files, arguments, progress, on_transcript
         )
-    if form == "json" and not arguments.out:
+    if output_format == "json" and not arguments.out:
         transcripts.sort(key=lambda transcript: files.index(transcript.file))
         print(json.dumps({"model": model, "files": [transcript.as_json() for transcript in transcripts]}))
     return 1 if any(transcript.error for transcript in transcripts) else 0
 
 
-def _transcribe_on_server(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) -> str:
+def _transcribe_on_server(
+    files: list[str], arguments: argparse.Namespace, progress: Any, on_transcript: Any
+) -> str:
     import asyncio
 
     from service.clients import transcribe
@@ -127,14 +129,16 @@ def _transcribe_on_server(files: list[str], arguments: argparse.Namespace, bar: 
         )
     model = asyncio.run(resolve_model(arguments.server, arguments.key, arguments.model))
     if arguments.realtime:
-        asyncio.run(transcribe.stream_files(files, arguments, take))
+        asyncio.run(transcribe.stream_files(files, arguments, on_transcript))
     else:
         way = transcribe.transcribe_as_jobs if arguments.jobs else transcribe.transcribe_files
-        asyncio.run(way(files, arguments, bar, take))
+        asyncio.run(way(files, arguments, progress, on_transcript))
     return model
 
 
-def _transcribe_locally(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) -> str:
+def _transcribe_locally(
+    files: list[str], arguments: argparse.Namespace, progress: Any, on_transcript: Any
+) -> str:
     from acoustic.errors import AcousticError
     from lm.errors import LanguageError
     from service.audio.files import declared_length_s, seekable_file
@@ -144,27 +148,30 @@ def _transcribe_locally(files: list[str], arguments: argparse.Namespace, bar: An
 
     recognizer = EmbeddedRecognizer.from_arguments(arguments)
     for file in files:
-        began = time.perf_counter()
+        started = time.perf_counter()
         try:
             with seekable_file(file) as recording:
                 if arguments.realtime:
                     words = _transcribe_in_real_time(
-                        recognizer, recording, file, arguments, several=len(files) > 1
+                        recognizer, recording, file, arguments, multiple=len(files) > 1
                     )
                 else:
-                    length_s = None if bar.disable else declared_length_s(recording.path)
-                    task = bar.add_task(Path(recording.name).name, total=length_s)
+                    length_s = None if progress.disable else declared_length_s(recording.path)
+                    task = progress.add_task(Path(recording.name).name, total=length_s)
                     words = list(
                         _transcribed_words(
-                            recognizer, recording, arguments.streamed, lambda s, t=task: bar.advance(t, s)
+                            recognizer,
+                            recording,
+                            arguments.streamed,
+                            lambda s, t=task: progress.advance(t, s),
                         )
                     )
-                    bar.remove_task(task)
+                    progress.remove_task(task)
         except (ServiceError, AcousticError, LanguageError) as error:
-            take(FileTranscript(file, error=str(error)))
+            on_transcript(FileTranscript(file, error=str(error)))
         else:
-            took_s = time.perf_counter() - began
-            take(FileTranscript(file, words, recording.duration_s, took_s))
+            took_s = time.perf_counter() - started
+            on_transcript(FileTranscript(file, words, recording.duration_s, took_s))
     return recognizer.backend.config.name
 
 
@@ -199,7 +206,7 @@ def expand(names: list[str]) -> list[str]:
 
 
 def _transcribed_words(
-    recognizer: "EmbeddedRecognizer", sound: "Iterable[Samples]", streamed: bool, advance: Any
+    recognizer: "EmbeddedRecognizer", audio: "Iterable[Samples]", streamed: bool, advance: Any
 ) -> Iterator["TranscriptWord"]:
     from acoustic.constants import OUTPUT_S
     from service.session.stream_settings import OFFLINE
@@ -209,7 +216,7 @@ def _transcribed_words(
             yield piece
             advance(len(piece) * OUTPUT_S)
 
-    for final in recognizer.utterances(sound, counted, OFFLINE):
+    for final in recognizer.utterances(audio, counted, OFFLINE):
         yield from _words(final)
 
 
@@ -224,11 +231,11 @@ def _words(final: "Final") -> Iterator["TranscriptWord"]:
 
 def _transcribe_in_real_time(
     recognizer: "EmbeddedRecognizer",
-    sound: "Iterable[Samples]",
+    audio: "Iterable[Samples]",
     file: str,
     arguments: argparse.Namespace,
     *,
-    several: bool,
+    multiple: bool,
 ) -> list["TranscriptWord"]:
     """Windows heard when their sound would have been spoken; finished lines stay, the open one lives."""
     import numpy as np
@@ -239,28 +246,28 @@ def _transcribe_in_real_time(
     from service.clients.transcript_builder import Line, TranscriptBuilder
     from service.session.stream_settings import LIVE
 
-    prints = arguments.format == "text" and not arguments.json and arguments.out is None
-    if prints and several:
+    print_text = arguments.format == "text" and not arguments.json and arguments.out is None
+    if print_text and multiple:
         print(f"== {file}", flush=True)
     transcript = TranscriptBuilder()
-    display = TerminalDisplay(transcript, quiet=arguments.quiet, prints=prints)
-    began, played_samples = time.monotonic(), 0
-    unspoken = np.zeros(0, np.float32)
+    display = TerminalDisplay(transcript, quiet=arguments.quiet, print_text=print_text)
+    started, played_samples = time.monotonic(), 0
+    unplayed = np.zeros(0, np.float32)
 
     def read(blocks: "Iterable[Samples]") -> Iterator[Any]:
-        nonlocal unspoken
+        nonlocal unplayed
         for block in blocks:
-            unspoken = np.concatenate([unspoken, block])
+            unplayed = np.concatenate([unplayed, block])
             yield block
 
     def paced(blocks: "Iterable[Samples]") -> Iterator[Any]:
-        nonlocal played_samples, unspoken
+        nonlocal played_samples, unplayed
         for piece in _pieces(recognizer.backend, read(blocks), True):
-            spoken, unspoken = np.split(unspoken, [len(piece) * OUTPUT_SAMPLES])
+            played, unplayed = np.split(unplayed, [len(piece) * OUTPUT_SAMPLES])
             played_samples += len(piece) * OUTPUT_SAMPLES
-            time.sleep(max(0.0, began + played_samples / SAMPLE_RATE - time.monotonic()))
-            if len(spoken):
-                pcm = (np.clip(spoken, -1.0, 1.0) * 32767).astype("<i2")
+            time.sleep(max(0.0, started + played_samples / SAMPLE_RATE - time.monotonic()))
+            if len(played):
+                pcm = (np.clip(played, -1.0, 1.0) * 32767).astype("<i2")
                 display.level(*level_db(pcm), played_samples / SAMPLE_RATE, 0.0)
             yield piece
 
@@ -270,22 +277,22 @@ def _transcribe_in_real_time(
     found: list[TranscriptWord] = []
     with display:
         display.state("listening")
-        for final in recognizer.utterances(sound, paced, LIVE, on_partial):
+        for final in recognizer.utterances(audio, paced, LIVE, on_partial):
             transcript.partial = ""
             words = final.alternatives[0].words
             if words:
-                display.finished([Line(list(words))])
+                display.add_lines([Line(list(words))])
             found += _words(final)
     return found
 
 
-def _pieces(backend: "Backend", sound: "Iterable[Samples]", streamed: bool) -> Iterator[Any]:
+def _pieces(backend: "Backend", audio: "Iterable[Samples]", streamed: bool) -> Iterator[Any]:
     from acoustic.runtime import iter_stream_log_probs
 
-    return iter_stream_log_probs(backend, sound) if streamed else backend.pieces(sound)
+    return iter_stream_log_probs(backend, audio) if streamed else backend.pieces(audio)
 
 
-def _progress(*, quiet: bool) -> Any:
+def _progress_bar(*, quiet: bool) -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

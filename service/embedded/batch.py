@@ -22,24 +22,24 @@ Network = Callable[[Iterable[Samples]], Iterable[LogProbs]]
 """Sound block by block to log-probabilities, in pieces."""
 
 
-class _Measured:
+class MeasuredAudio:
     """Sound that is measured as the network reads it; a network that reads it twice measures it anew."""
 
-    def __init__(self, sound: Iterable[Samples]) -> None:
-        self._sound = sound
+    def __init__(self, audio: Iterable[Samples]) -> None:
+        self._audio = audio
         self.samples = 0
         self.quiet = QuietFrames(SilenceDetector())
 
     def __iter__(self) -> Iterator[Samples]:
         self.samples, self.quiet = 0, QuietFrames(SilenceDetector())
-        for block in self._sound:
+        for block in self._audio:
             self.samples += block.size
             self.quiet.push(block)
             yield block
 
 
-def utterances_of(
-    sound: Iterable[Samples],
+def iter_utterances(
+    audio: Iterable[Samples],
     network: Network,
     decoder: Decoder,
     settings: SearchSettings,
@@ -49,7 +49,7 @@ def utterances_of(
     on_partial: Callable[[Hypothesis], None] | None = None,
 ) -> Iterator[Final]:
     """Each utterance as it ends, as a stream of this plan gives it; `on_partial` gets the best hypothesis meanwhile."""
-    measured, segmenter, transcript = _Measured(sound), Segmenter(rule, config, plan), Transcript()
+    measured, segmenter, transcript = MeasuredAudio(audio), Segmenter(rule, config, plan), Transcript()
     utterance: Utterance | None = None
     start = done = 0
 

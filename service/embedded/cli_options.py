@@ -46,15 +46,15 @@ def add_recognition_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="KenLM binary, or what `silica lm rescore --out` wrote; `shipped` or `none`",
     )
-    suits = "default: what the model's card says suits it"
-    parser.add_argument("--width", type=int, help=f"how many readings the beam keeps ({suits})")
-    parser.add_argument("--lm-weight", type=float, help=f"how much the language model counts ({suits})")
-    parser.add_argument("--word-bonus", type=float, help=f"what each word adds ({suits})")
+    default = "default: what the model's card says suits it"
+    parser.add_argument("--width", type=int, help=f"how many readings the beam keeps ({default})")
+    parser.add_argument("--lm-weight", type=float, help=f"how much the language model counts ({default})")
+    parser.add_argument("--word-bonus", type=float, help=f"what each word adds ({default})")
     parser.add_argument(
-        "--unknown-penalty", type=float, help=f"what a word costs that the language model lacks ({suits})"
+        "--unknown-penalty", type=float, help=f"what a word costs that the language model lacks ({default})"
     )
     parser.add_argument(
-        "--blank-penalty", type=float, help=f"what each 20 ms costs in which nothing is written ({suits})"
+        "--blank-penalty", type=float, help=f"what each 20 ms costs in which nothing is written ({default})"
     )
     parser.add_argument(
         "--hotword",
@@ -81,26 +81,26 @@ class EmbeddedRecognizer:
         from lm.search.settings import settings_from_card
 
         backend = backend_from_arguments(arguments)
-        language, name = _language(arguments)
+        language, name = _load_language_model(arguments)
         decoder = language.decoder(arguments.decoder, backend.config.alphabet)
         search = _search_settings(
-            arguments, settings_from_card(catalogue.find_description(model_of(arguments))[1])
+            arguments, settings_from_card(catalogue.find_description(model_name(arguments))[1])
         )
         return cls(backend, decoder, search, name)
 
     def utterances(
         self,
-        sound: "Iterable[Samples]",
+        audio: "Iterable[Samples]",
         network: "Network",
         preset: "StreamSettings",
         on_partial: "Callable[[Hypothesis], None] | None" = None,
     ) -> "Iterator[Final]":
         """The utterances of one recording, which end as those of a stream with these settings do."""
-        from service.embedded.batch import utterances_of
+        from service.embedded.batch import iter_utterances
 
         backend, rule = self.backend, preset.endpoint_rule
-        return utterances_of(
-            sound, network, self.decoder, self.settings, backend.config, backend.plan, rule, on_partial
+        return iter_utterances(
+            audio, network, self.decoder, self.settings, backend.config, backend.plan, rule, on_partial
         )
 
     def text(self, log_probs: "LogProbs") -> str:
@@ -120,17 +120,17 @@ def backend_from_arguments(arguments: argparse.Namespace) -> "Backend":
 
     if arguments.device == "cpu":
         torch.set_num_threads(1)  # more threads in one process are slower than more processes
-    return open_backend(model_of(arguments), arguments.device, arguments.precision)
+    return open_backend(model_name(arguments), arguments.device, arguments.precision)
 
 
-def model_of(arguments: argparse.Namespace) -> str:
+def model_name(arguments: argparse.Namespace) -> str:
     """The acoustic model that the line names, or the one in the box."""
     from acoustic import catalogue
 
     return arguments.model or catalogue.default_name()
 
 
-def _language(arguments: argparse.Namespace) -> "tuple[LanguageModel, str]":
+def _load_language_model(arguments: argparse.Namespace) -> "tuple[LanguageModel, str]":
     from lm.language_model import LanguageModel
 
     name = "none" if arguments.decoder == "greedy" else str(arguments.language_model)
@@ -148,14 +148,14 @@ def _search_settings(arguments: argparse.Namespace, settings_from_card: "SearchS
     from lm.text.normalize import normalize
     from service.errors import ErrorCode, ServiceError
 
-    given: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         name: getattr(arguments, name)
         for name in ("width", "lm_weight", "word_bonus", "unknown_penalty", "blank_penalty")
         if getattr(arguments, name) is not None
     }
     hotwords = []
-    for spoken in arguments.hotword:
-        phrase, _, weight = spoken.rpartition(":") if ":" in spoken else (spoken, "", "5")
+    for text in arguments.hotword:
+        phrase, _, weight = text.rpartition(":") if ":" in text else (text, "", "5")
         try:
             phrase = normalize(phrase)
             if not phrase:
@@ -164,7 +164,7 @@ def _search_settings(arguments: argparse.Namespace, settings_from_card: "SearchS
         except ValueError as error:
             raise ServiceError(
                 ErrorCode.HOTWORD,
-                f"{spoken!r} is no hotword.",
+                f"{text!r} is no hotword.",
                 "Expected PHRASE or PHRASE:WEIGHT in the letters a to z, such as kubernetes:6.",
             ) from error
-    return replace(settings_from_card, **given, hotwords=tuple(hotwords))
+    return replace(settings_from_card, **overrides, hotwords=tuple(hotwords))

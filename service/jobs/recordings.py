@@ -60,20 +60,20 @@ def container_of(path: Path) -> str | None:
 
 async def channels_of(path: Path, sound: AudioFormat, audio_decoders: AudioDecoderPool) -> int:
     """How many channels will be heard."""
-    form = container_of(path)
+    container_format = container_of(path)
     if not sound.multichannel:
         return 1
     if sound.channels is not None:
         return sound.channels
-    if form is None:
+    if container_format is None:
         return 1
     with path.open("rb") as file:
-        decoder = audio_decoders.open(form, 1, True, file)
+        decoder = audio_decoders.open(container_format, 1, True, file)
     try:
         async with contextlib.aclosing(decoder.finish()) as samples:
             await anext(samples, None)  # the format comes before the first samples
     except ServiceError as error:
-        raise _as_audio(error) from None
+        raise _audio_error(error) from None
     finally:
         decoder.close()
     return max(1, min(8, int(str((decoder.format or {}).get("channels", 1)))))
@@ -104,7 +104,7 @@ async def decode_file(
                 read.samples += samples.shape[1]
                 yield samples
     except ServiceError as error:
-        raise _as_audio(error) from None
+        raise _audio_error(error) from None
     finally:
         decoder.close()
 
@@ -129,7 +129,7 @@ async def transcribe(
         except Exception as error:  # whatever it is, who reads the events must not wait for ever
             if isinstance(error, ServiceError) and error.code == ErrorCode.CLOSED:
                 return  # the stream ended before its sound did: its last events say why
-            failure.append(_as_storage(error) if isinstance(error, OSError) else error)
+            failure.append(_storage_error(error) if isinstance(error, OSError) else error)
             stream.cancel("failed")
 
     pushing = asyncio.create_task(push())
@@ -141,7 +141,7 @@ async def transcribe(
             if isinstance(event, Closed):
                 closed = True
                 if event.reason != "finished" and not failure:
-                    failure.append(_interrupted())
+                    failure.append(_draining_error())
             if not failure:
                 yield event
     finally:
@@ -169,11 +169,13 @@ def audio_end_s(event: Event) -> float:
 
 def open_stream(recognizer: Recognizer, settings: StreamSettings) -> Stream:
     """A stream whose hotwords are spelled as the models spell; ServiceError "request" when that cannot be."""
-    spelled = tuple(
-        Hotword(phrase, one.weight) for one in settings.hotwords if (phrase := normalize(one.phrase))
+    hotwords = tuple(
+        Hotword(phrase, hotword.weight)
+        for hotword in settings.hotwords
+        if (phrase := normalize(hotword.phrase))
     )
     try:
-        return recognizer.open(replace(settings, hotwords=spelled))
+        return recognizer.open(replace(settings, hotwords=hotwords))
     except (LanguageError, AcousticError) as error:
         raise ServiceError(ErrorCode.REQUEST, str(error)) from None
 
@@ -184,7 +186,7 @@ async def _close(sound: AsyncIterator[Samples]) -> None:
         await close()
 
 
-def _as_storage(error: OSError) -> ServiceError:
+def _storage_error(error: OSError) -> ServiceError:
     return ServiceError(
         ErrorCode.STORAGE,
         f"The recording cannot be read: {error.strerror or error}.",
@@ -193,7 +195,7 @@ def _as_storage(error: OSError) -> ServiceError:
     )
 
 
-def _interrupted() -> ServiceError:
+def _draining_error() -> ServiceError:
     return ServiceError(
         ErrorCode.DRAINING,
         "The server is being stopped: not all was heard.",
@@ -202,7 +204,7 @@ def _interrupted() -> ServiceError:
     )
 
 
-def _as_audio(error: ServiceError) -> ServiceError:
+def _audio_error(error: ServiceError) -> ServiceError:
     """Undecodable sound, with a message that stands alone: on a websocket it follows its code."""
     if error.code is not ErrorCode.AUDIO:
         return error

@@ -21,7 +21,7 @@ from service.audio.resample import Samples
 from service.errors import ErrorCode, ServiceError
 from service.jobs.job import Job
 from service.jobs.recordings import AudioFormat, ReadProgress, audio_end_s, decode_file, transcribe
-from service.jobs.store import RETRY_DELAY_S, UPLOAD_S, JobStore
+from service.jobs.store import RETRY_DELAY_S, STALE_UPLOAD_S, JobStore
 from service.logs import log_event
 from service.recognizer import Recognizer, StreamSettings
 from service.session.events import Closed, Event, Final, Progress
@@ -29,7 +29,7 @@ from service.session.events import Closed, Event, Final, Progress
 MAX_ATTEMPTS = 5
 """A file that kills its server this often is not tried again."""
 PROGRESS_S = 10.0
-NO_ROOM = (
+RETRYABLE_ERRORS = (
     ErrorCode.CAPACITY,
     ErrorCode.DRAINING,
     ErrorCode.STARTING,
@@ -57,7 +57,7 @@ class JobRunner:
         store: JobStore,
         pick: Callable[[str | None], Recognizer],
         audio_decoders: AudioDecoderPool,
-        base: StreamSettings,
+        base_settings: StreamSettings,
         charge: Callable[[str, float], None],
         settings: RunnerSettings = RunnerSettings(),
         clock: Callable[[], float] = time.time,
@@ -66,7 +66,7 @@ class JobRunner:
         self.store = store
         self.pick = pick
         self.audio_decoders = audio_decoders
-        self.base = base
+        self.base_settings = base_settings
         self.charge = charge
         self.settings = settings
         self.clock = clock
@@ -76,7 +76,9 @@ class JobRunner:
 
     def start(self) -> None:
         """Begin with whatever waits."""
-        self._tasks = [asyncio.create_task(run_forever(self._next)) for _ in range(self.settings.concurrency)]
+        self._tasks = [
+            asyncio.create_task(run_forever(self._run_next)) for _ in range(self.settings.concurrency)
+        ]
         self._tasks.append(asyncio.create_task(run_forever(self._sweep)))
 
     def wake(self) -> None:
@@ -94,7 +96,7 @@ class JobRunner:
         with contextlib.suppress(ServiceError):  # the leases end by themselves
             await asyncio.to_thread(self.store.release, self.name)
 
-    async def _next(self) -> None:
+    async def _run_next(self) -> None:
         """Hear one job, or wait for one."""
         self._job_added.clear()
         now = self.clock()
@@ -118,7 +120,7 @@ class JobRunner:
             if length_s is None:
                 return  # cancelled, or taken over
         except ServiceError as known:
-            if known.code in NO_ROOM:
+            if known.code in RETRYABLE_ERRORS:
                 await self._requeue(job, known)
                 return
             status, error = "failed", {"code": known.code, "message": known.message, "advice": known.advice}
@@ -128,8 +130,8 @@ class JobRunner:
                 "failed",
                 {"code": ErrorCode.INTERNAL, "message": "Something went wrong here.", "advice": ""},
             )
-        ending = (job.id, self.name, status, self.clock(), length_s, error)
-        if await asyncio.to_thread(self.store.end, *ending):
+        result = (job.id, self.name, status, self.clock(), length_s, error)
+        if await asyncio.to_thread(self.store.end, *result):
             log_event(logging.INFO, "job ended", job=job.id, status=status)
 
     async def _requeue(self, job: Job, reason: ServiceError) -> None:
@@ -140,15 +142,15 @@ class JobRunner:
 
     async def _transcribe(self, job: Job) -> float | None:
         """Hear the rest of a job; its whole length, or None when it is no longer ours."""
-        from_s, number = await asyncio.to_thread(self.store.resume_point, job.id)
+        start_s, number = await asyncio.to_thread(self.store.resume_point, job.id)
         path = self.store.file(job.id)
-        progress = _JobProgress(job, await asyncio.to_thread(size_of, path), job.processed_s)
+        progress = _JobProgress(job, await asyncio.to_thread(recording_bytes, path), job.processed_s)
         samples = skip_samples(
             decode_file(path, audio_format_of(job), 1, self.audio_decoders, progress.read),
-            round(from_s * SAMPLE_RATE),
+            round(start_s * SAMPLE_RATE),
         )
         events = transcribe(self.pick(job.options.get("model")), self._stream_settings(job), samples)
-        transcribing = asyncio.create_task(self._store_events(progress, events, from_s, number))
+        transcribing = asyncio.create_task(self._store_events(progress, events, start_s, number))
         renewing = asyncio.create_task(self._renew(progress))
         try:
             # A job that is cancelled is let go of even while nothing is told of it.
@@ -160,20 +162,20 @@ class JobRunner:
             await asyncio.gather(transcribing, renewing, return_exceptions=True)
 
     async def _store_events(
-        self, progress: _JobProgress, events: AsyncGenerator[Event, None], from_s: float, number: int
+        self, progress: _JobProgress, events: AsyncGenerator[Event, None], start_s: float, number: int
     ) -> float | None:
-        """Keep and charge what is heard from `from_s` on, its first segment with this number; as `_transcribe`."""
-        length_s = from_s
+        """Keep and charge what is heard from `start_s` on, its first segment with this number; as `_transcribe`."""
+        length_s = start_s
         async with contextlib.aclosing(events) as events:
             async for event in events:
                 if not isinstance(event, Final | Progress | Closed):
                     continue
                 segment = None
                 if isinstance(event, Final):
-                    segment, number = (number, shift_final(event, from_s)), number + 1
+                    segment, number = (number, shift_final(event, start_s)), number + 1
                 elif isinstance(event, Closed):
-                    length_s = from_s + event.audio_s
-                self._charge(progress, from_s + audio_end_s(event))
+                    length_s = start_s + event.audio_s
+                self._charge(progress, start_s + audio_end_s(event))
                 if not await self._advance(progress, segment):
                     return None
         return length_s
@@ -189,12 +191,12 @@ class JobRunner:
         lease_until = self.clock() + self.settings.lease_s
         events = (progress.job.id, self.name, lease_until, progress.processed_s, progress.share, segment)
         if not await asyncio.to_thread(self.store.advance, *events):
-            progress.ours = False
-        return progress.ours
+            progress.owned = False
+        return progress.owned
 
     async def _renew(self, progress: _JobProgress) -> None:
         """Live streams may keep a job waiting for long: its lease must not end meanwhile. Ends when it is not ours."""
-        while progress.ours:
+        while progress.owned:
             await asyncio.sleep(self.settings.lease_s / 3)
             # A disk that fails: the hearing itself is told at its next segment.
             with contextlib.suppress(ServiceError):
@@ -203,7 +205,7 @@ class JobRunner:
     def _stream_settings(self, job: Job) -> StreamSettings:
         words = tuple(Hotword(phrase, weight) for phrase, weight in job.options.get("hotwords", ()))
         return replace(
-            self.base,
+            self.base_settings,
             hotwords=words,
             priority="batch",
             interim=False,
@@ -212,10 +214,10 @@ class JobRunner:
         )
 
     async def _sweep(self) -> None:
-        gone = await asyncio.to_thread(self.store.sweep, self.clock() - self.settings.retention_s)
-        if gone:
-            log_event(logging.INFO, "old jobs forgotten", jobs=gone)
-        await asyncio.to_thread(self.store.sweep_uploads, self.clock() - UPLOAD_S)
+        removed = await asyncio.to_thread(self.store.sweep, self.clock() - self.settings.retention_s)
+        if removed:
+            log_event(logging.INFO, "old jobs forgotten", jobs=removed)
+        await asyncio.to_thread(self.store.sweep_uploads, self.clock() - STALE_UPLOAD_S)
         await asyncio.sleep(self.settings.sweep_s)
 
 
@@ -228,7 +230,7 @@ class _JobProgress:
     processed_s: float
     """The farthest that any attempt has come."""
     read: ReadProgress = field(default_factory=ReadProgress)
-    ours: bool = True
+    owned: bool = True
 
     @property
     def share(self) -> float:
@@ -248,7 +250,7 @@ async def run_forever(turn: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(RETRY_DELAY_S)
 
 
-def size_of(path: Path) -> int:
+def recording_bytes(path: Path) -> int:
     """Bytes of a job's recording; ServiceError "job" when there is none."""
     try:
         return path.stat().st_size
@@ -263,9 +265,9 @@ def audio_format_of(job: Job) -> AudioFormat:
     )
 
 
-async def skip_samples(sound: AsyncIterator[Samples], skip: int) -> AsyncIterator[Samples]:
+async def skip_samples(audio: AsyncIterator[Samples], skip: int) -> AsyncIterator[Samples]:
     """The sound without its first samples, which were heard before a restart."""
-    async for samples in sound:
+    async for samples in audio:
         if skip < samples.shape[1]:
             yield samples[:, skip:]
         skip = max(0, skip - samples.shape[1])

@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS segments (
     end_s REAL NOT NULL, speech_final INTEGER NOT NULL, words TEXT NOT NULL, PRIMARY KEY (job, number)
 ) WITHOUT ROWID;
 """
-UPLOAD_S = 86400.0
+STALE_UPLOAD_S = 86400.0
 """An upload into which nothing has come for so long was left behind by a process that was killed."""
 RETRY_DELAY_S = 10.0
 """After so long it is tried again where the disk let us down."""
@@ -83,7 +83,7 @@ class JobStore:
                     (job.owner, idempotency),
                 ).fetchone()
                 if row is not None:
-                    return _repeated(_job(row), job), False
+                    return _check_repeated(_job(row), job), False
             used = database.execute(
                 "SELECT coalesce(sum(bytes), 0) FROM jobs WHERE status IN ('queued', 'running')"
             )
@@ -233,7 +233,7 @@ class JobStore:
     def sweep(self, finished_before: float) -> int:
         """Forget what was finished before; files whose job is gone go as well. How many jobs went."""
         with self._transaction() as database:
-            gone = database.execute(
+            removed = database.execute(
                 "DELETE FROM jobs WHERE status NOT IN ('queued', 'running') AND finished < ?",
                 (finished_before,),
             ).rowcount
@@ -246,7 +246,7 @@ class JobStore:
             with suppress(FileNotFoundError):
                 if path.name not in kept and path.stat().st_mtime < finished_before:
                     path.unlink()
-        return gone
+        return removed
 
     def sweep_uploads(self, untouched_since: float) -> None:
         """Forget what killed processes left of uploads."""
@@ -257,7 +257,7 @@ class JobStore:
 
     # --- webhooks ---
 
-    def webhook_due(self, now: float, retry_at: float) -> tuple[Job, int] | None:
+    def claim_webhook(self, now: float, retry_at: float) -> tuple[Job, int] | None:
         """A webhook that is to be called now, and the number of this try; it is due again at `retry_at`."""
         with self._transaction() as database:
             row = database.execute(
@@ -267,13 +267,13 @@ class JobStore:
             ).fetchone()
         return None if row is None else (_job(row[:-1]), int(row[-1]))
 
-    def webhook_next(self, now: float) -> float | None:
+    def seconds_to_next_webhook(self, now: float) -> float | None:
         """Seconds until the next webhook is due; None: no webhook waits."""
         with self._transaction() as database:
             row = database.execute("SELECT min(webhook_due) FROM jobs WHERE webhook IS NOT NULL").fetchone()
         return None if row[0] is None else max(0.0, float(row[0]) - now)
 
-    def webhook_result(self, id: str, status: str, due: float | None) -> None:
+    def set_webhook_result(self, id: str, status: str, due: float | None) -> None:
         """How the call went; `due` None: no further try."""
         with self._transaction() as database:
             database.execute(
@@ -306,8 +306,8 @@ def new_id() -> str:
     return f"job_{secrets.token_hex(12)}"
 
 
-def _repeated(first: Job, again: Job) -> Job:
-    if (first.sha256, first.options) != (again.sha256, again.options):
+def _check_repeated(first: Job, new: Job) -> Job:
+    if (first.sha256, first.options) != (new.sha256, new.options):
         raise ServiceError(
             ErrorCode.BUSY,
             "This Idempotency-Key was used for another file or other options.",
@@ -343,5 +343,5 @@ def _job(row: Sequence[Any]) -> Job:
 
 def _final(row: Sequence[Any]) -> Final:
     start_s, end_s, speech_final, words = row
-    words_heard = tuple(Word(str(t), float(s), float(e), float(c)) for t, s, e, c in json.loads(words))
-    return Final(0, float(start_s), float(end_s), (Alternative(words_heard),), bool(speech_final))
+    parsed = tuple(Word(str(t), float(s), float(e), float(c)) for t, s, e, c in json.loads(words))
+    return Final(0, float(start_s), float(end_s), (Alternative(parsed),), bool(speech_final))

@@ -24,9 +24,9 @@ from service.jobs.runner import run_forever
 from service.jobs.store import JobStore
 from service.logs import log_event
 
-WAITS_S = (5.0, 30.0, 120.0, 600.0, 3600.0)
-CALL_S = 15.0
-SIGNATURE = "Silica-Signature"
+RETRY_DELAYS_S = (5.0, 30.0, 120.0, 600.0, 3600.0)
+CALL_TIMEOUT_S = 15.0
+SIGNATURE_HEADER = "Silica-Signature"
 
 
 def check_webhook(address: str, hosts: Sequence[str]) -> None:
@@ -49,10 +49,10 @@ def check_webhook(address: str, hosts: Sequence[str]) -> None:
         )
 
 
-def signature(secret: str, moment: int, body: bytes) -> str:
+def signature(secret: str, timestamp: int, body: bytes) -> str:
     """`t=MOMENT,v1=HEX`: HMAC-SHA256 of "MOMENT.BODY". Receivers compare it and refuse old moments."""
-    digest = hmac.new(secret.encode(), f"{moment}.".encode() + body, hashlib.sha256).hexdigest()
-    return f"t={moment},v1={digest}"
+    digest = hmac.new(secret.encode(), f"{timestamp}.".encode() + body, hashlib.sha256).hexdigest()
+    return f"t={timestamp},v1={digest}"
 
 
 class WebhookCaller:
@@ -62,18 +62,18 @@ class WebhookCaller:
         self,
         store: JobStore,
         hosts: Sequence[str],
-        waits_s: Sequence[float] = WAITS_S,
+        retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
         self.hosts = hosts
-        self.waits_s = waits_s
+        self.retry_delays_s = retry_delays_s
         self.clock = clock
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin with what was due before a restart."""
-        self._task = asyncio.create_task(self._work())
+        self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
         """What is not told yet is told after the next start."""
@@ -82,24 +82,24 @@ class WebhookCaller:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def _work(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=CALL_S)
+    async def _run(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
             await run_forever(lambda: self._next(session))
 
     async def _next(self, session: aiohttp.ClientSession) -> None:
         now = self.clock()
-        due = await asyncio.to_thread(self.store.webhook_due, now, now + 2 * CALL_S)
-        if due is None:
-            wait_s = await asyncio.to_thread(self.store.webhook_next, now)
+        claimed = await asyncio.to_thread(self.store.claim_webhook, now, now + 2 * CALL_TIMEOUT_S)
+        if claimed is None:
+            wait_s = await asyncio.to_thread(self.store.seconds_to_next_webhook, now)
             await asyncio.sleep(min(1.0, wait_s) if wait_s is not None else 1.0)
             return
-        job, tries = due
+        job, attempt = claimed
         outcome = await self._call(session, job)
-        again = outcome is not None and tries <= len(self.waits_s)
-        due_at = self.clock() + self.waits_s[tries - 1] if again else None
-        status = "told" if outcome is None else f"try {tries}: {outcome}"
-        await asyncio.to_thread(self.store.webhook_result, job.id, status, due_at)
+        retry = outcome is not None and attempt <= len(self.retry_delays_s)
+        due_at = self.clock() + self.retry_delays_s[attempt - 1] if retry else None
+        status = "told" if outcome is None else f"try {attempt}: {outcome}"
+        await asyncio.to_thread(self.store.set_webhook_result, job.id, status, due_at)
         log_event(logging.INFO, "webhook called", job=job.id, outcome=status)
 
     async def _call(self, session: aiohttp.ClientSession, job: Job) -> str | None:
@@ -110,12 +110,14 @@ class WebhookCaller:
         except ServiceError:
             return "the host is no longer listed"
         body = json.dumps({"type": f"job.{job.status}", "job": job.as_json()}).encode()
-        signed = signature(job.webhook_secret or "", int(self.clock()), body)
-        headers = {"Content-Type": "application/json", SIGNATURE: signed, "User-Agent": "silica"}
+        header_value = signature(job.webhook_secret or "", int(self.clock()), body)
+        headers = {"Content-Type": "application/json", SIGNATURE_HEADER: header_value, "User-Agent": "silica"}
         try:
-            async with session.post(job.webhook, data=body, headers=headers, allow_redirects=False) as answer:
-                return None if 200 <= answer.status < 300 else f"answered {answer.status}"
+            async with session.post(
+                job.webhook, data=body, headers=headers, allow_redirects=False
+            ) as response:
+                return None if 200 <= response.status < 300 else f"answered {response.status}"
         except TimeoutError:
-            return f"no answer in {CALL_S:g} s"
+            return f"no answer in {CALL_TIMEOUT_S:g} s"
         except aiohttp.ClientError as error:
             return type(error).__name__

@@ -47,16 +47,16 @@ class FileTranscript:
             ],
         }
 
-    def content(self, form: str) -> str:
+    def content(self, output_format: str) -> str:
         """As a file of one of the formats."""
-        if form == "json":
+        if output_format == "json":
             return json.dumps(self.as_json(), indent=1) + "\n"
-        if form == "text":
+        if output_format == "text":
             return " ".join(word.text for word in self.words) + "\n"
-        return to_srt(self.words) if form == "srt" else to_vtt(self.words)
+        return to_srt(self.words) if output_format == "srt" else to_vtt(self.words)
 
 
-def refuse_equal_names(files: Sequence[str], out: Path) -> None:
+def reject_duplicate_names(files: Sequence[str], out: Path) -> None:
     """Transcripts are named after their recordings: two of one name would overwrite each other, unseen."""
     folder_of: dict[str, str] = {}
     for file in files:
@@ -71,12 +71,12 @@ def refuse_equal_names(files: Sequence[str], out: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Writer:
+class TranscriptWriter:
     """Where transcripts go, one by one as they are ready."""
 
-    form: str
+    output_format: str
     out: Path | None
-    several: bool
+    multiple: bool
 
     def write(self, transcript: FileTranscript) -> None:
         """To the folder or to the standard output; a JSON object on stdout is for the end."""
@@ -85,9 +85,11 @@ class Writer:
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
             name = "stdin" if transcript.file == "-" else Path(transcript.file).name
-            suffix = "txt" if self.form == "text" else self.form
-            (self.out / f"{name}.{suffix}").write_text(transcript.content(self.form), encoding="utf-8")
-        elif self.form != "json":
-            name = f"== {transcript.file}\n" if self.several else ""
-            sys.stdout.write(name + transcript.content(self.form))
+            suffix = "txt" if self.output_format == "text" else self.output_format
+            (self.out / f"{name}.{suffix}").write_text(
+                transcript.content(self.output_format), encoding="utf-8"
+            )
+        elif self.output_format != "json":
+            name = f"== {transcript.file}\n" if self.multiple else ""
+            sys.stdout.write(name + transcript.content(self.output_format))
             sys.stdout.flush()

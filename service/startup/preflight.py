@@ -25,24 +25,24 @@ OTHER_VARIABLES = frozenset(
     {"SILICA_HOME", "SILICA_CONFIG", "SILICA_SERVER", "SILICA_KEY", "SILICA_KENLM_SOURCE"}
 )
 """Variables of ours that are no setting of the server."""
-OTHER_FILES = 500
+RESERVED_FILES = 500
 """Files that are open besides clients' sockets, at the most: uploads, workers, the log."""
 
 
-def check(settings: Settings) -> None:
+def check_settings(settings: Settings) -> None:
     """ServiceError for the first thing that cannot work."""
     check_exposed(settings, open_keys(settings).needed)
     tls_context(settings)
-    held = reserve_ports(settings.host, settings.port)
-    for one in held:
+    reserved = reserve_ports(settings.host, settings.port)
+    for one in reserved:
         one.close()
     for name in settings.models:
         check_model(name)
-    words = settings.language_model
-    if words not in ("none", "shipped") and not Path(words).expanduser().exists():
+    language_model = settings.language_model
+    if language_model not in ("none", "shipped") and not Path(language_model).expanduser().exists():
         raise ServiceError(
             ErrorCode.LANGUAGE_MODEL,
-            f"There is no language model {words!r}.",
+            f"There is no language model {language_model!r}.",
             "Name a KenLM file, 'shipped' or 'none'.",
         )
 
@@ -50,11 +50,11 @@ def check(settings: Settings) -> None:
 def check_model(name: str) -> None:
     """ServiceError for a name that stands for nothing at all. The catalogue, which brings PyTorch, says the rest."""
     shipped = Path(acoustic.__file__).parent / "pretrained" / f"{name}.safetensors"
-    brought = models_folder() / name
+    installed = models_folder() / name
     if (
         name in published
         or shipped.exists()
-        or brought.is_dir()
+        or installed.is_dir()
         or (name and Path(name).expanduser().exists())
     ):
         return
@@ -68,15 +68,15 @@ def check_model(name: str) -> None:
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """A sentence for every SILICA_* variable that sets nothing: most likely it is misspelt."""
     known = {f"SILICA_{item.name.upper()}" for item in fields(Settings)} | OTHER_VARIABLES
-    sentences = []
+    warnings = []
     for name in sorted(environment):
         if name.startswith("SILICA_") and name not in known:
-            near = get_close_matches(name, known, n=1)
-            sentences.append(
+            suggestions = get_close_matches(name, known, n=1)
+            warnings.append(
                 f"{name} is set in the environment and means nothing here."
-                + (f" Did you mean {near[0]}?" if near else "")
+                + (f" Did you mean {suggestions[0]}?" if suggestions else "")
             )
-    return tuple(sentences)
+    return tuple(warnings)
 
 
 def raise_file_limit(settings: Settings) -> tuple[str, ...]:
@@ -84,15 +84,15 @@ def raise_file_limit(settings: Settings) -> tuple[str, ...]:
 
     Usually 1,024 are allowed at first and far more on request.
     """
-    wanted = settings.max_connections + OTHER_FILES
+    wanted = settings.max_connections + RESERVED_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most >= settings.max_connections or soft == resource.RLIM_INFINITY:
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit >= settings.max_connections or soft == resource.RLIM_INFINITY:
         return ()
     return (
-        f"The system allows {most} open files, max_connections is {settings.max_connections}: raise the limit "
+        f"The system allows {limit} open files, max_connections is {settings.max_connections}: raise the limit "
         "(`ulimit -n`, LimitNOFILE for systemd) or lower max_connections.",
     )
 
@@ -100,10 +100,10 @@ def raise_file_limit(settings: Settings) -> tuple[str, ...]:
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
     """A folder for this process only. What processes left that were killed is cleared away."""
-    for left in Path(tempfile.gettempdir()).glob("silica-[0-9]*-*"):
+    for leftover in Path(tempfile.gettempdir()).glob("silica-[0-9]*-*"):
         with contextlib.suppress(OSError, ValueError):
-            if not process_name(int(left.name.split("-")[1])) and left.stat().st_uid == os.getuid():
-                shutil.rmtree(left, ignore_errors=True)
+            if not process_name(int(leftover.name.split("-")[1])) and leftover.stat().st_uid == os.getuid():
+                shutil.rmtree(leftover, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"silica-{os.getpid()}-"))
     try:
         yield folder
@@ -161,22 +161,26 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
 
 def reserve_ports(host: str, port: int) -> list[socket.socket]:
     """Sockets that hold the port for processes that share it (bound, not listening); ServiceError when taken."""
-    held: list[socket.socket] = []
+    reserved: list[socket.socket] = []
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
-            where = (address[0], held[0].getsockname()[1] if held and not port else port, *address[2:])
+            bind_address = (
+                address[0],
+                reserved[0].getsockname()[1] if reserved and not port else port,
+                *address[2:],
+            )
             if port:
-                with _bound(family, kind, protocol, where, shared=False) as alone:
+                with _bound(family, kind, protocol, bind_address, shared=False) as exclusive:
                     # Not shared at first: another server's shared port must not be joined by mistake.
-                    alone.listen(1)
-            held.append(_bound(family, kind, protocol, where, shared=True))
+                    exclusive.listen(1)
+            reserved.append(_bound(family, kind, protocol, bind_address, shared=True))
     except OSError as error:
-        for one in held:
+        for one in reserved:
             one.close()
         raise cannot_listen(host, port, error) from None
-    return held
+    return reserved
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ServiceError:
@@ -188,17 +192,19 @@ def cannot_listen(host: str, port: int, error: OSError) -> ServiceError:
     )
 
 
-def _bound(family: int, kind: int, protocol: int, where: tuple[object, ...], shared: bool) -> socket.socket:
-    made = socket.socket(family, kind, protocol)
+def _bound(
+    family: int, kind: int, protocol: int, bind_address: tuple[object, ...], shared: bool
+) -> socket.socket:
+    sock = socket.socket(family, kind, protocol)
     try:
         # Connections of a server that has just ended keep its port for a minute, from whoever does not say this.
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(where)
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(bind_address)
     except OSError:
-        made.close()
+        sock.close()
         raise
-    return made
+    return sock

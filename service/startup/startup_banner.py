@@ -38,7 +38,7 @@ def startup_facts(settings: "Settings", port: int, stream_capacity: int, keys: b
 
 
 @contextlib.contextmanager
-def starting(settings: "Settings") -> "Iterator[Callable[[], None]]":
+def starting_status(settings: "Settings") -> "Iterator[Callable[[], None]]":
     """Say at once what is being started, and on a terminal that it goes on; the given function ends that."""
     models = ", ".join(settings.models)
     what = f"Warming {models} on {settings.device}"
@@ -59,12 +59,12 @@ def starting(settings: "Settings") -> "Iterator[Callable[[], None]]":
 
 
 def print_banner(
-    settings: "Settings", port: int, stream_capacity: int, keys_asked: bool, as_json: bool = False
+    settings: "Settings", port: int, stream_capacity: int, keys_required: bool, as_json: bool = False
 ) -> None:
     """Print it."""
-    known = startup_facts(settings, port, stream_capacity, keys_asked)
+    facts = startup_facts(settings, port, stream_capacity, keys_required)
     if as_json:
-        sys.stdout.write(json.dumps(known) + "\n")
+        sys.stdout.write(json.dumps(facts) + "\n")
         sys.stdout.flush()
         return
     from rich.console import Console
@@ -72,18 +72,18 @@ def print_banner(
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
-    keys = "asked for" if known["keys"] else "not asked for (loopback only)"
-    if not known["keys"] and settings.insecure:
+    keys = "asked for" if facts["keys"] else "not asked for (loopback only)"
+    if not facts["keys"] and settings.insecure:
         keys = "not asked for, and open to the network (--insecure)"
     for name, value in (
-        ("page", known["page"]),
-        ("live", known["listen"]),
-        ("vosk", known["vosk"]),
-        ("metrics", known["metrics"]),
+        ("page", facts["page"]),
+        ("live", facts["listen"]),
+        ("vosk", facts["vosk"]),
+        ("metrics", facts["metrics"]),
         ("model", ", ".join(settings.models)),
-        ("device", known["device"]),
+        ("device", facts["device"]),
         *((("processes", f"{settings.workers} speak with clients"),) if settings.workers > 1 else ()),
-        ("capacity", f"about {known['stream_capacity']} live streams"),
+        ("capacity", f"about {facts['stream_capacity']} live streams"),
         ("keys", keys),
     ):
         table.add_row(f"[bold]{name}[/bold]", str(value))

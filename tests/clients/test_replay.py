@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.clients.replay import MAX_UNDECIDED_S, ReplayLog
+from service.clients.replay import MAX_PENDING_S, ReplayLog
 
 
 def payloads(entries):
@@ -41,8 +41,8 @@ def test_a_new_session_gets_everything_after_the_last_final_and_times_go_on():
     log.add('{"type":"Finalize"}')
     log.add(b"xxxx")
     log.acknowledge(24, 1)
-    log.decided(1.0)
-    log.answered("Finalize")
+    log.mark_final(1.0)
+    log.mark_answered("Finalize")
     assert payloads(log.restart()) == [b"xxxx"]
     assert log.offset_s == 1.0
     assert payloads(log.resume()) == [b"xxxx"]
@@ -54,7 +54,7 @@ def test_a_final_in_the_middle_of_a_message_cuts_it():
     log = ReplayLog(2, 10)
     log.add(bytes(range(20)))
     log.acknowledge(20, 0)
-    log.decided(0.4)
+    log.mark_final(0.4)
     assert payloads(log.restart()) == [bytes(range(8, 20))]
     assert log.offset_s == 0.4
 
@@ -92,7 +92,7 @@ def test_what_is_final_and_acknowledged_is_let_go(parts):
     for part in parts:
         log.add(part)
         log.acknowledge(log.sent_bytes, 0)
-        log.decided(log.sent_bytes / 10)
+        log.mark_final(log.sent_bytes / 10)
         assert not log._entries, "a stream of a day holds no more than a stream of a minute"
 
 
@@ -101,10 +101,10 @@ def test_hours_of_silence_are_let_go_too_and_a_new_session_goes_on_at_their_end(
     for _ in range(3 * 3600):
         log.add(bytes(20))
         log.acknowledge(log.sent_bytes, 0)
-    assert sum(len(entry.payload) for entry in log._entries) <= (MAX_UNDECIDED_S + 1) * 20
+    assert sum(len(entry.payload) for entry in log._entries) <= (MAX_PENDING_S + 1) * 20
     sent = log.restart()
-    assert log.offset_s == 3 * 3600 - MAX_UNDECIDED_S
-    assert sum(map(len, payloads(sent))) == MAX_UNDECIDED_S * 20
+    assert log.offset_s == 3 * 3600 - MAX_PENDING_S
+    assert sum(map(len, payloads(sent))) == MAX_PENDING_S * 20
 
 
 def test_silence_of_which_the_server_has_nothing_is_kept():

@@ -26,7 +26,7 @@ def test_words_before_the_network_went_are_written(
     async def run_session(
         microphone: object, client: object, display: terminal_display.TerminalDisplay, seconds: object
     ) -> None:
-        display.finished(display.transcript.take(SETTLED))
+        display.add_lines(display.transcript.add_message(SETTLED))
         raise ServiceError(ErrorCode.NETWORK, "No server for 60 s.", "Is it running?")
 
     monkeypatch.setattr(terminal_display, "run_session", run_session)

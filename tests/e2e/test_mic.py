@@ -70,7 +70,7 @@ def test_every_output_holds_every_word(served: Served, recording: Path, tmp_path
         ("talk.wav", ["--hotword", "word:99"], "weight"),
         ("talk.wav", ["--server", "ws://127.0.0.1:9"], "No server at"),
         ("absent.wav", [], "does not exist"),
-        ("no-sound.wav", [], "not readable as sound"),
+        ("no-sound.wav", [], "cannot be decoded as audio"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(

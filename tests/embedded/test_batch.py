@@ -10,7 +10,7 @@ import pytest
 from acoustic.windows import StreamWindows
 from lm.decoders import open_decoder
 from lm.search.settings import SearchSettings
-from service.embedded.batch import utterances_of
+from service.embedded.batch import iter_utterances
 from service.session.events import Final
 from service.session.stream_settings import LIVE, OFFLINE, StreamSettings
 from tests.session.synchronous_driver import PLAN, TINY, spelling_model, spoken, transcribe
@@ -43,7 +43,7 @@ def utterances(text: str, preset: StreamSettings, block: int = 160_000) -> list[
     blocks = [sound[at : at + block] for at in range(0, len(sound), block)]
     decoder, search = open_decoder("greedy", TINY.alphabet), SearchSettings()
     rule = preset.endpoint_rule
-    return list(utterances_of(blocks, partial(network, text), decoder, search, TINY, PLAN, rule))
+    return list(iter_utterances(blocks, partial(network, text), decoder, search, TINY, PLAN, rule))
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)

@@ -8,7 +8,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.output.subtitles import CueRules, clock, cues, to_srt, to_vtt
+from service.output.subtitles import CueRules, cues, format_time, to_srt, to_vtt
 from service.session.events import Word
 
 RULES = CueRules()
@@ -61,5 +61,5 @@ def test_srt_and_vtt() -> None:
 
 @given(st.floats(0, 400_000))
 def test_a_clock_never_shows_a_sixtieth_second(seconds: float) -> None:
-    shown = re.fullmatch(r"\d{2,}:([0-5]\d):([0-5]\d)\.(\d{3})", clock(seconds, "."))
+    shown = re.fullmatch(r"\d{2,}:([0-5]\d):([0-5]\d)\.(\d{3})", format_time(seconds, "."))
     assert shown

@@ -9,7 +9,7 @@ import pytest
 from service.commands import main
 from service.errors import ServiceError
 from service.settings import Settings
-from service.startup.preflight import check, private_folder, reserve_ports, unknown_variables
+from service.startup.preflight import check_settings, private_folder, reserve_ports, unknown_variables
 
 
 def test_a_taken_port_is_told_at_once():
@@ -17,7 +17,7 @@ def test_a_taken_port_is_told_at_once():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ServiceError, match="Is another server running there"):
-            check(Settings(port=taken.getsockname()[1]))
+            check_settings(Settings(port=taken.getsockname()[1]))
 
 
 def test_a_server_may_begin_where_one_has_just_ended():
@@ -27,7 +27,7 @@ def test_a_server_may_begin_where_one_has_just_ended():
         with socket.create_connection(("127.0.0.1", port)) as client:
             ended.accept()[0].close()
             assert client.recv(1) == b""
-    check(Settings(port=port, model="tiny", language_model="none"))
+    check_settings(Settings(port=port, model="tiny", language_model="none"))
     for held in reserve_ports("127.0.0.1", port):
         held.close()
 
@@ -48,23 +48,23 @@ def test_a_shared_port_is_not_joined_by_another_server():
 def test_a_certificate_that_is_none_is_told_at_once(tmp_path):
     (tmp_path / "it.pem").write_text("no certificate")
     with pytest.raises(ServiceError, match="cannot use the certificate"):
-        check(Settings(port=0, tls_certificate=tmp_path / "it.pem", tls_key=tmp_path / "it.pem"))
+        check_settings(Settings(port=0, tls_certificate=tmp_path / "it.pem", tls_key=tmp_path / "it.pem"))
 
 
 def test_a_missing_language_model_is_told_at_once(tmp_path):
     with pytest.raises(ServiceError, match="There is no language model"):
-        check(Settings(port=0, language_model=str(tmp_path / "none.lm")))
+        check_settings(Settings(port=0, language_model=str(tmp_path / "none.lm")))
 
 
 def test_a_model_that_is_nowhere_is_told_at_once():
     with pytest.raises(ServiceError, match="There is no model 'no-such-model'"):
-        check(Settings(port=0, more_models=("no-such-model",)))
-    check(Settings(port=0, model="tiny", language_model="none"))
+        check_settings(Settings(port=0, more_models=("no-such-model",)))
+    check_settings(Settings(port=0, model="tiny", language_model="none"))
 
 
 def test_an_open_port_without_keys_is_refused(tmp_path):
     with pytest.raises(ServiceError, match="without API keys"):
-        check(Settings(port=0, host="0.0.0.0", keys_file=tmp_path / "keys.json"))
+        check_settings(Settings(port=0, host="0.0.0.0", keys_file=tmp_path / "keys.json"))
 
 
 def test_misspelt_variables_are_named():
@@ -99,7 +99,9 @@ def test_the_verb_refuses_before_it_loads_anything(capsys):
 
 def test_checking_loads_no_model_and_no_server():
     program = "import sys; import service.startup.preflight; print({'torch', 'aiohttp', 'numba'} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check_settings=True
+    )
     assert found.stdout.strip() == "set()"
 
 
@@ -115,4 +117,4 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE) == (2000 + OTHER_FILES, 3000)
 assert "allows 3000 open files, max_connections is 9000" in told
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (3000, 3000)
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check_settings=True)
