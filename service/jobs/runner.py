@@ -1,6 +1,6 @@
-"""Hears jobs in the background, one after another, behind everything live. Goes on after a crash where a pause was.
+"""Transcribes jobs in the background with batch priority. After a crash a job resumes at its last pause.
 
-Knows no HTTP and no SQL.
+No HTTP and no SQL here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from service.recognizer import Recognizer, StreamSettings
 from service.session.events import Closed, Event, Final, Progress
 
 MAX_ATTEMPTS = 5
-"""A file that kills its server this often is not tried again."""
+"""A job whose attempts all ended with the process is failed after this many."""
 PROGRESS_S = 10.0
 RETRYABLE_ERRORS = (
     ErrorCode.CAPACITY,
@@ -36,12 +36,12 @@ RETRYABLE_ERRORS = (
     ErrorCode.CONTAINERS,
     ErrorCode.STORAGE,
 )
-"""After these the job waits and is tried again."""
+"""After one of these the job is queued again."""
 
 
 @dataclass(frozen=True)
 class RunnerSettings:
-    """How jobs are heard and kept."""
+    """Concurrency, lease and retention of jobs."""
 
     concurrency: int = 1
     lease_s: float = 30.0
@@ -50,7 +50,7 @@ class RunnerSettings:
 
 
 class JobRunner:
-    """`start` and `stop` it with the server; `wake` it when there is a new job."""
+    """`start` and `stop` it with the server; `wake` it for a new job."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class JobRunner:
         settings: RunnerSettings = RunnerSettings(),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`charge` is told whose sound was heard and how many seconds more."""
+        """`charge(owner, seconds)` is called for newly transcribed audio."""
         self.store = store
         self.pick = pick
         self.audio_decoders = audio_decoders
@@ -75,36 +75,36 @@ class JobRunner:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin with whatever waits."""
+        """Start transcribing queued jobs."""
         self._tasks = [
             asyncio.create_task(run_forever(self._run_next)) for _ in range(self.settings.concurrency)
         ]
         self._tasks.append(asyncio.create_task(run_forever(self._sweep)))
 
     def wake(self) -> None:
-        """There is a new job."""
+        """Look for a new job now."""
         self._job_added.set()
 
     async def stop(self) -> None:
-        """Leave what is being heard to the next runner."""
+        """Stop. Running jobs go back to the queue."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._tasks.clear()
-        with contextlib.suppress(ServiceError):  # the leases end by themselves
+        with contextlib.suppress(ServiceError):  # otherwise the leases expire
             await asyncio.to_thread(self.store.release, self.name)
 
     async def _run_next(self) -> None:
-        """Hear one job, or wait for one."""
+        """Run one job, or wait for one."""
         self._job_added.clear()
         now = self.clock()
         job = await asyncio.to_thread(self.store.claim, self.name, now, self.settings.lease_s)
         if job is not None:
             await self._run(job)
             return
-        # Another process may have died with a job in hand: look again when its lease can have ended.
+        # A job of a process that died can be claimed when its lease has expired.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.lease_s):
                 await self._job_added.wait()
@@ -114,11 +114,11 @@ class JobRunner:
         try:
             if job.attempts > MAX_ATTEMPTS:
                 raise ServiceError(
-                    ErrorCode.JOB, f"Hearing this file broke off {MAX_ATTEMPTS} times.", "Is the file sound?"
+                    ErrorCode.JOB, f"Transcribing this file failed {MAX_ATTEMPTS} times.", "Check the file."
                 )
             length_s = await self._transcribe(job)
             if length_s is None:
-                return  # cancelled, or taken over
+                return  # cancelled, or claimed by another runner
         except ServiceError as known:
             if known.code in RETRYABLE_ERRORS:
                 await self._requeue(job, known)
@@ -128,20 +128,20 @@ class JobRunner:
             logging.getLogger("silica").exception("job failed", extra={"facts": {"job": job.id}})
             status, error = (
                 "failed",
-                {"code": ErrorCode.INTERNAL, "message": "Something went wrong here.", "advice": ""},
+                {"code": ErrorCode.INTERNAL, "message": "Internal error.", "advice": ""},
             )
         result = (job.id, self.name, status, self.clock(), length_s, error)
         if await asyncio.to_thread(self.store.end, *result):
             log_event(logging.INFO, "job ended", job=job.id, status=status)
 
     async def _requeue(self, job: Job, reason: ServiceError) -> None:
-        """No room now: the job waits, and so does this worker."""
+        """Queue the job again and wait before the next one."""
         if await asyncio.to_thread(self.store.release, self.name, job.id):
-            log_event(logging.INFO, "job waits", job=job.id, reason=reason.code)
+            log_event(logging.INFO, "job requeued", job=job.id, reason=reason.code)
             await asyncio.sleep(reason.retry_after_s or 5.0)
 
     async def _transcribe(self, job: Job) -> float | None:
-        """Hear the rest of a job; its whole length, or None when it is no longer ours."""
+        """Transcribe the rest of a job. Return its length, or None when this runner no longer owns it."""
         start_s, number = await asyncio.to_thread(self.store.resume_point, job.id)
         path = self.store.file(job.id)
         progress = _JobProgress(job, await asyncio.to_thread(recording_bytes, path), job.processed_s)
@@ -153,7 +153,7 @@ class JobRunner:
         transcribing = asyncio.create_task(self._store_events(progress, events, start_s, number))
         renewing = asyncio.create_task(self._renew(progress))
         try:
-            # A job that is cancelled is let go of even while nothing is told of it.
+            # `_renew` ends when the job is cancelled, also while there are no events.
             await asyncio.wait({transcribing, renewing}, return_when=asyncio.FIRST_COMPLETED)
             return transcribing.result() if transcribing.done() else None
         finally:
@@ -164,7 +164,7 @@ class JobRunner:
     async def _store_events(
         self, progress: _JobProgress, events: AsyncGenerator[Event, None], start_s: float, number: int
     ) -> float | None:
-        """Keep and charge what is heard from `start_s` on, its first segment with this number; as `_transcribe`."""
+        """Store and charge the events of the audio from `start_s`, numbering segments from `number`; as `_transcribe`."""
         length_s = start_s
         async with contextlib.aclosing(events) as events:
             async for event in events:
@@ -181,7 +181,7 @@ class JobRunner:
         return length_s
 
     def _charge(self, progress: _JobProgress, processed_s: float) -> None:
-        """Charges what is new: not what an earlier attempt had heard already."""
+        """Charge what no earlier attempt has transcribed."""
         more_s = processed_s - progress.processed_s
         if more_s > 0:
             progress.processed_s = processed_s
@@ -195,10 +195,10 @@ class JobRunner:
         return progress.owned
 
     async def _renew(self, progress: _JobProgress) -> None:
-        """Live streams may keep a job waiting for long: its lease must not end meanwhile. Ends when it is not ours."""
+        """Renew the lease while live streams delay the job. Returns when this runner no longer owns it."""
         while progress.owned:
             await asyncio.sleep(self.settings.lease_s / 3)
-            # A disk that fails: the hearing itself is told at its next segment.
+            # A disk error is raised at the next segment.
             with contextlib.suppress(ServiceError):
                 await self._advance(progress, None)
 
@@ -216,57 +216,57 @@ class JobRunner:
     async def _sweep(self) -> None:
         removed = await asyncio.to_thread(self.store.sweep, self.clock() - self.settings.retention_s)
         if removed:
-            log_event(logging.INFO, "old jobs forgotten", jobs=removed)
+            log_event(logging.INFO, "old jobs deleted", jobs=removed)
         await asyncio.to_thread(self.store.sweep_uploads, self.clock() - STALE_UPLOAD_S)
         await asyncio.sleep(self.settings.sweep_s)
 
 
 @dataclass
 class _JobProgress:
-    """How far one job is."""
+    """Progress of the current attempt."""
 
     job: Job
     bytes: int
     processed_s: float
-    """The farthest that any attempt has come."""
+    """The furthest position that any attempt has reached."""
     read: ReadProgress = field(default_factory=ReadProgress)
     owned: bool = True
 
     @property
     def share(self) -> float:
-        """Of the file's bytes: those read, less what is decoded and not yet heard."""
+        """Transcribed share of the file: bytes read, less what is decoded and not yet transcribed."""
         if not self.read.samples or not self.bytes:
             return 0.0
         return min(1.0, self.read.bytes / self.bytes * self.processed_s * SAMPLE_RATE / self.read.samples)
 
 
 async def run_forever(turn: Callable[[], Awaitable[None]]) -> None:
-    """One turn after the other; what goes wrong in one (a full disk, a locked file) is logged and does not end them."""
+    """Call `turn` for ever. Exceptions (a full disk, a locked file) are logged; the next turn follows after a delay."""
     while True:
         try:
             await turn()
         except Exception:
-            logging.getLogger("silica").exception("the jobs' work was interrupted and goes on")
+            logging.getLogger("silica").exception("background work failed; retrying")
             await asyncio.sleep(RETRY_DELAY_S)
 
 
 def recording_bytes(path: Path) -> int:
-    """Bytes of a job's recording; ServiceError "job" when there is none."""
+    """Size of a job's recording; ServiceError JOB when the file is missing."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
-        raise ServiceError(ErrorCode.JOB, "The recording is gone from the disk.", "Send it again.") from None
+        raise ServiceError(ErrorCode.JOB, "The recording is no longer on disk.", "Send it again.") from None
 
 
 def audio_format_of(job: Job) -> AudioFormat:
-    """How the job's file is to be read."""
+    """The declared format of the job's file."""
     return AudioFormat(
         job.options.get("encoding"), job.options.get("sample_rate"), job.options.get("channels")
     )
 
 
 async def skip_samples(audio: AsyncIterator[Samples], skip: int) -> AsyncIterator[Samples]:
-    """The sound without its first samples, which were heard before a restart."""
+    """Drop the first samples, which were transcribed before a restart."""
     async for samples in audio:
         if skip < samples.shape[1]:
             yield samples[:, skip:]
@@ -274,7 +274,7 @@ async def skip_samples(audio: AsyncIterator[Samples], skip: int) -> AsyncIterato
 
 
 def shift_final(final: Final, by_s: float) -> Final:
-    """A final of the rest of a file, in the time of the whole file."""
+    """A final with its times moved by `by_s`."""
     if not by_s:
         return final
     alternatives = tuple(
