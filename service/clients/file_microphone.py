@@ -1,4 +1,4 @@
-"""A sound file as if it were spoken into a microphone: the same blocks, at the pace of real time. Sends nothing."""
+"""An audio file as a live source: the same blocks as the microphone, at real-time pace. No network I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.clients.mic import BLOCK_S, Block, level_db
 
 
 class FileMicrophone:
-    """`async for block in FileMicrophone(recording): ...`; `pace` 1 is real time, 0 as fast as it is taken."""
+    """`async for block in FileMicrophone(recording)`. `pace` 1 is real time, 0 is without delay."""
 
     def __init__(self, recording: AudioFile, pace: float = 1.0) -> None:
         self.recording = recording
@@ -29,7 +29,7 @@ class FileMicrophone:
         self.stop()
 
     def stop(self) -> None:
-        """No more sound."""
+        """End the iteration."""
         self._stopped = True
 
     async def __aiter__(self) -> AsyncIterator[Block]:

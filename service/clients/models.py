@@ -1,5 +1,7 @@
-"""Which of a server's models will hear. Other vendors' clients send names of their own, so a server takes any name and
-hears it with its default; whoever asks for one of ours by a name that is not there is told here instead.
+"""Checks a model name against a server's models.
+
+A server accepts any model name and falls back to its default, because clients of other vendors send their own names.
+Silica's commands check the name here instead.
 """
 
 import sys
@@ -12,13 +14,13 @@ class ModelsClient(HttpClient):
     """`async with ModelsClient(server, key) as client: name = await client.resolve(requested)`."""
 
     async def resolve(self, requested: str | None) -> str:
-        """The model asked for, or the default; a name that the server does not have is refused."""
+        """The requested model or the default one; ServiceError MODEL when the server does not have it."""
         served = {str(model["name"]): model for model in (await self._request("GET", "/v1/models"))["models"]}
-        found = [
+        matching = [
             name for name, model in served.items() if (name == requested if requested else model["default"])
         ]
-        if found:
-            return found[0]
+        if matching:
+            return matching[0]
         try:
             await self._request("GET", "/readyz")
         except ServiceError as error:
@@ -36,10 +38,10 @@ class ModelsClient(HttpClient):
 
 
 async def resolve_model(server: str, key: str | None, requested: str | None) -> str:
-    """One question to a server; one that is still starting is waited for."""
+    """`ModelsClient.resolve`, waiting for a server that is still starting."""
 
     def on_wait(error: ServiceError) -> None:
-        sys.stderr.write(f"silica: {error.message} Waiting for it.\n")
+        sys.stderr.write(f"silica: {error.message} Waiting.\n")
 
     async with ModelsClient(server, key) as client:
         return await with_retries(lambda: client.resolve(requested), on_wait)

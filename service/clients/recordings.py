@@ -1,4 +1,4 @@
-"""The client's side of POST /v1/listen: a whole recording sent, its words taken back. Prints nothing."""
+"""HTTP client of POST /v1/listen: transcribes one file. No output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RecordingsClient(HttpClient):
         hotwords: Sequence[str] = (),
         on_progress: Callable[[float], None] = lambda share: None,
     ) -> dict[str, Any]:
-        """Deepgram's document; `on_progress` is told how much of the file has gone out, 0 to 1."""
+        """Send the file and return Deepgram's response. `on_progress` gets the uploaded share, 0 to 1."""
         query = [*([("model", model)] if model else []), *(("keyterm", phrase) for phrase in hotwords)]
         headers = {"Content-Type": "application/octet-stream"}
         with path.open("rb") as file:

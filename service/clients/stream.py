@@ -1,12 +1,12 @@
-"""The client for live sound: sends, reads, reconnects by itself with back-off, resumes, loses and repeats nothing.
+"""Websocket client for live audio. It reconnects with back-off and resumes without losing or repeating anything.
 
     async with StreamClient("ws://127.0.0.1:8765", encoding="linear16", sample_rate=16000) as client:
-        await client.send(sound)            # waits while too much is unacknowledged
+        await client.send(audio)            # waits while too much is unacknowledged
         await client.finish()
         async for message in client: ...    # the server's messages as dictionaries, each once, in order
 
-A server that restarts (and so knows no session any more) gets everything since the last final again; times go on.
-Raw sound heard as one channel only; other sound cannot be begun in the middle.
+A restarted server does not know the session: the client opens a new one, resends everything since the last final and
+keeps the times continuous. This works for raw PCM transcribed as one channel.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ FATAL_CLOSE_CODES = (1007, 1008, 1009, 4000)
 KEEP_ALIVE_S = 3.0
 FIRST_CONNECT_TIMEOUT_S = 5.0
 MAX_RESTARTS = 5
-"""New sessions in a row of which none decided a word."""
+"""Consecutive new sessions without a final result."""
 MAX_UNACKNOWLEDGED_S = 60.0
 MAX_UNACKNOWLEDGED_BYTES = 8 * 1024 * 1024
 
 
 class StreamClient:
-    """One live session with a server. Send and read may run in different tasks of one loop."""
+    """A live session with a server. Sending and reading may run in different tasks of one event loop."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class StreamClient:
         self.session: str | None = None
         self.sequence = 0
         self.reconnections = 0
-        """How often a lost connection came back."""
+        """How many times a lost connection was restored."""
         encoding = str(self.query.get("encoding", ""))
         rate = int(str(self.query.get("sample_rate") or (8000 if encoding in ("mulaw", "alaw") else 16000)))
         width, channels = BYTES_PER_SAMPLE.get(encoding), int(str(self.query.get("channels", 1)))
@@ -104,10 +104,10 @@ class StreamClient:
         with contextlib.suppress(asyncio.CancelledError):
             await self._runner
 
-    # ---- what the user does
+    # --- public interface ---
 
     async def send(self, audio: bytes) -> None:
-        """Sound, cut as you like. Waits while too much is unacknowledged; raises what ended the session."""
+        """Send audio of any length. Waits while too much is unacknowledged; raises the error that ended the session."""
         async with self._changed:
             await self._changed.wait_for(
                 lambda: self.log.unacknowledged_bytes < self._max_bytes or self.state == "closed"
@@ -117,21 +117,21 @@ class StreamClient:
                 self._queue(bytes(audio))
 
     async def finalize(self) -> None:
-        """Ask that everything so far become final now."""
+        """Request final results for all audio sent so far."""
         await self._command({"type": "Finalize"})
 
     async def mark(self, name: str) -> None:
-        """Ask for a Marker of this name once everything before it has been heard."""
+        """Request a Marker message after the results of all audio sent so far."""
         await self._command({"type": "Marker", "name": name})
 
     async def finish(self) -> None:
-        """No more sound. Go on reading until the messages end."""
+        """End the audio. Continue reading until the iteration ends."""
         if not self._finishing:
             await self._command({"type": "CloseStream"})
             self._finishing = True
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """The server's messages; ends after Metadata. ServiceError when the session could not be brought to its end."""
+        """The server's messages, up to Metadata; ServiceError when the session fails."""
         while True:
             message = await self._inbox.get()
             if message is None:
@@ -149,17 +149,17 @@ class StreamClient:
     def _check_open(self) -> None:
         if self.state == "closed" or self._finishing:
             raise self._failure or ServiceError(
-                ErrorCode.CLOSED, "The stream is finished.", "Begin a new one."
+                ErrorCode.CLOSED, "The stream is closed.", "Open a new one."
             )
 
     def _queue(self, payload: bytes | str) -> None:
         self._pending.append(self.log.add(payload))
         self._changed.notify_all()
 
-    # ---- the connection
+    # --- the connection ---
 
     async def _run(self) -> None:
-        """Connect, talk, and again, until the end or until giving up."""
+        """Connect and reconnect until the session ends or the time limit is over."""
         loop = asyncio.get_running_loop()
         wait_s, lost_s = self._initial_backoff_s, loop.time()
         try:
@@ -175,27 +175,27 @@ class StreamClient:
                 except InvalidStatus as error:
                     retry_s = self._on_refused(error)
                 except ssl.SSLCertVerificationError as error:
-                    raise tls_error(self.server, error) from None  # it would not be trusted later either
+                    raise tls_error(self.server, error) from None  # permanent
                 except (OSError, TimeoutError, InvalidHandshake, EOFError):
                     retry_s, unreachable = 0.0, True
-                # A server that never was there is a wrong address more often than one that comes in a minute.
+                # Before the first connection, an unreachable server most likely means a wrong address.
                 timeout_s = (
                     min(self._reconnect_timeout_s, FIRST_CONNECT_TIMEOUT_S)
                     if unreachable and self._never_connected
                     else self._reconnect_timeout_s
                 )
                 if loop.time() - lost_s > timeout_s:
-                    problem = "No server at" if unreachable else "No stream could be opened at"
+                    problem = "Cannot connect to" if unreachable else "Cannot open a stream at"
                     advice = (
-                        "Is it running?"
+                        "Check that the server is running."
                         if unreachable
-                        else "It may be full, or not ready yet: try again later."
+                        else "The server may be full or still starting: try again later."
                     )
                     raise ServiceError(
-                        ErrorCode.NETWORK, f"{problem} {self.server} for {timeout_s:g} s.", advice
+                        ErrorCode.NETWORK, f"{problem} {self.server} (tried for {timeout_s:g} s).", advice
                     )
                 self._set_state("reconnecting")
-                # Half the wait is chance, so that a thousand clients of one server do not come back at once.
+                # Jitter, so that the clients of a restarted server do not all reconnect at once.
                 await asyncio.sleep(max(retry_s, wait_s * (0.5 + random.random() / 2)))
                 wait_s = min(wait_s * 2, self._max_backoff_s)
         except ServiceError as error:
@@ -208,11 +208,11 @@ class StreamClient:
 
     @property
     def _never_connected(self) -> bool:
-        """Whether no connection has been made yet."""
+        """Whether there has been no connection yet."""
         return self.session is None and not self._restart_count
 
     def _on_refused(self, error: InvalidStatus) -> float:
-        """A handshake was answered with an HTTP status: how long to wait, or the end."""
+        """The handshake was refused with an HTTP status. Return how long to wait, or raise."""
         status = error.response.status_code
         try:
             body = json.loads(error.response.body or b"{}")
@@ -222,30 +222,30 @@ class StreamClient:
             self._restart()
             return 0.0
         if status in FATAL_HTTP_STATUS:
-            fields = body.get("err_msg") or f"The server refused the connection with HTTP {status}."
+            reason = body.get("err_msg") or f"The server refused the connection with HTTP {status}."
             code = code_named(str(body.get("err_code", "")))
-            raise ServiceError(code, fields, KEY_ADVICE if code is ErrorCode.KEY else body.get("advice", ""))
+            raise ServiceError(code, reason, KEY_ADVICE if code is ErrorCode.KEY else body.get("advice", ""))
         try:
             return min(float(error.response.headers.get("Retry-After", "0")), self._max_backoff_s)
         except ValueError:
             return 0.0
 
     def _restart(self) -> None:
-        """The session is gone: a new one gets everything that is not final yet, if that can be."""
+        """Start a new session with everything that is not final yet."""
         if not self.log.can_restart:
-            raise ServiceError(ErrorCode.RESUME, "The server has lost the session.", "Begin a new stream.")
+            raise ServiceError(ErrorCode.RESUME, "The server no longer has the session.", "Open a new stream.")
         if self._restart_count >= MAX_RESTARTS:
             raise ServiceError(
                 ErrorCode.RESTARTS,
-                f"The server ended {MAX_RESTARTS} sessions without deciding anything.",
-                "Something in the sound may be what ends them; the server's log knows.",
+                f"The server ended {MAX_RESTARTS} sessions without a final result.",
+                "The audio may cause an error; see the server's log.",
             )
         self._restart_count += 1
         self.log.restart()
         self.session = None
 
     async def _run_connection(self) -> tuple[bool, bool]:
-        """One connection, from its start to its end: (the session is over, something was said)."""
+        """One connection from start to end. Return (the session is over, the session started)."""
         query = dict(self.query)
         if self.session is not None:
             query = {"extensions": "true", "resume": self.session, "after": str(self.sequence)}
@@ -275,12 +275,12 @@ class StreamClient:
         if code in FATAL_CLOSE_CODES or (code == 1011 and "NET-0001" in (socket.close_reason or "")):
             raise self._error_of_close(code, socket.close_reason or "")
         if code in (1012, 1011, 1000) and self.session is not None:
-            # The session was ended by the server in order: what was sent is final, the rest needs a new one.
+            # The server closed the session in order; the audio without a final result needs a new one.
             self._restart()
         return False, started
 
     async def _on_started(self, started: Message) -> None:
-        """The first message of a connection says what the server has; the rest is sent (again)."""
+        """`Started` acknowledges what the server has received; the rest is sent again."""
         if not self._never_connected:
             self.reconnections += 1
         async with self._changed:
@@ -293,7 +293,7 @@ class StreamClient:
         self._set_state("listening")
 
     async def _send_all(self, socket: ClientConnection) -> None:
-        """Everything that is to be sent, in order; KeepAlive when there is nothing."""
+        """Send pending messages in order, and KeepAlive when there are none."""
         while True:
             async with self._changed:
                 with contextlib.suppress(TimeoutError):
@@ -309,13 +309,13 @@ class StreamClient:
                 return
 
     def _on_message(self, message: Message) -> bool:
-        """One message of the server; True when it is the last."""
+        """Handle a message of the server; True for the last one."""
         kind, number = message.get("type"), message.get("sequence")
         if kind == "Started" and message["resumed"]:
             return False
         if number is not None:
             if number <= self.sequence and kind not in ("Metadata", "Error"):
-                return False  # sent again, and seen before
+                return False  # a repeated message
             self.sequence = max(self.sequence, number)
         if kind == "Error":
             self._last_error = message
@@ -366,7 +366,7 @@ async def _dial(address: str, headers: Mapping[str, str]) -> ClientConnection:
 
 
 def _shift_times(message: Message, offset_s: float) -> Message:
-    """The message with its times counted from the client's first sound instead of the session's."""
+    """The message with times relative to the client's first audio instead of the session's."""
     if not offset_s:
         return message
     for name in ("start", "timestamp", "last_word_end", "received_s", "processed_s"):

@@ -1,4 +1,4 @@
-"""`silica transcribe` through a server: one file after another, as jobs in its background, or streamed."""
+"""`silica transcribe --server`: uploads files, adds them as jobs, or streams them in real time."""
 
 import argparse
 import asyncio
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_S = 0.5
 MAX_WATCHED = 8
-"""Jobs are heard in the order they came, so those behind the first few have nothing to tell yet."""
+"""Jobs run in order, so only the first few can have progress."""
 
 OnTranscript = Callable[[FileTranscript], None]
 
@@ -28,7 +28,7 @@ OnTranscript = Callable[[FileTranscript], None]
 async def transcribe_files(
     files: list[str], arguments: argparse.Namespace, progress: Any, on_transcript: OnTranscript
 ) -> None:
-    """Each file sent whole, its words taken back."""
+    """Upload one file after the other."""
     from service.clients.recordings import RecordingsClient
 
     async with RecordingsClient(arguments.server, arguments.key) as client:
@@ -37,7 +37,7 @@ async def transcribe_files(
             task = progress.add_task(f"sending {_display_name(file)}", total=1.0)
 
             def on_progress(share: float, task: Any = task, file: str = file) -> None:
-                message = f"hearing {_display_name(file)}" if share == 1.0 else None
+                message = f"transcribing {_display_name(file)}" if share == 1.0 else None
                 progress.update(task, completed=share, **({"description": message} if message else {}))
 
             def on_wait(error: ServiceError, task: Any = task, file: str = file) -> None:
@@ -69,7 +69,7 @@ async def transcribe_files(
 async def transcribe_as_jobs(
     files: list[str], arguments: argparse.Namespace, progress: Any, on_transcript: OnTranscript
 ) -> None:
-    """All files left with the server, watched, and written as they are done; stopping leaves the jobs there."""
+    """Add all files as jobs and wait for them. Interrupting leaves the jobs on the server."""
     from service.clients.jobs import JobsClient
 
     fields = {"model": arguments.model} if arguments.model else {}
@@ -90,7 +90,7 @@ async def transcribe_as_jobs(
                 done = 0.0
                 for id in list(watched)[:MAX_WATCHED]:
                     job = await client.follow(
-                        id, lambda error: _print_message(progress, f"{error.message} The jobs wait there.")
+                        id, lambda error: _print_message(progress, f"{error.message} The jobs stay on the server.")
                     )
                     if job["status"] in ("queued", "running"):
                         done += job["progress"]["share"]
@@ -108,13 +108,13 @@ async def transcribe_as_jobs(
         except (asyncio.CancelledError, KeyboardInterrupt):
             if watched:
                 sys.stderr.write(
-                    f"silica: {len(watched)} jobs go on at {client.server}; the same line takes them up again\n"
+                    f"silica: {len(watched)} jobs continue on {client.server}; run the same command to get them\n"
                 )
             raise
 
 
 async def stream_files(files: list[str], arguments: argparse.Namespace, on_transcript: OnTranscript) -> None:
-    """Each file spoken to the server at the pace of real time, the words on the terminal as they come."""
+    """Stream one file after the other in real time and show the results live."""
     from service.clients.file_microphone import FileMicrophone
     from service.clients.stream import StreamClient
     from service.clients.terminal_display import TerminalDisplay, run_session
@@ -137,7 +137,7 @@ async def stream_files(files: list[str], arguments: argparse.Namespace, on_trans
                         arguments.server,
                         key=arguments.key,
                         options=options,
-                        on_state=display.state,
+                        on_state=display.set_state,
                         encoding="linear16",
                         sample_rate=source.rate,
                     )
@@ -162,7 +162,7 @@ async def _submit_next(
     on_transcript: OnTranscript,
     progress: Any,
 ) -> bool:
-    """One more file to the server; False when its disk is full of jobs that are watched here."""
+    """Add the next file as a job. False when the server's disk is full: wait for watched jobs first."""
     file = waiting[0]
 
     def on_wait(error: ServiceError) -> None:
@@ -173,7 +173,7 @@ async def _submit_next(
             path = recording.path
             job = await with_retries(lambda: client.add(path, fields), on_wait)
             if job["id"] not in watched and job["status"] in ("failed", "cancelled"):
-                # An earlier run's: begin anew.
+                # From an earlier run: start again.
                 await client.delete(job["id"])
                 job = await client.add(path, fields)
     except ServiceError as error:
@@ -182,7 +182,7 @@ async def _submit_next(
         _raise_if_fatal(error)
         on_transcript(FileTranscript(waiting.pop(0), error=_named_error(file, error)))
         return True
-    # Two files with the same sound are one job.
+    # Two identical files are one job.
     watched.setdefault(job["id"], []).append(waiting.pop(0))
     return True
 
@@ -213,7 +213,7 @@ def _print_message(progress: Any, text: str) -> None:
 
 
 def _raise_if_fatal(error: ServiceError) -> None:
-    """No server, or none that lets us in: the next file would fare no better."""
+    """Raise errors that concern every file: no connection or no access."""
     if error.code in (ErrorCode.NETWORK, ErrorCode.KEY, ErrorCode.FORBIDDEN):
         raise error
 

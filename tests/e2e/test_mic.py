@@ -68,7 +68,7 @@ def test_every_output_holds_every_word(served: Served, recording: Path, tmp_path
     ("file", "options", "told"),
     [
         ("talk.wav", ["--hotword", "word:99"], "weight"),
-        ("talk.wav", ["--server", "ws://127.0.0.1:9"], "No server at"),
+        ("talk.wav", ["--server", "ws://127.0.0.1:9"], "Cannot connect to"),
         ("absent.wav", [], "does not exist"),
         ("no-sound.wav", [], "cannot be decoded as audio"),
     ],
