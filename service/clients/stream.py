@@ -148,9 +148,7 @@ class StreamClient:
 
     def _check_open(self) -> None:
         if self.state == "closed" or self._finishing:
-            raise self._failure or ServiceError(
-                ErrorCode.CLOSED, "The stream is closed.", "Open a new one."
-            )
+            raise self._failure or ServiceError(ErrorCode.CLOSED, "The stream is closed.", "Open a new one.")
 
     def _queue(self, payload: bytes | str) -> None:
         self._pending.append(self.log.add(payload))
@@ -233,7 +231,9 @@ class StreamClient:
     def _restart(self) -> None:
         """Start a new session with everything that is not final yet."""
         if not self.log.can_restart:
-            raise ServiceError(ErrorCode.RESUME, "The server no longer has the session.", "Open a new stream.")
+            raise ServiceError(
+                ErrorCode.RESUME, "The server no longer has the session.", "Open a new stream."
+            )
         if self._restart_count >= MAX_RESTARTS:
             raise ServiceError(
                 ErrorCode.RESTARTS,

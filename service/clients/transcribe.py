@@ -90,7 +90,10 @@ async def transcribe_as_jobs(
                 done = 0.0
                 for id in list(watched)[:MAX_WATCHED]:
                     job = await client.follow(
-                        id, lambda error: _print_message(progress, f"{error.message} The jobs stay on the server.")
+                        id,
+                        lambda error: _print_message(
+                            progress, f"{error.message} The jobs stay on the server."
+                        ),
                     )
                     if job["status"] in ("queued", "running"):
                         done += job["progress"]["share"]

@@ -1,4 +1,5 @@
-"""Word errors on recordings whose text is known: substitutions, insertions, deletions, and the real-time factor."""
+"""Measure the word error rate (WER), character error rate (CER) and real-time factor on recordings with reference
+transcripts."""
 
 import argparse
 import io
@@ -15,40 +16,60 @@ if TYPE_CHECKING:
     from lm.score import ErrorCounts
     from service.embedded.cli_options import EmbeddedRecognizer
 
-HELP = "measure word errors and speed on recordings with known text"
+HELP = "measure WER and speed on recordings with reference transcripts"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The recordings, and how to hear them."""
+    """The recordings and how to recognize them."""
     from service.embedded.cli_options import add_recognition_arguments
 
     parser.add_argument(
-        "manifest", type=Path, help="manifest.jsonl (audio, duration, text a line), or the folder it is in"
+        "manifest",
+        type=Path,
+        metavar="MANIFEST",
+        help="manifest.jsonl with one {audio, duration, text} object per line, or its folder",
     )
     add_recognition_arguments(parser)
-    parser.add_argument("--streamed", action="store_true", help="hear every recording as a live stream")
+    parser.add_argument("--streamed", action="store_true", help="recognize in windows, as a live stream")
     parser.add_argument(
-        "--left", type=float, metavar="S", help="left context of the windows (with --streamed)"
-    )
-    parser.add_argument("--hop", type=float, metavar="S", help="hop of the windows")
-    parser.add_argument("--look-ahead", type=float, metavar="S", help="look-ahead of the windows")
-    parser.add_argument(
-        "--limit", type=int, metavar="N", help="only N recordings, evenly spread over the manifest"
+        "--left",
+        type=float,
+        metavar="S",
+        help="with --streamed: left context in seconds (default: the model's)",
     )
     parser.add_argument(
-        "--worst", type=int, default=0, metavar="N", help="show the N recordings with most errors"
+        "--hop", type=float, metavar="S", help="with --streamed: hop in seconds (default: the model's)"
+    )
+    parser.add_argument(
+        "--look-ahead",
+        type=float,
+        metavar="S",
+        help="with --streamed: look-ahead in seconds (default: the model's)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="use only N recordings, evenly spread over the manifest (default: all)",
+    )
+    parser.add_argument(
+        "--worst",
+        type=int,
+        default=0,
+        metavar="N",
+        help="show the N recordings with the most errors (default: %(default)s)",
     )
     parser.add_argument(
         "--save-log-probs",
         type=Path,
         metavar="FOLDER",
-        help="store what the network said of each recording, for `silica lm tune` and `silica lm rescore`",
+        help="save the log-probabilities of each recording, for `silica lm tune` and `silica lm rescore`",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else there")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Hear everything, count, print. 0: all heard; 1: some could not be read and are not counted."""
+    """0: success; 1: some recordings could not be read and are not counted."""
     from rich.console import Console
     from rich.progress import track
 
@@ -64,28 +85,27 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True)
     quiet = arguments.json or not sys.stderr.isatty()
     scored, unreadable = [], []
-    for line in track(lines, "hearing", console=console, disable=quiet, transient=True):
+    for line in track(lines, "evaluating", console=console, disable=quiet, transient=True):
         try:
             scored.append(_score(recognizer, line, arguments))
         except ServiceError as error:
-            console.print(f"silica: not counted: {error}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"silica: skipped: {error}", markup=False, highlight=False, soft_wrap=True)
             unreadable.append(line["audio"])
     if not scored:
         raise ServiceError(
             ErrorCode.MANIFEST,
             f"No recording of {arguments.manifest} can be read.",
-            "Do the files lie beside it?",
+            "Audio paths are relative to the manifest's folder.",
         )
     report = {**_summary(recognizer, scored, arguments), "unreadable": unreadable}
     worst = sorted(scored, key=lambda one: one["errors"].errors, reverse=True)[: arguments.worst]
-    report["worst"] = [{key: one[key] for key in ("audio", "reference", "heard")} for one in worst]
+    report["worst"] = [{key: one[key] for key in ("audio", "reference", "hypothesis")} for one in worst]
     print(json.dumps(report) if arguments.json else "\n".join(_report_lines(report)))
     return 1 if unreadable else 0
 
 
 def _reject_duplicate_names(lines: Sequence[dict[str, Any]]) -> None:
-    """Log-probabilities are kept by the file's name alone: the second of two that are called alike would take the place
-    of the first."""
+    """Log-probabilities are saved by file name, so two files of the same name would overwrite each other."""
     from service.errors import ErrorCode, ServiceError
 
     names = Counter(Path(line["audio"]).stem for line in lines)
@@ -93,38 +113,40 @@ def _reject_duplicate_names(lines: Sequence[dict[str, Any]]) -> None:
     if count > 1:
         raise ServiceError(
             ErrorCode.MANIFEST,
-            f"{count} recordings are called {name}, and --save-log-probs keeps one file a name.",
-            "Rename them, or keep those of each folder by themselves.",
+            f"{count} recordings are named {name}, but --save-log-probs writes one file per name.",
+            "Rename them, or evaluate their folders separately.",
         )
 
 
 def reject_unused_windows(arguments: argparse.Namespace) -> None:
-    """Windows are what a live stream is cut into; a whole recording has none, and figures would mislead."""
+    """Window options have no effect on whole recordings."""
     from service.errors import ErrorCode, ServiceError
 
     given = [name for name in ("left", "hop", "look_ahead") if getattr(arguments, name) is not None]
     if given and not arguments.streamed:
         raise ServiceError(
             ErrorCode.LINE,
-            f"--{given[0].replace('_', '-')} says how a stream is cut, and the recordings are heard whole.",
-            "Add --streamed, or leave it out.",
+            f"--{given[0].replace('_', '-')} applies only to windowed recognition.",
+            "Add --streamed, or omit it.",
         )
 
 
 def recordings(manifest: Path, limit: int | None) -> list[dict[str, Any]]:
-    """The manifest's lines that have a text, with the path of their sound."""
+    """The manifest's entries that have a text."""
     from service.errors import ErrorCode, ServiceError
 
     file = manifest / "manifest.jsonl" if manifest.is_dir() else manifest
     if not file.is_file():
         raise ServiceError(
-            ErrorCode.MANIFEST, f"There is no manifest {file}.", "Name a manifest.jsonl or its folder."
+            ErrorCode.MANIFEST, f"There is no manifest {file}.", "Pass a manifest.jsonl or its folder."
         )
     try:
         rows = file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise ServiceError(
-            ErrorCode.MANIFEST, f"{file} is not UTF-8 text (byte {error.start}).", "Is it a manifest?"
+            ErrorCode.MANIFEST,
+            f"{file} is not UTF-8 text (byte {error.start}).",
+            "Pass a manifest.jsonl or its folder.",
         ) from error
     lines = []
     for number, text in enumerate(rows, start=1):
@@ -138,15 +160,15 @@ def recordings(manifest: Path, limit: int | None) -> list[dict[str, Any]]:
             why = f"it has no {error}" if isinstance(error, KeyError) else error
             raise ServiceError(
                 ErrorCode.MANIFEST,
-                f"Line {number} of {file} is no entry of a manifest ({why}).",
-                'Expected {"audio": FILE, "text": WORDS} as JSON on every line.',
+                f"Line {number} of {file} is not a manifest entry ({why}).",
+                'Expected one JSON object per line: {"audio": FILE, "text": WORDS}.',
             ) from error
     if not lines:
         raise ServiceError(
-            ErrorCode.MANIFEST, f"No recording of {file} has a text.", "Only those can be scored."
+            ErrorCode.MANIFEST, f"No recording of {file} has a text.", "The WER needs reference transcripts."
         )
     if limit is not None and limit < 1:
-        raise ServiceError(ErrorCode.MANIFEST, f"--limit {limit} leaves nothing.", "Expected one or more.")
+        raise ServiceError(ErrorCode.MANIFEST, f"--limit {limit} is invalid.", "Expected 1 or more.")
     return lines if limit is None else lines[:: max(1, len(lines) // limit)][:limit]
 
 
@@ -170,7 +192,7 @@ def _score(
     return {
         "audio": line["audio"],
         "reference": reference,
-        "heard": hypothesis,
+        "hypothesis": hypothesis,
         "errors": word_errors(reference, hypothesis),
         "characters": character_errors(reference, hypothesis),
         "audio_s": len(samples) / SAMPLE_RATE,
@@ -185,7 +207,7 @@ def _save_log_probs(path: Path, log_probs: Any) -> None:
 
     stored = io.BytesIO()
     np.save(stored, np.asarray(log_probs, np.float32))
-    path.write_bytes(stored.getbuffer())  # numpy's own writing does not say that a disk is full
+    path.write_bytes(stored.getbuffer())  # np.save to a file does not report a full disk
 
 
 def _log_probs(recognizer: "EmbeddedRecognizer", samples: Any, arguments: argparse.Namespace) -> Any:
@@ -243,7 +265,7 @@ def _summary(
 
 
 def _interval(errors: "list[ErrorCounts]", draws: int = 1000) -> tuple[float, float]:
-    """Where the rate would lie in 95 of 100 samples of such recordings (bootstrap over recordings)."""
+    """95% confidence interval of the error rate (bootstrap over recordings)."""
     import numpy as np
 
     errors_per_recording = np.array([one.errors for one in errors])
@@ -255,18 +277,18 @@ def _interval(errors: "list[ErrorCounts]", draws: int = 1000) -> tuple[float, fl
 
 
 def _report_lines(report: dict[str, Any]) -> list[str]:
-    how = "as streams" if report["streamed"] else "whole"
+    how = "streamed" if report["streamed"] else "whole"
     lines = [
         f"{report['model']} ({report['precision']} on {report['device']}), {report['decoder']}, language model "
         f"{report['language_model']}, {report['recordings']} recordings {how}"
-        + (f", {len(report['unreadable'])} more could not be read" if report["unreadable"] else ""),
-        f"WER {report['wer']:.2%} (95 of 100 samples: {report['wer_low']:.2%} to {report['wer_high']:.2%}) of "
+        + (f", {len(report['unreadable'])} unreadable" if report["unreadable"] else ""),
+        f"WER {report['wer']:.2%} (95% interval {report['wer_low']:.2%} to {report['wer_high']:.2%}) of "
         f"{report['words']} words: {report['substitutions']} substitutions, {report['insertions']} insertions, "
         f"{report['deletions']} deletions; CER {report['cer']:.2%}",
-        f"{report['audio_s']:.0f} s of sound in {report['acoustic_s']:.1f} s acoustics and "
+        f"{report['audio_s']:.0f} s of audio in {report['acoustic_s']:.1f} s acoustic model and "
         f"{report['decoding_s']:.1f} s decoding: real-time factor {report['real_time_factor']:.4f} "
-        f"({report['times_real_time']:.1f} x real time; {report['times_real_time_cpu']:.1f} x by processor time)",
+        f"({report['times_real_time']:.1f} x real time; {report['times_real_time_cpu']:.1f} x by CPU time)",
     ]
     for one in report["worst"]:
-        lines += [one["audio"], f"  said   {one['reference']}", f"  heard  {one['hypothesis']}"]
+        lines += [one["audio"], f"  reference   {one['reference']}", f"  hypothesis  {one['hypothesis']}"]
     return lines

@@ -1,11 +1,10 @@
-"""Turn sound files into text: any format PyAV reads, folders, wildcards, standard input; text, JSON or subtitles.
+"""Transcribe audio files to text, JSON or subtitles. Any format that FFmpeg reads is accepted.
 
-Here in this process, or with --server through a server; --jobs leaves them in its background, --realtime streams.
+The model runs in this process, or on a server with --server or --jobs.
 """
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from service.output.transcripts import TranscriptWord
     from service.session.events import Final
 
-HELP = "turn sound files into text, JSON or subtitles"
+HELP = "transcribe audio files to text, JSON or subtitles"
 
 FORMATS = ("text", "json", "srt", "vtt")
 AUDIO_SUFFIXES = (
@@ -41,35 +40,42 @@ LOCAL_ONLY = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Files, and how to hear and write them."""
+    """Files, recognition, server and output."""
+    from service.commands._server_options import add_key_argument
     from service.embedded.cli_options import add_recognition_arguments
 
     parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="sound file, folder, wildcard, or - for stdin"
+        "files", nargs="+", metavar="FILE", help="audio file, folder, wildcard, or - for standard input"
     )
+    parser.add_argument("--streamed", action="store_true", help="recognize in windows, as a live stream")
+    parser.add_argument(
+        "--realtime", action="store_true", help="stream at real-time pace and show the text as it arrives"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--format", choices=FORMATS, default="text", help="output format (default: %(default)s)"
+    )
+    output.add_argument("--json", action="store_true", help="print one JSON object for all files")
+    output.add_argument("--out", type=Path, metavar="FOLDER", help="write one file per transcript to FOLDER")
+    output.add_argument("--quiet", action="store_true", help="do not show progress")
     add_recognition_arguments(parser)
-    parser.add_argument("--streamed", action="store_true", help="hear it as a live stream would be heard")
-    parser.add_argument(
-        "--realtime", action="store_true", help="stream it at the pace of speech, and watch the words come"
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "--server", metavar="URL", help="transcribe on this server (default: in this process)"
     )
-    parser.add_argument(
+    add_key_argument(server)
+    server.add_argument(
         "--jobs",
         action="store_true",
-        help="leave the files with a server as jobs; stopping does not stop them",
+        help="add the files as background jobs on the server (--server or SILICA_SERVER) and wait; "
+        "the jobs continue if this command is stopped",
     )
-    parser.add_argument("--server", metavar="URL", help="hear it there (with --jobs also SILICA_SERVER)")
-    parser.add_argument("--key", default=os.environ.get("SILICA_KEY"), help="the server's key (SILICA_KEY)")
-    parser.add_argument("--format", choices=FORMATS, default="text", help="what to write (default: text)")
-    parser.add_argument("--json", action="store_true", help="one JSON object for all files on stdout")
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="write each transcript as a file in this folder"
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(local_only={name: parser.get_default(name) for name in LOCAL_ONLY})
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0: all files heard; 1: some could not be; 2: nothing to do."""
+    """0: success; 1: some files failed."""
+    from service.commands._server_options import server_url
     from service.errors import ErrorCode, ServiceError
     from service.output.transcripts import FileTranscript, TranscriptWriter, reject_duplicate_names
 
@@ -78,8 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
     if output_format in ("srt", "vtt") and len(files) > 1 and arguments.out is None:
         raise ServiceError(
             ErrorCode.LINE,
-            f"The subtitles of {len(files)} recordings cannot be one file: each counts its time from zero.",
-            "Add --out FOLDER, and each gets a file of its own there.",
+            f"Subtitles of {len(files)} recordings cannot be written to one output.",
+            "Add --out FOLDER to write one file per recording.",
         )
     if arguments.out is not None:
         reject_duplicate_names(files, arguments.out)
@@ -97,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
                 writer.write(transcript)
 
         if arguments.jobs and arguments.server is None:
-            arguments.server = os.environ.get("SILICA_SERVER", "http://127.0.0.1:8765")
+            arguments.server = server_url()
         model = (_transcribe_locally if arguments.server is None else _transcribe_on_server)(
             files, arguments, progress, on_transcript
         )
@@ -120,13 +126,11 @@ def _transcribe_on_server(
         if getattr(arguments, name) != default:
             raise ServiceError(
                 ErrorCode.LINE,
-                f"--{name.replace('_', '-')} is the server's own business.",
-                "Leave it out with --server.",
+                f"--{name.replace('_', '-')} has no effect with --server or --jobs.",
+                "Omit it: the server's settings apply.",
             )
     if arguments.jobs and arguments.realtime:
-        raise ServiceError(
-            ErrorCode.LINE, "A job is heard in the background and cannot be watched.", "One of the two."
-        )
+        raise ServiceError(ErrorCode.LINE, "--jobs and --realtime exclude each other.", "Omit one of them.")
     model = asyncio.run(resolve_model(arguments.server, arguments.key, arguments.model))
     if arguments.realtime:
         asyncio.run(transcribe.stream_files(files, arguments, on_transcript))
@@ -176,7 +180,7 @@ def _transcribe_locally(
 
 
 def expand(names: list[str]) -> list[str]:
-    """The files that names, folders and wildcards mean, each once, in the order given."""
+    """The files of these names, folders and wildcards, in order and without duplicates."""
     from service.errors import ErrorCode, ServiceError
 
     found: list[str] = []
@@ -189,16 +193,14 @@ def expand(names: list[str]) -> list[str]:
             if not inside:
                 raise ServiceError(
                     ErrorCode.AUDIO_FILE,
-                    f"There is no sound file in {path} or below it (*{' *'.join(AUDIO_SUFFIXES[:5])} …).",
-                    "A recording of another name can be named by itself.",
+                    f"There is no audio file in {path} or its subfolders (*{' *'.join(AUDIO_SUFFIXES[:5])} …).",
+                    "Pass files with another suffix by name.",
                 )
             found += map(str, inside)
         elif not path.exists() and any(mark in name for mark in "*?["):
             matching = sorted(map(str, Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))))
             if not matching:
-                raise ServiceError(
-                    ErrorCode.AUDIO_FILE, f"No file matches {name}.", "Check the wildcard and the folder."
-                )
+                raise ServiceError(ErrorCode.AUDIO_FILE, f"No file matches {name}.", "Check the wildcard.")
             found += matching
         else:
             found.append(str(path))
@@ -237,7 +239,7 @@ def _transcribe_in_real_time(
     *,
     multiple: bool,
 ) -> list["TranscriptWord"]:
-    """Windows heard when their sound would have been spoken; finished lines stay, the open one lives."""
+    """Recognize at real-time pace and show the results live."""
     import numpy as np
 
     from acoustic.constants import OUTPUT_SAMPLES, SAMPLE_RATE
@@ -268,7 +270,7 @@ def _transcribe_in_real_time(
             time.sleep(max(0.0, started + played_samples / SAMPLE_RATE - time.monotonic()))
             if len(played):
                 pcm = (np.clip(played, -1.0, 1.0) * 32767).astype("<i2")
-                display.level(*level_db(pcm), played_samples / SAMPLE_RATE, 0.0)
+                display.set_level(*level_db(pcm), played_samples / SAMPLE_RATE, 0.0)
             yield piece
 
     def on_partial(hypothesis: Any) -> None:
@@ -276,7 +278,7 @@ def _transcribe_in_real_time(
 
     found: list[TranscriptWord] = []
     with display:
-        display.state("listening")
+        display.set_state("listening")
         for final in recognizer.utterances(audio, paced, LIVE, on_partial):
             transcript.partial = ""
             words = final.alternatives[0].words

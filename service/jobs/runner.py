@@ -164,7 +164,7 @@ class JobRunner:
     async def _store_events(
         self, progress: _JobProgress, events: AsyncGenerator[Event, None], start_s: float, number: int
     ) -> float | None:
-        """Store and charge the events of the audio from `start_s`, numbering segments from `number`; as `_transcribe`."""
+        """Store and charge the events of the audio from `start_s`. Segments are numbered from `number`."""
         length_s = start_s
         async with contextlib.aclosing(events) as events:
             async for event in events:

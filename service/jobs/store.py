@@ -145,7 +145,7 @@ class JobStore:
         return None if row is None else _job(row)
 
     def resume_point(self, id: str) -> tuple[float, int]:
-        """Where to continue: (end of the last utterance in seconds, next segment number). Later segments are deleted."""
+        """Where to continue: (end of the last utterance, next segment number). Deletes later segments."""
         with self._transaction() as database:
             row = database.execute(
                 "SELECT end_s, number FROM segments WHERE job = ? AND speech_final ORDER BY number DESC LIMIT 1",

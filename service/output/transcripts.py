@@ -1,4 +1,4 @@
-"""What `silica transcribe` makes of each recording, wherever it was heard, and how it is written."""
+"""The results of `silica transcribe` and how they are written to files or standard output."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from service.output.subtitles import to_srt, to_vtt
 
 @dataclass(frozen=True)
 class TranscriptWord:
-    """A word with its place in the recording; no confidence where the server does not tell it."""
+    """A word with its times. `confidence` is None when the server does not send it."""
 
     text: str
     start_s: float
@@ -23,7 +23,7 @@ class TranscriptWord:
 
 @dataclass(frozen=True)
 class FileTranscript:
-    """One recording: its words, or why there are none."""
+    """The words of one file, or the error."""
 
     file: str
     words: Sequence[TranscriptWord] = ()
@@ -32,7 +32,7 @@ class FileTranscript:
     error: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON tells it."""
+        """The JSON representation."""
         if self.error is not None:
             return {"file": self.file, "error": self.error}
         return {
@@ -48,7 +48,7 @@ class FileTranscript:
         }
 
     def content(self, output_format: str) -> str:
-        """As a file of one of the formats."""
+        """The transcript in an output format."""
         if output_format == "json":
             return json.dumps(self.as_json(), indent=1) + "\n"
         if output_format == "text":
@@ -57,7 +57,7 @@ class FileTranscript:
 
 
 def reject_duplicate_names(files: Sequence[str], out: Path) -> None:
-    """Transcripts are named after their recordings: two of one name would overwrite each other, unseen."""
+    """ServiceError FILES for two recordings of the same name, whose transcripts would overwrite each other."""
     folder_of: dict[str, str] = {}
     for file in files:
         name = Path(file).name
@@ -66,20 +66,20 @@ def reject_duplicate_names(files: Sequence[str], out: Path) -> None:
             raise ServiceError(
                 ErrorCode.FILES,
                 f"{other} and {file} would both be written to {out / name}.*.",
-                "Transcribe their folders one after the other, each with an --out of its own.",
+                "Transcribe their folders separately, with different --out folders.",
             )
 
 
 @dataclass(frozen=True)
 class TranscriptWriter:
-    """Where transcripts go, one by one as they are ready."""
+    """Writes transcripts as they are finished."""
 
     output_format: str
     out: Path | None
     multiple: bool
 
     def write(self, transcript: FileTranscript) -> None:
-        """To the folder or to the standard output; a JSON object on stdout is for the end."""
+        """Write to the folder or to standard output. JSON on standard output is written at the end instead."""
         if transcript.error is not None:
             return
         if self.out is not None:

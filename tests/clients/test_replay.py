@@ -81,7 +81,8 @@ def test_resume_returns_the_unreceived_messages_in_order(parts, received):
         log.add(payload)
     acknowledged = sent[:received]
     log.acknowledge(
-        sum(len(one) for one in acknowledged if isinstance(one, bytes)), sum(isinstance(one, str) for one in acknowledged)
+        sum(len(one) for one in acknowledged if isinstance(one, bytes)),
+        sum(isinstance(one, str) for one in acknowledged),
     )
     assert payloads(log.resume()) == sent[received:]
 
