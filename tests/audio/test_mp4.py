@@ -115,7 +115,7 @@ async def test_the_intact_part_of_a_truncated_file_is_decoded(audio_decoders, tm
 async def test_a_stream_with_its_index_at_the_end_is_an_error_with_advice(audio_decoders):
     with pytest.raises(ServiceError, match="upload it as a file") as error:
         await decode_all(open_decoder("mp4", mix=True, audio_decoders=audio_decoders), index_last(), 5000)
-    assert error.value.code == "DATA-0000"
+    assert error.value.code == "audio"
     assert audio_decoders.children == 0
 
 

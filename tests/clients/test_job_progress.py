@@ -46,7 +46,7 @@ async def test_a_long_job_has_one_progress_bar(monkeypatch, tmp_path):
 
     monkeypatch.setattr(JobsClient, "add", add)
     monkeypatch.setattr(JobsClient, "show", show)
-    monkeypatch.setattr(transcribe, "WATCH_S", 0.0)
+    monkeypatch.setattr(transcribe, "POLL_INTERVAL_S", 0.0)
     progress, transcripts = FakeProgress(), []
     await transcribe.transcribe_as_jobs([str(file)], ARGUMENTS, progress, transcripts.append)
     assert progress.added == ["1 jobs", "talk.wav"]
@@ -68,7 +68,7 @@ async def test_a_restarting_server_is_waited_for(monkeypatch, tmp_path):
 
     monkeypatch.setattr(JobsClient, "add", add)
     monkeypatch.setattr(JobsClient, "show", show)
-    monkeypatch.setattr(transcribe, "WATCH_S", 0.0)
+    monkeypatch.setattr(transcribe, "POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr(jobs_client, "RECONNECT_S", 0.0)
     progress, transcripts = FakeProgress(), []
     await transcribe.transcribe_as_jobs([str(file)], ARGUMENTS, progress, transcripts.append)

@@ -101,7 +101,7 @@ def test_serve_checks_the_port_before_it_loads_models(capsys):
 def test_preflight_imports_nothing_heavy():
     program = "import sys; import service.startup.preflight; print({'torch', 'aiohttp', 'numba'} & set(sys.modules))"
     found = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check_settings=True
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == "set()"
 
@@ -118,4 +118,4 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE) == (2000 + RESERVED_FILES, 300
 assert "allows 3000 open files, but max_connections is 9000" in warning
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (3000, 3000)
 """
-    subprocess.run([sys.executable, "-c", code], check_settings=True)
+    subprocess.run([sys.executable, "-c", code], check=True)
