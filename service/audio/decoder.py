@@ -11,6 +11,7 @@ from typing import BinaryIO
 from acoustic.constants import SAMPLE_RATE
 from service.audio.decoder_pool import (
     CONTAINER_BY_ENCODING,
+    SNIFF_BYTES,
     AudioDecoderPool,
     ContainerDecoder,
     detect_container,
@@ -22,35 +23,24 @@ from service.errors import ErrorCode, ServiceError
 WarnCallback = Callable[[str, str, str], None]
 """Called with a warning's code, message and advice."""
 
-SNIFF_BYTES = 12
 CHUNK_BYTES = 65536
 G711_RATE = 8000
 
 
-def open_decoder(
-    encoding: str | None,
-    sample_rate: int | None = None,
-    channels: int = 1,
-    *,
-    mix: bool = False,
-    audio_decoders: AudioDecoderPool | None = None,
-    warn: WarnCallback | None = None,
-) -> "AudioDecoder":
-    """A decoder for one stream. `encoding` None: detect it. Without `audio_decoders`, raw PCM only."""
-    return AudioDecoder(encoding, sample_rate, channels, mix, audio_decoders, warn or (lambda *_: None))
-
-
 class AudioDecoder:
-    """Bytes to float32 blocks [channels, n] at 16 kHz. The samples do not depend on how the bytes are split."""
+    """Bytes to float32 blocks [channels, n] at 16 kHz. The samples do not depend on how the bytes are split.
+
+    `encoding` None: detect the container format. Without `audio_decoders`, raw PCM only.
+    """
 
     def __init__(
         self,
         encoding: str | None,
-        sample_rate: int | None,
-        channels: int,
-        mix: bool,
-        audio_decoders: AudioDecoderPool | None,
-        warn: WarnCallback,
+        sample_rate: int | None = None,
+        channels: int = 1,
+        mix: bool = False,
+        audio_decoders: AudioDecoderPool | None = None,
+        warn: WarnCallback = lambda *_: None,
     ) -> None:
         self.encoding = encoding
         self.sample_rate = sample_rate or (G711_RATE if encoding in ("mulaw", "alaw") else SAMPLE_RATE)
@@ -135,8 +125,8 @@ class AudioDecoder:
             self._check_format(inner)
         elif isinstance(inner, PcmDecoder):
             # In chunks, so that a long message does not block the event loop.
-            for begin in range(0, len(data), CHUNK_BYTES):
-                samples = inner.push(data[begin : begin + CHUNK_BYTES])
+            for start in range(0, len(data), CHUNK_BYTES):
+                samples = inner.push(data[start : start + CHUNK_BYTES])
                 if samples.shape[1]:
                     yield samples
             if inner.peak_level > MAX_PLAUSIBLE_LEVEL:

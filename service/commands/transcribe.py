@@ -135,8 +135,8 @@ def _transcribe_on_server(
     if arguments.realtime:
         asyncio.run(transcribe.stream_files(files, arguments, on_transcript))
     else:
-        way = transcribe.transcribe_as_jobs if arguments.jobs else transcribe.transcribe_files
-        asyncio.run(way(files, arguments, progress, on_transcript))
+        transcribe_all = transcribe.transcribe_as_jobs if arguments.jobs else transcribe.transcribe_files
+        asyncio.run(transcribe_all(files, arguments, progress, on_transcript))
     return model
 
 

@@ -95,7 +95,6 @@ async def decode_file(
         channels if audio_format.multichannel else audio_format.channels or 1,
         not audio_format.multichannel,
         audio_decoders,
-        lambda *_: None,
     )
     try:
         with path.open("rb") as file:

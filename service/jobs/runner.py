@@ -189,8 +189,8 @@ class JobRunner:
 
     async def _advance(self, progress: _JobProgress, segment: tuple[int, Final] | None) -> bool:
         lease_until = self.clock() + self.settings.lease_s
-        events = (progress.job.id, self.name, lease_until, progress.processed_s, progress.share, segment)
-        if not await asyncio.to_thread(self.store.advance, *events):
+        update = (progress.job.id, self.name, lease_until, progress.processed_s, progress.share, segment)
+        if not await asyncio.to_thread(self.store.advance, *update):
             progress.owned = False
         return progress.owned
 
@@ -203,10 +203,10 @@ class JobRunner:
                 await self._advance(progress, None)
 
     def _stream_settings(self, job: Job) -> StreamSettings:
-        words = tuple(Hotword(phrase, weight) for phrase, weight in job.options.get("hotwords", ()))
+        hotwords = tuple(Hotword(phrase, weight) for phrase, weight in job.options.get("hotwords", ()))
         return replace(
             self.base_settings,
-            hotwords=words,
+            hotwords=hotwords,
             priority="batch",
             interim=False,
             declared_file=True,
@@ -241,7 +241,7 @@ class _JobProgress:
 
 
 async def run_forever(turn: Callable[[], Awaitable[None]]) -> None:
-    """Call `turn` for ever. Exceptions (a full disk, a locked file) are logged; the next turn follows after a delay."""
+    """Call `turn` for ever. After an exception, such as a full disk, log it and wait before the next turn."""
     while True:
         try:
             await turn()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from service.audio.decoder import open_decoder
+from service.audio.decoder import AudioDecoder
 from service.audio.decoder_pool import AudioDecoderPool, SandboxLimits, detect_container
 from service.errors import ServiceError
 
@@ -86,8 +86,8 @@ def limits_of(pid: int) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("name", CASES)
 async def test_chunk_sizes_do_not_matter(audio_decoders, name):
     data = encode_tone(*CASES[name])
-    expected = await decode_all(open_decoder(None, mix=True, audio_decoders=audio_decoders), data, len(data))
-    chunked = await decode_all(open_decoder(None, mix=True, audio_decoders=audio_decoders), data, 777)
+    expected = await decode_all(AudioDecoder(None, mix=True, audio_decoders=audio_decoders), data, len(data))
+    chunked = await decode_all(AudioDecoder(None, mix=True, audio_decoders=audio_decoders), data, 777)
     np.testing.assert_array_equal(expected, chunked)
     samples = expected[0]
     assert len(samples) == pytest.approx(48000, abs=2000)
@@ -105,7 +105,7 @@ async def test_the_intact_part_of_a_broken_recording_is_decoded(audio_decoders, 
         del data[middle + 13 :]
     else:
         data[middle : middle + 200] = np.random.default_rng(4).bytes(200)
-    samples = await decode_all(open_decoder(None, audio_decoders=audio_decoders), bytes(data), 5000)
+    samples = await decode_all(AudioDecoder(None, audio_decoders=audio_decoders), bytes(data), 5000)
     assert samples.shape[1] > 15_000
     assert np.abs(samples[0, 4000:12_000]).max() > 0.1
     assert audio_decoders.children == 0
@@ -113,7 +113,7 @@ async def test_the_intact_part_of_a_broken_recording_is_decoded(audio_decoders, 
 
 async def test_audio_is_returned_before_the_container_is_complete(audio_decoders):
     data = encode_tone("webm", "libopus", seconds=6.0)
-    decoder = open_decoder("webm", mix=True, audio_decoders=audio_decoders)
+    decoder = AudioDecoder("webm", mix=True, audio_decoders=audio_decoders)
     half = [samples async for samples in decoder.push(data[: len(data) // 2])]
     assert sum(samples.shape[1] for samples in half) > 2.5 * 16000
     decoder.close()
@@ -121,7 +121,7 @@ async def test_audio_is_returned_before_the_container_is_complete(audio_decoders
 
 async def test_one_byte_at_a_time(audio_decoders):
     data = encode_tone("ogg", "libopus", seconds=0.3)
-    assert (await decode_all(open_decoder("ogg-opus", audio_decoders=audio_decoders), data, 1)).shape[
+    assert (await decode_all(AudioDecoder("ogg-opus", audio_decoders=audio_decoders), data, 1)).shape[
         1
     ] > 4000
 
@@ -129,10 +129,10 @@ async def test_one_byte_at_a_time(audio_decoders):
 async def test_channels_are_kept_or_filled_with_silence(audio_decoders):
     data = encode_tone("flac", "flac", layout="stereo", seconds=0.5)
     assert (
-        await decode_all(open_decoder(None, channels=2, audio_decoders=audio_decoders), data, 5000)
+        await decode_all(AudioDecoder(None, channels=2, audio_decoders=audio_decoders), data, 5000)
     ).shape[0] == 2
     warnings = []
-    warn = open_decoder(
+    warn = AudioDecoder(
         None, 16000, 3, audio_decoders=audio_decoders, warn=lambda code, *_: warnings.append(code)
     )
     filled = await decode_all(warn, data, 5000)
@@ -141,7 +141,7 @@ async def test_channels_are_kept_or_filled_with_silence(audio_decoders):
 
 async def test_a_container_declared_as_pcm_is_decoded_as_the_container(audio_decoders):
     warnings = []
-    decoder = open_decoder(
+    decoder = AudioDecoder(
         "linear16", 16000, audio_decoders=audio_decoders, warn=lambda code, *_: warnings.append(code)
     )
     samples = await decode_all(decoder, encode_tone("wav", "pcm_s16le"), 4000)
@@ -152,7 +152,7 @@ async def test_a_container_declared_as_pcm_is_decoded_as_the_container(audio_dec
 async def test_garbage_after_a_valid_signature_is_a_clear_error(audio_decoders, start):
     garbage = start + np.random.default_rng(1).bytes(20000)
     with pytest.raises(ServiceError) as error:
-        await decode_all(open_decoder(None, audio_decoders=audio_decoders), garbage, 5000)
+        await decode_all(AudioDecoder(None, audio_decoders=audio_decoders), garbage, 5000)
     assert error.value.code == "audio" and "Errno" not in error.value.message
     assert audio_decoders.children == 0
 
@@ -160,8 +160,8 @@ async def test_garbage_after_a_valid_signature_is_a_clear_error(audio_decoders, 
 async def test_a_killed_decoder_fails_only_its_own_stream(audio_decoders):
     data = encode_tone("ogg", "libopus", seconds=1.0)
     decoder, other = (
-        open_decoder("ogg", audio_decoders=audio_decoders),
-        open_decoder("ogg", audio_decoders=audio_decoders),
+        AudioDecoder("ogg", audio_decoders=audio_decoders),
+        AudioDecoder("ogg", audio_decoders=audio_decoders),
     )
     for one in (decoder, other):
         await start_decoding(one, data[:4000])
@@ -175,21 +175,21 @@ async def test_a_dead_fork_server_is_restarted(audio_decoders):
     audio_decoders._fork_server.kill()
     audio_decoders._fork_server.wait()
     data = encode_tone("ogg", "libopus", seconds=0.5)
-    assert (await decode_all(open_decoder("ogg", audio_decoders=audio_decoders), data, 4000)).shape[1] > 4000
+    assert (await decode_all(AudioDecoder("ogg", audio_decoders=audio_decoders), data, 4000)).shape[1] > 4000
 
 
 async def test_the_limit_of_decoders_is_an_error(audio_decoders):
     small = AudioDecoderPool(0)
     with pytest.raises(ServiceError) as error:
         await decode_all(
-            open_decoder("ogg", audio_decoders=small), encode_tone("ogg", "libopus", seconds=0.2), 4000
+            AudioDecoder("ogg", audio_decoders=small), encode_tone("ogg", "libopus", seconds=0.2), 4000
         )
     assert error.value.code == "containers" and error.value.retry_after_s
 
 
 async def test_a_decoder_has_one_socket_and_limits(audio_decoders):
     data = encode_tone("ogg", "libopus", seconds=0.5)
-    decoder = open_decoder("ogg", audio_decoders=audio_decoders)
+    decoder = AudioDecoder("ogg", audio_decoders=audio_decoders)
     await start_decoding(decoder, data[:4000])
     pid = decoder._inner._pid
     limits, descriptors = limits_of(pid)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from service.audio.decoder import open_decoder
+from service.audio.decoder import AudioDecoder
 from service.audio.decoder_pool import AudioDecoderPool, SandboxLimits
 from service.errors import ServiceError
 from service.jobs.recordings import AudioFormat, ReadProgress, channels_of, decode_file
@@ -50,7 +50,7 @@ async def decode_path(
 @pytest.mark.parametrize(("form", "codec"), [("mp4", "aac"), ("mov", "pcm_s16le"), ("ipod", "alac")])
 async def test_the_position_of_the_index_does_not_matter(audio_decoders, tmp_path, form, codec):
     first, last = index_first(form, codec), index_last(form, codec)
-    streamed = await decode_all(open_decoder(None, mix=True, audio_decoders=audio_decoders), first, 777)
+    streamed = await decode_all(AudioDecoder(None, mix=True, audio_decoders=audio_decoders), first, 777)
     assert streamed.shape[1] == pytest.approx(48000, abs=500) and np.abs(streamed).max() > 0.3
     for data in (first, last):
         np.testing.assert_array_equal(await decode_path(tmp_path / "file", data, audio_decoders), streamed)
@@ -114,7 +114,7 @@ async def test_the_intact_part_of_a_truncated_file_is_decoded(audio_decoders, tm
 
 async def test_a_stream_with_its_index_at_the_end_is_an_error_with_advice(audio_decoders):
     with pytest.raises(ServiceError, match="upload it as a file") as error:
-        await decode_all(open_decoder("mp4", mix=True, audio_decoders=audio_decoders), index_last(), 5000)
+        await decode_all(AudioDecoder("mp4", mix=True, audio_decoders=audio_decoders), index_last(), 5000)
     assert error.value.code == "audio"
     assert audio_decoders.children == 0
 
@@ -122,7 +122,7 @@ async def test_a_stream_with_its_index_at_the_end_is_an_error_with_advice(audio_
 @pytest.mark.parametrize("name", CASES)
 async def test_files_and_streams_give_the_same_samples(audio_decoders, tmp_path, name):
     data = encode_tone(*CASES[name])
-    streamed = await decode_all(open_decoder(None, mix=True, audio_decoders=audio_decoders), data, 5000)
+    streamed = await decode_all(AudioDecoder(None, mix=True, audio_decoders=audio_decoders), data, 5000)
     np.testing.assert_array_equal(await decode_path(tmp_path / "file", data, audio_decoders), streamed)
 
 

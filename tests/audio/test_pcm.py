@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.audio.decoder import open_decoder
+from service.audio.decoder import AudioDecoder
 from service.audio.pcm import PcmDecoder
 from service.audio.rate_monitor import RateMonitor
 from service.errors import ServiceError
@@ -120,14 +120,14 @@ async def decode_all(decoder, data, size):
 
 async def test_a_stream_shorter_than_the_signature_is_decoded():
     data = np.arange(4, dtype="<i2").tobytes()
-    assert (await decode_all(open_decoder("linear16", 16000), data, 1)).shape == (1, 4)
+    assert (await decode_all(AudioDecoder("linear16", 16000), data, 1)).shape == (1, 4)
 
 
 async def test_undetected_audio_is_an_error_unless_a_rate_is_declared():
     with pytest.raises(ServiceError, match="not in a known container format"):
-        await decode_all(open_decoder(None), b"0123456789abcdef", 16)
+        await decode_all(AudioDecoder(None), b"0123456789abcdef", 16)
     warnings = []
-    decoder = open_decoder(None, 8000, warn=lambda code, *_: warnings.append(code))
+    decoder = AudioDecoder(None, 8000, warn=lambda code, *_: warnings.append(code))
     assert (await decode_all(decoder, bytes(1600), 100)).shape[1] == pytest.approx(1600, abs=2)
     assert warnings == ["no_encoding"]
 

@@ -100,9 +100,7 @@ def test_serve_checks_the_port_before_it_loads_models(capsys):
 
 def test_preflight_imports_nothing_heavy():
     program = "import sys; import service.startup.preflight; print({'torch', 'aiohttp', 'numba'} & set(sys.modules))"
-    found = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
 
 
