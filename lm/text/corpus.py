@@ -44,7 +44,7 @@ def sentences(line: str) -> Iterator[str]:
     yield line[start:]
 
 
-def normal_lines(paths: Iterable[Path]) -> Iterator[str]:
+def normalized_lines(paths: Iterable[Path]) -> Iterator[str]:
     """Every sentence of the files in normal form, empty ones left out."""
     for path in paths:
         for line in open_text(path):

@@ -230,18 +230,18 @@ def _perplexity(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from lm.ngram.build import perplexity
-    from lm.text.corpus import normal_lines
+    from lm.text.corpus import normalized_lines
 
-    lines = normal_lines(arguments.texts)
+    lines = normalized_lines(arguments.texts)
     if arguments.model.suffix != ".safetensors":
         return _show(asdict(perplexity(_model(arguments.model), lines)), arguments.json)
     import torch
 
-    from lm.rescoring.transformer_xl.storage import load
+    from lm.rescoring.transformer_xl.storage import load_model
     from lm.rescoring.transformer_xl.training import measure
 
     torch.set_num_threads(1)
-    network, vocabulary = load(arguments.model)
+    network, vocabulary = load_model(arguments.model)
     return _show(asdict(measure(network, vocabulary, list(lines))), arguments.json)
 
 
@@ -265,13 +265,13 @@ def _train_punctuation(arguments: argparse.Namespace) -> int:
 def _adapt(arguments: argparse.Namespace) -> int:
     from lm.ngram.adapt import AdaptSettings, adapt
     from lm.ngram.build import perplexity
-    from lm.text.corpus import normal_lines
+    from lm.text.corpus import normalized_lines
 
     base, out = _model(arguments.base), arguments.out
     out = out if out.suffix == ".binary" else out.with_name(out.name + ".binary")
     given = {"share": arguments.share, "half_after": arguments.half_weight_count}
     settings = AdaptSettings(**{name: value for name, value in given.items() if value is not None})
-    report = adapt(base, normal_lines(arguments.texts), out, settings, _progress)
+    report = adapt(base, normalized_lines(arguments.texts), out, settings, _progress)
     evaluate_rescoring: dict[str, object] = {
         "model": str(out),
         "lines": report.lines,
@@ -282,7 +282,7 @@ def _adapt(arguments: argparse.Namespace) -> int:
     }
     if arguments.measure:
         for name, model in (("before", base), ("after", out)):
-            measured = perplexity(model, normal_lines([arguments.measure]))
+            measured = perplexity(model, normalized_lines([arguments.measure]))
             evaluate_rescoring[f"perplexity_{name}"] = measured.perplexity
             evaluate_rescoring[f"unknown_{name}"] = measured.unknown
     return _show(evaluate_rescoring, arguments.json)

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from lm.errors import LanguageError
     from lm.rescoring.transformer_xl.config import TransformerConfig
-    from lm.rescoring.transformer_xl.storage import save
+    from lm.rescoring.transformer_xl.storage import save_model
     from lm.rescoring.transformer_xl.training import (
         HELD_OUT_TEXT,
         STATE,
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     if held_out:
         figures = asdict(measure(network, vocabulary, held_out))
     packed = arguments.out / WEIGHTS_8_BIT
-    save(packed, network, vocabulary, eight_bits=True)
+    save_model(packed, network, vocabulary, eight_bits=True)
     figures["weights"], figures["in_8_bits"] = str(arguments.out / WEIGHTS), str(packed)
     figures["parameters"] = sum(weights.numel() for weights in network.parameters())
     if arguments.json:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lm.gelu import gelu
 from lm.rescoring.transformer_xl.config import TransformerConfig
-from lm.rescoring.transformer_xl.storage import read
+from lm.rescoring.transformer_xl.storage import read_model
 from lm.rescoring.transformer_xl.vocabulary import Vocabulary
 
 MAX_CONTEXT_WORDS = 256
@@ -91,9 +91,9 @@ class NumpyRescorer:
     @classmethod
     def load(cls, path: Path) -> "NumpyRescorer":
         """Read a file that `silica train-lm` wrote."""
-        return cls(*read(path))
+        return cls(*read_model(path))
 
-    def slices(
+    def score_in_slices(
         self, texts: Sequence[str], context: Sequence[str] = (), exempt_words: Collection[str] = ()
     ) -> Iterator[list[float] | None]:
         """Natural-log probability of each text, the end of the sentence included, after the sentences `context`. An
@@ -108,15 +108,15 @@ class NumpyRescorer:
         }
         asked = np.array(list(places), dtype=np.int64).reshape(-1, 2)
         found = np.empty(len(places), dtype=np.float64)
-        numbers, ancestors = tree.as_arrays()
+        word_ids, ancestors = tree.as_arrays()
         heads, depth = self.config.heads, self.config.width // self.config.heads
         key_values = [
-            np.empty((2, heads, len(numbers), depth), np.float32) for _ in range(self.config.layers)
+            np.empty((2, heads, len(word_ids), depth), np.float32) for _ in range(self.config.layers)
         ]
         yield None
-        for first in range(0, len(numbers), SLICE_WORDS):
-            end = min(first + SLICE_WORDS, len(numbers))
-            hidden = self._read(numbers[first:end], ancestors[first:end], first, key_values)
+        for first in range(0, len(word_ids), SLICE_WORDS):
+            end = min(first + SLICE_WORDS, len(word_ids))
+            hidden = self._read(word_ids[first:end], ancestors[first:end], first, key_values)
             (here,) = ((asked[:, 0] >= first) & (asked[:, 0] < end)).nonzero()
             if len(here):
                 found[here] = self._log_probs(hidden[asked[here, 0] - first], asked[here, 1])
@@ -125,7 +125,7 @@ class NumpyRescorer:
         found[asked[:, 1] == words.unknown] -= share
         scores = []
         for text, line in zip(texts, lines, strict=True):
-            free = [word in exempt_words and word not in words.numbers for word in text.split()]
+            free = [word in exempt_words and word not in words.word_ids for word in text.split()]
             scores.append(
                 sum(
                     float(found[places[step]])
@@ -136,11 +136,11 @@ class NumpyRescorer:
         yield scores
 
     def _read(
-        self, numbers: NDArray[np.int64], ancestors: NDArray[np.int64], first: int, key_values: list[Matrix]
+        self, word_ids: NDArray[np.int64], ancestors: NDArray[np.int64], first: int, key_values: list[Matrix]
     ) -> Matrix:
         """Nodes to hidden vectors; `key_values` holds the keys and values of the nodes before and takes theirs in."""
         weights, config = self._weights, self.config
-        count, end = len(numbers), first + len(numbers)
+        count, end = len(word_ids), first + len(word_ids)
         # Of all nodes only those count that one of these comes from: which, and how far back each lies for each.
         seen = np.unique(ancestors[ancestors >= 0])
         rows, backs = (ancestors >= 0).nonzero()
@@ -149,7 +149,7 @@ class NumpyRescorer:
         columns = np.searchsorted(seen, ancestors[rows, backs])
         distances[rows, columns], unseen[rows, columns] = backs, False
         distances = np.broadcast_to(distances, (config.heads, *distances.shape))
-        hidden = self._embed(numbers)
+        hidden = self._embed(word_ids)
         for layer in range(config.layers):
             name = f"layers.{layer}."
             normal = self._norm(hidden, name + "attention_norm")
@@ -182,11 +182,11 @@ class NumpyRescorer:
         centred /= np.sqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5)
         return np.asarray(centred * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"])
 
-    def _embed(self, numbers: NDArray[np.int64]) -> Matrix:
-        vectors = np.empty((len(numbers), self.config.width), np.float32)
+    def _embed(self, word_ids: NDArray[np.int64]) -> Matrix:
+        vectors = np.empty((len(word_ids), self.config.width), np.float32)
         for cluster, (first, end) in enumerate(self.config.clusters):
-            (at,) = ((numbers >= first) & (numbers < end)).nonzero()
-            rows = self._weights[f"words.tables.{cluster}"][numbers[at] - first]
+            (at,) = ((word_ids >= first) & (word_ids < end)).nonzero()
+            rows = self._weights[f"words.tables.{cluster}"][word_ids[at] - first]
             vectors[at] = rows @ self._weights[f"words.read.{cluster - 1}.weight"].T if cluster else rows
         return vectors
 

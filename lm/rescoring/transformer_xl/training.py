@@ -25,9 +25,9 @@ from lm.errors import LanguageError
 from lm.ngram.build import Perplexity
 from lm.rescoring.transformer_xl.config import TransformerConfig
 from lm.rescoring.transformer_xl.model import TransformerXL
-from lm.rescoring.transformer_xl.storage import load, save
+from lm.rescoring.transformer_xl.storage import load_model, save_model
 from lm.rescoring.transformer_xl.vocabulary import Vocabulary
-from lm.text.corpus import is_held_out, normal_lines
+from lm.text.corpus import is_held_out, normalized_lines
 
 WEIGHTS, WEIGHTS_8_BIT, STATE, TRAINING_TOKENS, HELD_OUT_TEXT = (
     "transformer-xl.safetensors",
@@ -88,7 +88,7 @@ def prepare(texts: Sequence[Path], folder: Path, size: int, progress: Callable[[
     measured: list[str] = []
     for path in texts:
         progress(f"reading {path.name}")
-        for line in normal_lines([path]):
+        for line in normalized_lines([path]):
             (measured if is_held_out(line) else learned).append(line)
     vocabulary = Vocabulary.from_counts(Counter(word for line in learned for word in line.split()), size)
     stored = io.BytesIO()
@@ -118,7 +118,7 @@ def train(
     network = TransformerXL(config)
     step = 0
     if resume and (folder / STATE).is_file():
-        network, _ = load(folder / WEIGHTS)
+        network, _ = load_model(folder / WEIGHTS)
         config = network.config
     network.train()
     optimizers = _optimizers(network, settings)
@@ -158,7 +158,7 @@ def train(
             begun, losses = time.perf_counter(), []
         if step % settings.save_every == 0 or step == settings.steps:
             try:
-                save(folder / WEIGHTS, network, vocabulary)
+                save_model(folder / WEIGHTS, network, vocabulary)
                 _save_state(
                     folder / STATE, {"step": step, "optimizers": [one.state_dict() for one in optimizers]}
                 )

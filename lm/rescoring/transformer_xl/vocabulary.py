@@ -18,10 +18,10 @@ class Vocabulary:
         self.words = tuple(words)
         # How many different words of the training text <unk> stands for: it says only "one of these".
         self.unknown_kinds = max(1, unknown_kinds)
-        self.numbers = {word: number for number, word in enumerate(self.words)}
-        if END not in self.numbers or UNKNOWN not in self.numbers:
+        self.word_ids = {word: number for number, word in enumerate(self.words)}
+        if END not in self.word_ids or UNKNOWN not in self.word_ids:
             raise LanguageError(f"a vocabulary needs {END} and {UNKNOWN}")
-        self.end, self.unknown = self.numbers[END], self.numbers[UNKNOWN]
+        self.end, self.unknown = self.word_ids[END], self.word_ids[UNKNOWN]
 
     @classmethod
     def from_counts(cls, counts: Counter[str], size: int) -> "Vocabulary":
@@ -37,12 +37,12 @@ class Vocabulary:
 
     def encode(self, line: str) -> list[int]:
         """The words of a normal line by number, without the end mark."""
-        return [self.numbers.get(word, self.unknown) for word in line.split()]
+        return [self.word_ids.get(word, self.unknown) for word in line.split()]
 
     def encode_lines(self, lines: Iterable[str]) -> NDArray[np.int32]:
         """Lines one after the other, each closed by the end mark."""
-        numbers: list[int] = []
+        word_ids: list[int] = []
         for line in lines:
-            numbers.extend(self.encode(line))
-            numbers.append(self.end)
-        return np.array(numbers, dtype=np.int32)
+            word_ids.extend(self.encode(line))
+            word_ids.append(self.end)
+        return np.array(word_ids, dtype=np.int32)

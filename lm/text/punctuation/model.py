@@ -15,9 +15,9 @@ from lm.gelu import gelu
 from lm.text.punctuation.labels import MARKS
 from lm.weight_files import FileFormat, read_weights
 
-FORM = FileFormat("silica punctuation 1", "punctuation model", "silica lm train-punctuation")
+FILE_FORMAT = FileFormat("silica punctuation 1", "punctuation model", "silica lm train-punctuation")
 KERNEL_SIZE = 5
-SUFFIX_LETTERS = 3
+SUFFIX_LENGTH = 3
 Matrix = NDArray[np.float32]
 
 
@@ -53,21 +53,21 @@ class WordIndex:
             self._rows.get(word) or first_shared + zlib.crc32(word.encode()) % self.shared_rows
             for word in words
         ]
-        endings = [1 + zlib.crc32(word[-SUFFIX_LETTERS:].encode()) % (self.suffix_rows - 1) for word in words]
+        endings = [1 + zlib.crc32(word[-SUFFIX_LENGTH:].encode()) % (self.suffix_rows - 1) for word in words]
         return np.array(rows, dtype=np.int64), np.array(endings, dtype=np.int64)
 
 
 class Punctuator:
     """Marks and capitals for the words of an utterance."""
 
-    def __init__(self, numbers: WordIndex, weights: dict[str, Matrix], card: dict[str, str]) -> None:
+    def __init__(self, numbers: WordIndex, weights: dict[str, Matrix], metadata: dict[str, str]) -> None:
         self.numbers = numbers
-        self.card = card
+        self.metadata = metadata
         self.weights = weights
         layers = sum(name.startswith("layers.") and name.endswith(".weight") for name in weights)
         self.context_words = context_words(layers)
         # [taps, in, out], each tap by itself in memory: products with torch's [out, in, taps] take ten times as long.
-        self._taps = [
+        self._kernels = [
             np.ascontiguousarray(weights[f"layers.{layer}.weight"].transpose(2, 1, 0))
             for layer in range(layers)
         ]
@@ -75,10 +75,10 @@ class Punctuator:
     @classmethod
     def load(cls, path: Path) -> "Punctuator":
         """Read a file that `silica lm train-punctuation` wrote."""
-        weights, card = read_weights(path, FORM)
-        shape = json.loads(card["shape"])
-        numbers = WordIndex(tuple(card["words"].split(" ")), shape["shared_rows"], shape["suffix_rows"])
-        return cls(numbers, weights, card)
+        weights, metadata = read_weights(path, FILE_FORMAT)
+        shape = json.loads(metadata["shape"])
+        numbers = WordIndex(tuple(metadata["words"].split(" ")), shape["shared_rows"], shape["suffix_rows"])
+        return cls(numbers, weights, metadata)
 
     @classmethod
     def shipped(cls) -> "Punctuator | None":
@@ -95,8 +95,8 @@ class Punctuator:
             [weights["words"][np.pad(rows, pad)], weights["suffixes"][np.pad(endings, pad)]], axis=1
         )
         hidden = hidden @ weights["enter.weight"].T + weights["enter.bias"]
-        for layer, taps in enumerate(self._taps):
-            hidden = hidden + gelu(_convolve(hidden, taps, weights[f"layers.{layer}.bias"], 2**layer))
+        for layer, kernel in enumerate(self._kernels):
+            hidden = hidden + gelu(_convolve(hidden, kernel, weights[f"layers.{layer}.bias"], 2**layer))
         hidden = hidden[self.context_words : self.context_words + len(words)]
         out = hidden @ weights["leave.weight"].T + weights["leave.bias"]
         return out[:, : len(MARKS)], out[:, len(MARKS) :]
@@ -120,11 +120,11 @@ def capitalize(word: str, capital: int, begins: bool) -> str:
     return word[:1].upper() + word[1:] if capital == 1 or begins or capital == 2 else word
 
 
-def _convolve(hidden: Matrix, taps: Matrix, bias: Matrix, dilation: int) -> Matrix:
+def _convolve(hidden: Matrix, kernel: Matrix, bias: Matrix, dilation: int) -> Matrix:
     """Same-length convolution over words."""
     reach = KERNEL_SIZE // 2 * dilation
     padded = np.pad(hidden, ((reach, reach), (0, 0)))
     result = np.broadcast_to(bias, (len(hidden), len(bias))).copy()
-    for tap, weight in enumerate(taps):
+    for tap, weight in enumerate(kernel):
         result += padded[tap * dilation : tap * dilation + len(hidden)] @ weight
     return result

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from lm.errors import LanguageError
 from lm.text.punctuation.labels import CAPITALS, IGNORE_INDEX, MARKS, TaggedWords, tagged_sentences
-from lm.text.punctuation.model import FORM, KERNEL_SIZE, Punctuator, WordIndex, context_words
+from lm.text.punctuation.model import FILE_FORMAT, KERNEL_SIZE, Punctuator, WordIndex, context_words
 from lm.weight_files import write_weights
 
 HELD_OUT_ONE_IN = 50
@@ -156,7 +156,7 @@ def calibrate_mark_biases(file: Path, held_out: Sequence[TaggedWords]) -> None:
             shift = max(tried, key=worth).astype(np.float32)
     punctuator.weights["leave.bias"][: len(MARKS)] += shift
     weights = {name: torch.from_numpy(value).half() for name, value in punctuator.weights.items()}
-    write_weights(file, FORM, weights, punctuator.card)
+    write_weights(file, FILE_FORMAT, weights, punctuator.metadata)
 
 
 def measure(punctuator: Punctuator, held_out: Sequence[TaggedWords]) -> dict[str, float]:
@@ -219,9 +219,9 @@ def _save(
 ) -> None:
     tables = {"words.weight": "words", "suffixes.weight": "suffixes"}
     weights = {tables.get(name, name): value.half() for name, value in network.state_dict().items()}
-    card = {
+    metadata = {
         "shape": json.dumps({"shared_rows": settings.shared_rows, "suffix_rows": settings.suffix_rows}),
         "words": " ".join(numbers.words),
         "texts": " ".join(path.name for path in texts),
     }
-    write_weights(out, FORM, weights, card)
+    write_weights(out, FILE_FORMAT, weights, metadata)

@@ -18,11 +18,11 @@ from lm.ngram.build import BuildSettings, build, describe, perplexity, shipped_m
 from lm.ngram.build_history_counts import count_histories
 from lm.ngram.build_interpolated import InterpolatedModel, interpolate, prune_to_size
 from lm.ngram.recipe import override_settings, read_recipe
-from lm.ngram.table import RowIndex, backoffs
+from lm.ngram.table import RowIndex, compute_backoffs
 from lm.ngram.toolchain import KENLM_VERSION, PROGRAMS
 from lm.ngram.trie import NGram
-from lm.ngram.trie_arrays import list_ngrams
-from lm.text.corpus import HELD_OUT_ONE_IN, is_held_out, normal_lines, sentences
+from lm.ngram.trie_arrays import read_ngrams
+from lm.text.corpus import HELD_OUT_ONE_IN, is_held_out, normalized_lines, sentences
 from lm.text.spelled_letters import DIGITS, LETTERS, PLACES, ZERO, spelled_lines
 from service.commands import main
 from tests.lm.conftest import DATA
@@ -48,7 +48,7 @@ def test_paragraphs_are_cut_at_sentence_ends_but_not_after_titles() -> None:
 
 
 def test_packed_text_is_read_as_normal_lines(written: Path) -> None:
-    lines = list(normal_lines([written]))
+    lines = list(normalized_lines([written]))
     assert lines[0] == "the red cat saw two birds"
     assert len(lines) == len(TEXT)
 
@@ -62,13 +62,13 @@ def test_unreadable_text_says_what_was_expected(tmp_path: Path) -> None:
     path = tmp_path / "noise.txt.xz"
     path.write_bytes(b"this is not xz")
     with pytest.raises(LanguageError, match=r"cannot be read as text.*\.txt\.xz"):
-        list(normal_lines([path]))
+        list(normalized_lines([path]))
     cut = tmp_path / "cut.txt.gz"
     cut.write_bytes(gzip.compress(b"one two three\n" * 99)[:-9])
     with pytest.raises(LanguageError, match=r"cannot be read as text \(Compressed file ended"):
-        list(normal_lines([cut]))
+        list(normalized_lines([cut]))
     with pytest.raises(LanguageError, match="no text file"):
-        list(normal_lines([tmp_path / "nothing.txt"]))
+        list(normalized_lines([tmp_path / "nothing.txt"]))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_the_listed_trie_is_the_trie(name: str) -> None:
     ngram = NGram.load(DATA / f"{name}.binary")
     words = [word.decode() for word in ngram.vocabulary().tolist()]
     scorer = ngram.kenlm()
-    levels = list_ngrams(ngram)
+    levels = read_ngrams(ngram)
     assert [len(level.words) for level in levels] == list(ngram.counts)
     for level in levels[1:]:
         for row, numbers in enumerate(level.words.tolist()):
@@ -247,7 +247,7 @@ def sums(model: InterpolatedModel) -> list[float]:
     """What all words together have after each history of one word, listed or backed off to."""
     words, pairs = model.levels[:2]
     history = RowIndex(words.words).find(pairs.words[:, 1:])
-    back = np.power(10.0, backoffs(1, model.levels, model.probs))
+    back = np.power(10.0, compute_backoffs(1, model.levels, model.probs))
     totals = []
     for place in np.unique(history):
         mine = history == place

@@ -11,11 +11,11 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from lm.errors import LanguageError
-from lm.rescoring.n_best import log_probs, open_rescorer
+from lm.rescoring.n_best import open_rescorer, score_sentences
 from lm.rescoring.transformer_xl.config import TransformerConfig
 from lm.rescoring.transformer_xl.inference import SLICE_WORDS, NumpyRescorer, WordTree
 from lm.rescoring.transformer_xl.model import TransformerXL
-from lm.rescoring.transformer_xl.storage import load, read, save
+from lm.rescoring.transformer_xl.storage import load_model, read_model, save_model
 from lm.rescoring.transformer_xl.vocabulary import Vocabulary
 
 WORDS = Vocabulary(["</s>", "<unk>", *(f"w{number}" for number in range(58))], unknown_kinds=20)
@@ -59,13 +59,13 @@ def by_itself(network: TransformerXL, text: str, before: list[str]) -> float:
 def test_a_tree_of_readings_says_what_each_by_itself_is_told(
     network: TransformerXL, before: list[str], tmp_path: Path
 ) -> None:
-    save(tmp_path / "x.safetensors", network, WORDS)
-    reader = NumpyRescorer(*read(tmp_path / "x.safetensors"), merge_after=99)
-    *pauses, found = reader.slices(TEXTS, before)
+    save_model(tmp_path / "x.safetensors", network, WORDS)
+    reader = NumpyRescorer(*read_model(tmp_path / "x.safetensors"), merge_after=99)
+    *pauses, found = reader.score_in_slices(TEXTS, before)
     assert set(pauses) == {None}
     assert found == pytest.approx([by_itself(network, text, before) for text in TEXTS], abs=1e-3)
-    assert log_probs(reader, TEXTS[3:4], before) == pytest.approx(found[3:4], abs=1e-4)
-    assert log_probs(reader, []) == []
+    assert score_sentences(reader, TEXTS[3:4], before) == pytest.approx(found[3:4], abs=1e-4)
+    assert score_sentences(reader, []) == []
 
 
 def test_a_word_sees_as_far_back_as_the_memory_reaches(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_word_sees_as_far_back_as_the_memory_reaches(tmp_path: Path) -> None:
         vocabulary=60, width=16, layers=2, heads=2, inner=32, segment=8, memory=8, cutoffs=()
     )
     network = TransformerXL(config).eval()
-    save(tmp_path / "x.safetensors", network, WORDS)
+    save_model(tmp_path / "x.safetensors", network, WORDS)
     text = " ".join(f"w{number % 50}" for number in range(39))
     line = [WORDS.end, *WORDS.encode(text), WORDS.end]
     memory, expected = network.empty_memory(1), 0.0
@@ -85,7 +85,7 @@ def test_a_word_sees_as_far_back_as_the_memory_reaches(tmp_path: Path) -> None:
             found, memory = network.log_probs(here, after, memory)
             expected += float(found.sum())
     reader = NumpyRescorer.load(tmp_path / "x.safetensors")
-    assert log_probs(reader, [text])[0] == pytest.approx(expected, abs=1e-3)
+    assert score_sentences(reader, [text])[0] == pytest.approx(expected, abs=1e-3)
 
 
 def test_what_readings_share_is_read_once() -> None:
@@ -120,16 +120,16 @@ def test_readings_meet_again_after_four_words_that_are_the_same() -> None:
 def test_who_repeats_himself_is_not_told_what_he_will_say(
     network: TransformerXL, tmp_path: Path, texts: list[str]
 ) -> None:
-    save(tmp_path / "x.safetensors", network, WORDS)
-    found = log_probs(NumpyRescorer.load(tmp_path / "x.safetensors"), texts)
+    save_model(tmp_path / "x.safetensors", network, WORDS)
+    found = score_sentences(NumpyRescorer.load(tmp_path / "x.safetensors"), texts)
     assert found == pytest.approx([by_itself(network, text, []) for text in texts], abs=1e-3)
 
 
 def test_a_spared_word_costs_nothing(network: TransformerXL, tmp_path: Path) -> None:
-    save(tmp_path / "x.safetensors", network, WORDS)
+    save_model(tmp_path / "x.safetensors", network, WORDS)
     reader = NumpyRescorer.load(tmp_path / "x.safetensors")
-    *_, dear = reader.slices(["w1 zebra w2"])
-    *_, exempt_words = reader.slices(["w1 zebra w2"], exempt_words={"zebra", "w2"})
+    *_, dear = reader.score_in_slices(["w1 zebra w2"])
+    *_, exempt_words = reader.score_in_slices(["w1 zebra w2"], exempt_words={"zebra", "w2"})
     assert dear is not None and exempt_words is not None
     assert exempt_words[0] > dear[0] + math.log(20)
 
@@ -137,32 +137,32 @@ def test_a_spared_word_costs_nothing(network: TransformerXL, tmp_path: Path) -> 
 def test_room_grows_with_the_words_and_not_with_their_square(tmp_path: Path) -> None:
     """Sixteen readings of 400 words, no two alike: 6,400 nodes, of which each knows its own way back and no more."""
     config = TransformerConfig(vocabulary=60, width=16, layers=1, heads=2, inner=32, memory=8, cutoffs=())
-    save(tmp_path / "x.safetensors", TransformerXL(config), WORDS)
+    save_model(tmp_path / "x.safetensors", TransformerXL(config), WORDS)
     reader = NumpyRescorer.load(tmp_path / "x.safetensors")
     draw = np.random.default_rng(0)
     texts = [" ".join(f"w{number}" for number in draw.integers(0, 50, 400)) for _ in range(16)]
     tracemalloc.start()
-    log_probs(reader, texts)
+    score_sentences(reader, texts)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 20e6  # a table of every node with every other would have 41 million places
 
 
 def test_a_long_list_is_read_in_slices(network: TransformerXL, tmp_path: Path) -> None:
-    save(tmp_path / "x.safetensors", network, WORDS)
+    save_model(tmp_path / "x.safetensors", network, WORDS)
     texts = [f"w{number} w2 w3" for number in range(40)]
-    *pauses, _ = NumpyRescorer.load(tmp_path / "x.safetensors").slices(texts)
+    *pauses, _ = NumpyRescorer.load(tmp_path / "x.safetensors").score_in_slices(texts)
     assert len(pauses) == 1 + math.ceil((1 + 3 * 40) / SLICE_WORDS)
 
 
 def test_what_was_said_before_counts_and_unknown_words_cost_their_share(
     network: TransformerXL, tmp_path: Path
 ) -> None:
-    save(tmp_path / "x.safetensors", network, WORDS)
+    save_model(tmp_path / "x.safetensors", network, WORDS)
     reader = open_rescorer(tmp_path / "x.safetensors")
-    (alone,), (after,) = (log_probs(reader, ["w1 w2"], before) for before in ((), ("w3 w4",)))
+    (alone,), (after,) = (score_sentences(reader, ["w1 w2"], before) for before in ((), ("w3 w4",)))
     assert alone != pytest.approx(after, abs=1e-4)
-    assert log_probs(reader, ["zebra"])[0] < -math.log(20)
+    assert score_sentences(reader, ["zebra"])[0] < -math.log(20)
 
 
 def test_eight_bits_say_nearly_the_same_in_a_quarter_of_the_room(tmp_path: Path) -> None:
@@ -170,19 +170,19 @@ def test_eight_bits_say_nearly_the_same_in_a_quarter_of_the_room(tmp_path: Path)
     config = TransformerConfig(vocabulary=60, width=64, layers=2, heads=2, inner=256, cutoffs=(20,))
     network = TransformerXL(config).eval()
     whole, packed = tmp_path / "whole.safetensors", tmp_path / "packed.safetensors"
-    save(whole, network, WORDS)
-    save(packed, network, WORDS, eight_bits=True)
+    save_model(whole, network, WORDS)
+    save_model(packed, network, WORDS, eight_bits=True)
     assert packed.stat().st_size < 0.4 * whole.stat().st_size
-    weights, *_ = read(whole)
-    rounded, *_ = read(packed)
+    weights, *_ = read_model(whole)
+    rounded, *_ = read_model(packed)
     assert weights.keys() == rounded.keys()
     for name, tensor in weights.items():
         assert rounded[name].dtype == np.float32
         largest = np.abs(tensor).max(axis=-1, keepdims=True, initial=1e-4)
         assert (np.abs(rounded[name] - tensor) <= largest / 200).all(), name
-    found = log_probs(NumpyRescorer.load(packed), TEXTS)
-    assert found == pytest.approx(log_probs(NumpyRescorer.load(whole), TEXTS), rel=0.02)
-    load(packed)  # PyTorch reads it as well: to be measured, to be gone on from
+    found = score_sentences(NumpyRescorer.load(packed), TEXTS)
+    assert found == pytest.approx(score_sentences(NumpyRescorer.load(whole), TEXTS), rel=0.02)
+    load_model(packed)  # PyTorch reads it as well: to be measured, to be gone on from
 
 
 def test_a_file_that_is_no_transformer_xl_is_refused(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_file_that_is_not_whole_is_refused_before_anything_is_ranked(
     config = TransformerConfig(vocabulary=60, width=16, layers=1, heads=2, inner=32, cutoffs=(20,))
     network = TransformerXL(config)
     assert {name: tuple(w.shape) for name, w in network.state_dict().items()} == config.tensors()
-    save(tmp_path / "whole.safetensors", network, WORDS)
+    save_model(tmp_path / "whole.safetensors", network, WORDS)
     with safe_open(tmp_path / "whole.safetensors", framework="numpy") as file:
         metadata = {**file.metadata(), **card}
     kept = load_file(tmp_path / "whole.safetensors")

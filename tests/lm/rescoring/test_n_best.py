@@ -23,7 +23,7 @@ from lm.rescoring.n_best import (
     RescoreSettings,
     Rescoring,
     RescoringDecoder,
-    log_probs,
+    score_sentences,
     rescore_in_slices,
 )
 from lm.search.greedy import GreedyDecoder
@@ -34,9 +34,9 @@ from service.commands import main
 from tests.lm.conftest import DATA
 
 
-def heard(text: str, score: float, language_score: float = -1.0) -> Hypothesis:
+def heard(text: str, score: float, lm_score: float = -1.0) -> Hypothesis:
     words = tuple(Word(word, 0, 1, 1.0) for word in text.split())
-    return Hypothesis(words, 0, score, score, language_score)
+    return Hypothesis(words, 0, score, score, lm_score)
 
 
 class Fixed:
@@ -45,7 +45,7 @@ class Fixed:
     def __init__(self, scores: dict[str, float]) -> None:
         self.scores = scores
 
-    def slices(
+    def score_in_slices(
         self, texts: Sequence[str], before: Sequence[str] = (), exempt_words: Collection[str] = ()
     ) -> Iterator[list[float] | None]:
         yield None
@@ -141,7 +141,7 @@ def test_a_rescoring_decoder_ranks_again_when_an_utterance_ends(tmp_path: Path) 
 
 def test_readings_far_behind_are_given_up_unless_they_are_asked_for() -> None:
     class Told(Fixed):
-        def slices(
+        def score_in_slices(
             self, texts: Sequence[str], before: Sequence[str] = (), exempt_words: Collection[str] = ()
         ) -> Iterator[list[float] | None]:
             asked.append(len(texts))
@@ -223,7 +223,7 @@ def test_what_would_help_one_speaker_and_harm_the_others_is_not_counted() -> Non
 def test_an_n_gram_rescorer_says_what_kenlm_says() -> None:
     rescorer = NGramRescorer(DATA / "tiny-plain.binary", unknown_penalty=3.0)
     ngram = NGram.load(DATA / "tiny-plain.binary")
-    known, strange = log_probs(rescorer, ["a ban and a band", "a ban zzz"])
+    known, strange = score_sentences(rescorer, ["a ban and a band", "a ban zzz"])
     assert known == pytest.approx(ngram.score("a ban and a band") * math.log(10), abs=1e-4)
     assert strange == pytest.approx(ngram.score("a ban zzz") * math.log(10) - 3.0, abs=1e-4)
 
@@ -311,7 +311,7 @@ def test_the_box_ranks_again_and_needs_no_pytorch_for_it() -> None:
         "from lm.search.tuning import ALPHABET\n"
         "language = Language.load('shipped')\n"
         "assert isinstance(language.decoder('beam', ALPHABET), RescoringDecoder)\n"
-        "list(language.rescoring.rescorers[0].slices(['the house', 'a house']))\n"
+        "list(language.rescoring.rescorers[0].score_in_slices(['the house', 'a house']))\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -321,6 +321,6 @@ def test_the_box_ranks_again_and_needs_no_pytorch_for_it() -> None:
 def test_the_box_prefers_what_people_say() -> None:
     rescoring = Rescoring.shipped()
     assert rescoring is not None
-    (likely, unlikely) = log_probs(rescoring.rescorers[0], ["he went to the house", "he want two the house"])
+    (likely, unlikely) = score_sentences(rescoring.rescorers[0], ["he went to the house", "he want two the house"])
     assert likely > unlikely + 5
     assert rescoring.settings.search_weights is not None

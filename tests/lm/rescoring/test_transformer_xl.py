@@ -15,7 +15,7 @@ from torch import Tensor
 from lm.errors import LanguageError
 from lm.rescoring.transformer_xl.config import TransformerConfig
 from lm.rescoring.transformer_xl.model import TransformerXL, relative_shift
-from lm.rescoring.transformer_xl.storage import load, save
+from lm.rescoring.transformer_xl.storage import load_model, save_model
 from lm.rescoring.transformer_xl.training import (
     HELD_OUT_TEXT,
     STATE,
@@ -94,8 +94,8 @@ def test_the_softmax_is_a_distribution_over_all_words(cutoffs: tuple[int, ...]) 
 
 def test_stored_and_loaded_it_is_the_same(network: TransformerXL, words: Tensor, tmp_path: Path) -> None:
     vocabulary = Vocabulary(["</s>", "<unk>", *(f"word{number}" for number in range(48))], unknown_kinds=7)
-    save(tmp_path / "x.safetensors", network, vocabulary)
-    again, found = load(tmp_path / "x.safetensors")
+    save_model(tmp_path / "x.safetensors", network, vocabulary)
+    again, found = load_model(tmp_path / "x.safetensors")
     assert found.words == vocabulary.words
     assert found.unknown_kinds == 7
     torch.testing.assert_close(
@@ -108,9 +108,9 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 
     save_file({"a": torch.zeros(1)}, tmp_path / "x.safetensors")
     with pytest.raises(LanguageError, match="no Transformer-XL of ours"):
-        load(tmp_path / "x.safetensors")
+        load_model(tmp_path / "x.safetensors")
     with pytest.raises(LanguageError, match="silica train-lm"):
-        load(tmp_path / "none.safetensors")
+        load_model(tmp_path / "none.safetensors")
 
 
 def test_the_vocabulary_keeps_the_frequent_words() -> None:
@@ -229,7 +229,7 @@ def test_the_command_trains_measures_and_guards_a_begun_run(
     assert main([*line, "--steps", "30", "--resume"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["weights"].endswith(WEIGHTS)
-    assert load(Path(figures["in_8_bits"]))[1].words == load(Path(figures["weights"]))[1].words
+    assert load_model(Path(figures["in_8_bits"]))[1].words == load_model(Path(figures["weights"]))[1].words
     other = text.with_name("other.txt")
     other.write_text("another text\n" * 99)
     assert main([line[0], str(other), *line[2:], "--steps", "40", "--resume"]) == 2

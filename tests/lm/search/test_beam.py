@@ -97,7 +97,7 @@ def test_with_everything_on_the_score_is_the_sum_of_its_parts(
     for reading in readings:
         assert math.isclose(reading.score, expected[reading.text], abs_tol=1e-4), reading.text
         assert math.isclose(reading.acoustic_score, math.log(acoustic[reading.text]), abs_tol=1e-4)
-        assert math.isclose(reading.language_score, oracle.score(reading.text), abs_tol=1e-4)
+        assert math.isclose(reading.lm_score, oracle.score(reading.text), abs_tol=1e-4)
 
 
 def test_language_scores_are_kenlms_while_the_utterance_goes_on(tiny: NGram) -> None:
@@ -112,7 +112,7 @@ def test_language_scores_are_kenlms_while_the_utterance_goes_on(tiny: NGram) -> 
             " ".join(finished[:-1]),
         ]  # the last word counts once a space is heard
         values = [oracle.score(text, bos=True, eos=False) for text in candidates]
-        assert any(math.isclose(best.language_score, value, abs_tol=1e-4) for value in values)
+        assert any(math.isclose(best.lm_score, value, abs_tol=1e-4) for value in values)
 
 
 @settings(max_examples=40, deadline=None)
@@ -248,7 +248,7 @@ def test_throwing_dead_prefixes_away_changes_nothing(
     search = SearchSettings(width=24, n_best=24, hotwords=(Hotword("a dam", 2.0),))
     readings, sizes = [], []
     for places in (96, 50_000):  # as small as the width allows; so large that nothing is ever thrown away
-        monkeypatch.setattr(state, "SMALLEST_TREE", places)
+        monkeypatch.setattr(state, "MIN_NODES", places)
         utterance = decoder.start(search)
         utterance.push(frames)
         sizes.append(utterance.state_bytes)

@@ -3,19 +3,19 @@
 import numpy as np
 
 from lm.ngram.trie import NGram
-from lm.search.lexicon import NO_NODE, ROOT, Lexicon, build, step
+from lm.search.lexicon import NO_NODE, ROOT, Lexicon, build_lexicon, next_node
 from tests.lm.conftest import ALPHABET
 
 
 def plain(vocabulary: np.ndarray, alphabet: str) -> Lexicon:
     """The trie of words that are all equally likely."""
-    return build(vocabulary, alphabet, np.zeros(len(vocabulary), np.float32))
+    return build_lexicon(vocabulary, alphabet, np.zeros(len(vocabulary), np.float32))
 
 
 def walk(lexicon: Lexicon, word: str, alphabet: str = ALPHABET) -> int:
     node = ROOT
     for character in word:
-        node = step(lexicon, node, alphabet.index(character))
+        node = next_node(lexicon, node, alphabet.index(character))
     return node
 
 
@@ -61,7 +61,7 @@ def test_an_empty_vocabulary_is_a_root() -> None:
 
 
 def test_every_prefix_has_the_score_of_its_likeliest_word(tiny: NGram) -> None:
-    lexicon = build(tiny.vocabulary(), ALPHABET, tiny.unigrams())
+    lexicon = build_lexicon(tiny.vocabulary(), ALPHABET, tiny.unigrams())
     oracle = tiny.kenlm()
     words = [word.decode() for word in tiny.vocabulary().tolist() if b"<" not in word]
     for word in words:
