@@ -47,9 +47,9 @@ class DataPart:
     threads: int = 4
 
     def __post_init__(self) -> None:
-        check("data", self, ONE_OR_MORE, "most_rows", "threads")
-        check("data", self, NOUGHT_OR_MORE, "hours", "shortest_s")
-        check("data", self, ABOVE_NOUGHT, "longest_s", "batch_seconds")
+        check("data", self, ONE_OR_MORE, "max_rows", "threads")
+        check("data", self, NOUGHT_OR_MORE, "hours", "min_duration_s")
+        check("data", self, ABOVE_NOUGHT, "max_duration_s", "batch_seconds")
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def values(spoken: Path) -> dict[str, Any]:
     return {
         "title": "mistakes",
         "model": {"name": "tiny"},
-        "data": {"train": [str(spoken)], "batch_seconds": 8.0, "longest_s": 9.0},
+        "data": {"train": [str(spoken)], "batch_seconds": 8.0, "max_duration_s": 9.0},
         "mistakes": {"weight": 0.1, "readings": 4, "width": 8},
         "schedule": {"steps": 3},
         "run": {"average_decay": 0.0, "evaluate_every": 0, "log_every": 1},
