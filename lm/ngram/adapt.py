@@ -82,10 +82,14 @@ def adapt(
         arpa_to_trie(arpa, out, BuildSettings(order=ngram.order, prune=(0,)), progress)
     finally:
         arpa.unlink(missing_ok=True)
-    return AdaptReport(lines_read, tokens, tuple(words[base_size:]), tuple(len(level.words) for level in levels))
+    return AdaptReport(
+        lines_read, tokens, tuple(words[base_size:]), tuple(len(level.words) for level in levels)
+    )
 
 
-def _count(lines: Iterable[str], order: int, word_ids: dict[str, int], words: list[str]) -> tuple[Counts, int]:
+def _count(
+    lines: Iterable[str], order: int, word_ids: dict[str, int], words: list[str]
+) -> tuple[Counts, int]:
     """The n-gram counts by order, keyed as in the trie: the word, then its context backwards."""
     counts: Counts = [Counter() for _ in range(order)]
     lines_read = 0

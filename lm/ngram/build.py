@@ -263,8 +263,8 @@ def measure_held_out(model: Path, corpora: Iterable[Corpus]) -> Perplexity | Non
 
 
 def add_spelled_lines(corpus: Corpus, count: int) -> Corpus:
-    """The corpus with `count` generated lines added, in which words of the corpus are spelled. Words that occur only once
-    are not used, since many are misprints."""
+    """The corpus with `count` generated lines added, in which words of the corpus are spelled. Words that occur only
+    once are not used, since many are misprints."""
     if not count:
         return corpus
     repeated = (word for word, seen in corpus.counts.items() if seen > 1)

@@ -1,10 +1,10 @@
 """Interpolates several n-gram models into one, and prunes a model to a file size.
 
 Interpolation: P(w|h) = sum of a_i(h) P_i(w|h). The weight a_i(h) grows with the part's share and with the frequency of
-h in its text, so a part counts most in the contexts that it has seen. Pruning by relative entropy (Stolcke 1998): remove
-the n-grams whose probability the shorter history approximates best, weighted by the frequency of their history in the
-text. Frequencies are counted in the text, because the lower orders of Kneser-Ney are not probabilities of histories.
-All backoffs are recomputed.
+h in its text, so a part counts most in the contexts that it has seen. Pruning by relative entropy (Stolcke 1998):
+remove the n-grams whose probability the shorter history approximates best, weighted by the frequency of their history
+in the text. Frequencies are counted in the text, because the lower orders of Kneser-Ney are not probabilities of
+histories. All backoffs are recomputed.
 """
 
 import math
@@ -55,7 +55,8 @@ def interpolate(parts: Sequence[tuple[Path, Iterable[str], float]]) -> Interpola
     for order in range(2, len(levels) + 1):
         level = levels[order - 1]
         part_probs = [
-            _higher_order(part, order, level, lower) for part, lower in zip(part_levels, part_probs, strict=True)
+            _higher_order(part, order, level, lower)
+            for part, lower in zip(part_levels, part_probs, strict=True)
         ]
         weights = [
             share * (frequencies[order - 2] + UNSEEN_FREQUENCY)

@@ -12,10 +12,10 @@ from lm.ngram.build import (
     BuildReport,
     Corpus,
     add_spelled_lines,
+    arpa_to_trie,
     build,
     build_from_corpus,
     check_texts,
-    arpa_to_trie,
     measure_held_out,
     read_lines,
     write_corpus,
@@ -50,7 +50,9 @@ def build_recipe(recipe: Recipe, out: Path, progress: Progress, keep_arpa: bool 
             )
             part_settings = replace(part.settings, quantize_bits=PART_QUANTIZE_BITS, spelled_lines=0)
             reports.append(
-                build_from_corpus(programs.lmplz, corpora[-1], folder / "part", part_settings, progress, False)
+                build_from_corpus(
+                    programs.lmplz, corpora[-1], folder / "part", part_settings, progress, False
+                )
             )
         progress(f"interpolating {len(parts)} parts")
         model = interpolate(

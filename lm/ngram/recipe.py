@@ -59,9 +59,7 @@ def read_recipe(path: Path, folder: Path | None) -> Recipe:
     folder = folder or path.parent
     entries = content.get("text", [])
     if not entries:
-        raise LanguageError(
-            f"the recipe {path} has no texts; expected [[text]] entries with file and sha256"
-        )
+        raise LanguageError(f"the recipe {path} has no texts; expected [[text]] entries with file and sha256")
     common = dict(content.get("settings", {}))
     max_mb = common.pop("max_mb", None)
     sections = content.get("part", {"": {}})

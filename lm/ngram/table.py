@@ -15,7 +15,9 @@ MIN_PROBABILITY = 1e-7
 HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
-def compute_backoffs(order: int, levels: list[Level], probs: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+def compute_backoffs(
+    order: int, levels: list[Level], probs: list[NDArray[np.float64]]
+) -> NDArray[np.float64]:
     """The log10 backoff of each n-gram of this order: the probability mass left by the listed words that follow it,
     divided by the mass that the shorter context leaves for the same words."""
     longer = levels[order]

@@ -74,7 +74,9 @@ def _source(work: Path) -> Path:
     if archive_path:
         archive = Path(archive_path)
         if not archive.is_file():
-            raise LanguageError(f"$SILICA_KENLM_SOURCE names no file: {archive_path}; expected kenlm's .tar.gz")
+            raise LanguageError(
+                f"$SILICA_KENLM_SOURCE names no file: {archive_path}; expected kenlm's .tar.gz"
+            )
     else:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "kenlm"]
         command += ["--dest", str(work), f"kenlm=={KENLM_VERSION}"]

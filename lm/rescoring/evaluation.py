@@ -149,7 +149,9 @@ def choose_weights(
 ) -> SubsetResult:
     """Grid search over all weights; among equal results the smallest weights win."""
     grid = sorted(itertools.product(SEARCH_WEIGHTS, *[RESCORER_WEIGHTS] * len(used), WORD_BONUSES), key=sum)
-    by_fold = np.array([np.bincount(fold, scores.chosen_errors(weights, used)) for weights in grid]).astype(int)
+    by_fold = np.array([np.bincount(fold, scores.chosen_errors(weights, used)) for weights in grid]).astype(
+        int
+    )
     total = by_fold.sum(axis=1)
     cross_validated = sum(int(errors[(total - errors).argmin()]) for errors in by_fold.T)
     best = int(total.argmin())

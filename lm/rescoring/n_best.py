@@ -158,7 +158,9 @@ class Rescoring:
         """Read the file and open the models that it names, relative to its folder."""
         try:
             content: dict[str, Any] = json.loads(path.read_text())
-            models = [(path.parent / str(model["file"]), float(model["weight"])) for model in content["models"]]
+            models = [
+                (path.parent / str(model["file"]), float(model["weight"])) for model in content["models"]
+            ]
             search = str(content["search_model"])
             search_weights = content.get("search_weights")
             settings = RescoreSettings(
@@ -253,7 +255,9 @@ class RescoredUtterance:
         rescoring, count = self._rescoring, self._settings.n_best
         n_best = within_spread(self._search.finish(), rescoring.settings.spread, count)
         if len(n_best) > 1:
-            for rescored in rescore_in_slices(n_best, rescoring.rescorers, rescoring.settings, self._settings):
+            for rescored in rescore_in_slices(
+                n_best, rescoring.rescorers, rescoring.settings, self._settings
+            ):
                 if rescored is not None:
                     n_best = rescored
                 yield None

@@ -1,4 +1,4 @@
-"""A Transformer-XL on disk: its weights, with its shape and its words in the card."""
+"""Reads and writes Transformer-XL weight files. Hyperparameters and vocabulary are in the metadata."""
 
 import json
 from dataclasses import asdict
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 FILE_FORMAT = FileFormat("silica transformer-xl 1", "Transformer-XL", "silica train-lm TEXT --out FOLDER")
 
 
-def save_model(path: Path, network: "TransformerXL", vocabulary: Vocabulary, eight_bits: bool = False) -> None:
-    """Write the file whole or not at all."""
+def save_model(
+    path: Path, network: "TransformerXL", vocabulary: Vocabulary, eight_bits: bool = False
+) -> None:
+    """Write the file atomically."""
     metadata = {
         "config": json.dumps(asdict(network.config)),
         "words": " ".join(vocabulary.words),
@@ -31,27 +33,29 @@ def save_model(path: Path, network: "TransformerXL", vocabulary: Vocabulary, eig
 
 
 def read_model(path: Path) -> tuple[dict[str, NDArray[np.float32]], TransformerConfig, Vocabulary]:
-    """Weights, shape and words, without PyTorch; LanguageError where they do not belong together."""
+    """Weights, hyperparameters and vocabulary, without PyTorch. Raises LanguageError if they do not match."""
     weights, metadata = read_weights(path, FILE_FORMAT)
     try:
         shape: dict[str, Any] = json.loads(metadata["config"])
         config = TransformerConfig(**{**shape, "cutoffs": tuple(shape["cutoffs"])})
         vocabulary = Vocabulary(metadata["words"].split(" "), int(metadata["unknown_kinds"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise LanguageError(f"{path} has no card of a Transformer-XL ({error!r}): copy it again") from None
+        raise LanguageError(
+            f"{path} has no metadata of a Transformer-XL ({error!r}): copy it again"
+        ) from None
     wrong = [
         name
         for name, shape in config.tensors().items()
         if name not in weights or weights[name].shape != shape
     ]
     if wrong or len(vocabulary) != config.vocabulary:
-        what = wrong[0] if wrong else f"a list of {len(vocabulary)} words for {config.vocabulary}"
-        raise LanguageError(f"{path} is not whole, or not as its card says ({what}): copy it again")
+        what = wrong[0] if wrong else f"{len(vocabulary)} words instead of {config.vocabulary}"
+        raise LanguageError(f"{path} is incomplete or does not match its metadata ({what}): copy it again")
     return weights, config, vocabulary
 
 
 def load_model(path: Path) -> "tuple[TransformerXL, Vocabulary]":
-    """The network as PyTorch knows it, ready to be measured or trained on, and its words."""
+    """The PyTorch network in evaluation mode, and its vocabulary."""
     import torch
 
     from lm.rescoring.transformer_xl.model import TransformerXL

@@ -23,8 +23,8 @@ from lm.rescoring.n_best import (
     RescoreSettings,
     Rescoring,
     RescoringDecoder,
-    score_sentences,
     rescore_in_slices,
+    score_sentences,
 )
 from lm.search.greedy import GreedyDecoder
 from lm.search.hotwords import Hotword
@@ -321,6 +321,8 @@ def test_the_box_ranks_again_and_needs_no_pytorch_for_it() -> None:
 def test_the_box_prefers_what_people_say() -> None:
     rescoring = Rescoring.shipped()
     assert rescoring is not None
-    (likely, unlikely) = score_sentences(rescoring.rescorers[0], ["he went to the house", "he want two the house"])
+    (likely, unlikely) = score_sentences(
+        rescoring.rescorers[0], ["he went to the house", "he want two the house"]
+    )
     assert likely > unlikely + 5
     assert rescoring.settings.search_weights is not None

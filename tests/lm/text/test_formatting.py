@@ -127,12 +127,12 @@ def test_the_network_in_numpy_is_the_network_in_torch(trained: tuple[Punctuator,
 
     punctuator, _ = trained
     settings = PunctuationSettings(known_words=30, shared_rows=8, suffix_rows=16)
-    network = Tagger(settings, punctuator.numbers.rows)
+    network = Tagger(settings, punctuator.word_index.rows)
     renamed = {"words": "words.weight", "suffixes": "suffixes.weight"}
     weights = {name: torch.from_numpy(value) for name, value in punctuator.weights.items()}
     network.load_state_dict({renamed.get(name, name): value for name, value in weights.items()})
     words = ["they", "like", "rome", "too", "do", "you"]
-    rows, endings = punctuator.numbers.numbers(words)
+    rows, endings = punctuator.word_index.lookup(words)
     pad = torch.zeros(punctuator.context_words, dtype=torch.long)
     padded = [torch.cat([pad, torch.from_numpy(part), pad]) for part in (rows, endings)]
     expected = network(*padded)[punctuator.context_words : -punctuator.context_words].detach().numpy()
