@@ -50,9 +50,7 @@ def tag_sentence(sentence: str) -> TaggedWords:
             capital = 0
         words += spoken
         marks += [0] * (len(spoken) - 1) + [mark]
-        capitals += [IGNORE_INDEX if len(words) == len(spoken) else capital] + [capital] * (
-            len(spoken) - 1
-        )
+        capitals += [IGNORE_INDEX if len(words) == len(spoken) else capital] + [capital] * (len(spoken) - 1)
     if marks and sentence.rstrip(_CLOSING)[-1:] == ".":
         marks[-1] = 2
     return TaggedWords(tuple(words), tuple(marks), tuple(capitals))
