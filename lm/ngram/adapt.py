@@ -61,7 +61,7 @@ def adapt(
     """Write the base model, adapted to these normalized lines, to `out`."""
     ngram = NGram.load(base)
     words = [word.decode() for word in ngram.vocabulary().tolist()]
-    word_ids = {word: number for number, word in enumerate(words)}
+    word_ids = {word: word_id for word_id, word in enumerate(words)}
     base_size = len(words)
     counts, lines_read = _count(lines, ngram.order, word_ids, words)
     tokens = sum(counts[0].values())
@@ -114,6 +114,7 @@ def _mix_unigrams(
     word_ids: dict[str, int],
     share: float,
 ) -> None:
+    """Interpolate the unigrams, and extend the first level by the new words."""
     total = sum(counts.values())
     mixed = np.zeros(vocabulary)
     mixed[: len(probs[0])] = probs[0] * (1.0 - share)
@@ -135,6 +136,7 @@ def _mix_level(
     base_size: int,
     settings: AdaptSettings,
 ) -> None:
+    """Interpolate the n-grams of one order, and append new n-grams to the level."""
     level, ngram_counts = levels[order - 1], counts[order - 1]
     contexts: Counter[tuple[int, ...]] = Counter()
     for ngram, count in ngram_counts.items():
@@ -157,7 +159,7 @@ def _mix_level(
     for row, ngram in enumerate(new_ngrams.tolist()):
         if ngram[0] < base_size:
             added[row] += rest[row] * 10.0 ** _base_log10(
-                scorer, [words[number] for number in reversed(ngram)]
+                scorer, [words[word_id] for word_id in reversed(ngram)]
             )
     parents = RowIndex(levels[order - 2].words).find(new_ngrams[:, :-1])
     level.words = np.concatenate([level.words, new_ngrams])

@@ -297,10 +297,10 @@ def _run(command: list[str]) -> None:
 
 def shipped_model() -> Path:
     """The path of the shipped n-gram."""
-    found = sorted(PRETRAINED.glob("*.binary"))
-    if not found:
+    files = sorted(PRETRAINED.glob("*.binary"))
+    if not files:
         raise LanguageError("this installation has no shipped language model (lm/pretrained/*.binary)")
-    return found[0]
+    return files[0]
 
 
 def describe(model: Path) -> dict[str, object]:

@@ -67,7 +67,7 @@ def write_arpa(path: Path, levels: list[Level], probs: list[NDArray[np.float64]]
             values = np.log10(np.minimum(probs[order - 1], 1.0)).tolist()
             backoff = compute_backoffs(order, levels, probs).tolist() if order < len(levels) else None
             for index, ngram in enumerate(level.words.tolist()):
-                text = " ".join(words[number] for number in reversed(ngram))
+                text = " ".join(words[word_id] for word_id in reversed(ngram))
                 value = -99.0 if order == 1 and ngram[0] == unscored else values[index]
                 tail = "" if backoff is None or text.endswith(END) else f"\t{backoff[index]:.6g}"
                 file.write(f"{value:.6g}\t{text}{tail}\n")

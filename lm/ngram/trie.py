@@ -116,8 +116,8 @@ class NGram:
     @classmethod
     def shipped(cls) -> "NGram | None":
         """The shipped model, or None if there is none."""
-        found = sorted(PRETRAINED.glob("*.binary"))
-        return cls.load(found[0]) if found else None
+        files = sorted(PRETRAINED.glob("*.binary"))
+        return cls.load(files[0]) if files else None
 
     def vocabulary(self) -> NDArray[np.bytes_]:
         """The words by id; id 0 is <unk>."""

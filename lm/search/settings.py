@@ -89,16 +89,16 @@ def settings_from_card(card: Mapping[str, Any]) -> SearchSettings:
 
 def parse_search_settings(texts: Iterable[str]) -> dict[str, float]:
     """Validated `NAME=VALUE` arguments of the command line, as a card has them under `search`."""
-    found: dict[str, float] = {}
+    settings: dict[str, float] = {}
     for text in texts:
         name, _, value = text.partition("=")
         if name not in CARD_SETTINGS:
             raise LanguageError(f"{text!r} is not a search setting: expected {', '.join(CARD_SETTINGS)}.")
         try:
-            found[name] = float(value)
+            settings[name] = float(value)
         except ValueError:
             raise LanguageError(
                 f"{text!r} is not a search setting: expected NAME=VALUE, for example lm_weight=0.5."
             ) from None
-    settings_from_card({"search": found})
-    return found
+    settings_from_card({"search": settings})
+    return settings

@@ -65,15 +65,15 @@ class TransformerConfig:
             **{f"attention_norm.{name}": shape for name, shape in norm.items()},
             **{f"inner_norm.{name}": shape for name, shape in norm.items()},
         }
-        found: dict[str, tuple[int, ...]] = {f"norm.{name}": shape for name, shape in norm.items()}
+        shapes: dict[str, tuple[int, ...]] = {f"norm.{name}": shape for name, shape in norm.items()}
         for number in range(self.layers):
-            found |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
+            shapes |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
         for cluster, ((first, end), narrow) in enumerate(zip(self.clusters, self.widths, strict=True)):
-            found[f"words.tables.{cluster}"] = (end - first, narrow)
-            found[f"words.biases.{cluster}"] = (end - first,)
+            shapes[f"words.tables.{cluster}"] = (end - first, narrow)
+            shapes[f"words.biases.{cluster}"] = (end - first,)
         for cluster, narrow in enumerate(rarer):
-            found[f"words.read.{cluster}.weight"] = (width, narrow)
-            found[f"words.write.{cluster}.weight"] = (narrow, width)
-        found["words.cluster_vectors"] = (len(rarer), width)
-        found["words.cluster_biases"] = (len(rarer),)
-        return found
+            shapes[f"words.read.{cluster}.weight"] = (width, narrow)
+            shapes[f"words.write.{cluster}.weight"] = (narrow, width)
+        shapes["words.cluster_vectors"] = (len(rarer), width)
+        shapes["words.cluster_biases"] = (len(rarer),)
+        return shapes

@@ -192,16 +192,16 @@ class NumpyRescorer:
         index = np.minimum(targets, shortlist - 1)
         for cluster, (first, end) in enumerate(rarer):
             index[(targets >= first) & (targets < end)] = shortlist + cluster
-        found = _log_softmax_at(hidden @ self._head.T + self._head_bias, index)
+        result = _log_softmax_at(hidden @ self._head.T + self._head_bias, index)
         for cluster, (first, end) in enumerate(rarer):
             (at,) = ((targets >= first) & (targets < end)).nonzero()
             if len(at):
                 narrow = hidden[at] @ self._weights[f"words.write.{cluster}.weight"].T
                 tail = narrow @ self._weights[f"words.tables.{cluster + 1}"].T
-                found[at] += _log_softmax_at(
+                result[at] += _log_softmax_at(
                     tail + self._weights[f"words.biases.{cluster + 1}"], targets[at] - first
                 )
-        return found
+        return result
 
 
 def _log_softmax_at(scores: Matrix, index: NDArray[np.int64]) -> Matrix:

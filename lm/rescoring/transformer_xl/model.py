@@ -53,15 +53,15 @@ class WordTables(nn.Module):
         index = targets.clamp(max=shortlist - 1)
         for cluster, (first, end) in enumerate(self.clusters[1:], start=1):
             index = torch.where((targets >= first) & (targets < end), shortlist + cluster - 1, index)
-        found = head.gather(1, index.unsqueeze(1)).squeeze(1)
+        result = head.gather(1, index.unsqueeze(1)).squeeze(1)
         for cluster, (first, end) in enumerate(self.clusters[1:], start=1):
             at = ((targets >= first) & (targets < end)).nonzero().squeeze(1)
             if len(at):
                 narrow = self.write[cluster - 1](hidden[at])
                 tail = functional.linear(narrow, self.tables[cluster], self.biases[cluster])
                 rest = -functional.cross_entropy(tail.float(), targets[at] - first, reduction="none")
-                found = found.index_add(0, at, rest)
-        return found
+                result = result.index_add(0, at, rest)
+        return result
 
 
 class Attention(nn.Module):
@@ -160,8 +160,8 @@ class TransformerXL(nn.Module):
     def log_probs(self, words: Tensor, targets: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         """The natural log-probability of each target [b, t], given the words up to the same position."""
         hidden, memory = self(words, memory)
-        found = self.words.log_probs(hidden.reshape(-1, self.config.width), targets.reshape(-1))
-        return found.view(targets.shape), memory
+        result = self.words.log_probs(hidden.reshape(-1, self.config.width), targets.reshape(-1))
+        return result.view(targets.shape), memory
 
 
 def sinusoids(count: int, width: int) -> Tensor:

@@ -18,7 +18,7 @@ class Vocabulary:
         self.words = tuple(words)
         # The number of different training words that <unk> replaces. Each gets an equal share of its probability.
         self.unknown_kinds = max(1, unknown_kinds)
-        self.word_ids = {word: number for number, word in enumerate(self.words)}
+        self.word_ids = {word: word_id for word_id, word in enumerate(self.words)}
         if END not in self.word_ids or UNKNOWN not in self.word_ids:
             raise LanguageError(f"a vocabulary needs {END} and {UNKNOWN}")
         self.end, self.unknown = self.word_ids[END], self.word_ids[UNKNOWN]

@@ -53,8 +53,8 @@ class WordIndex:
             self._rows.get(word) or first_shared + zlib.crc32(word.encode()) % self.shared_rows
             for word in words
         ]
-        endings = [1 + zlib.crc32(word[-SUFFIX_LENGTH:].encode()) % (self.suffix_rows - 1) for word in words]
-        return np.array(rows, dtype=np.int64), np.array(endings, dtype=np.int64)
+        suffixes = [1 + zlib.crc32(word[-SUFFIX_LENGTH:].encode()) % (self.suffix_rows - 1) for word in words]
+        return np.array(rows, dtype=np.int64), np.array(suffixes, dtype=np.int64)
 
 
 class Punctuator:
@@ -90,11 +90,11 @@ class Punctuator:
 
     def scores(self, words: Sequence[str]) -> tuple[Matrix, Matrix]:
         """The scores of each word for MARKS and for CAPITALS."""
-        rows, endings = self.word_index.lookup(words)
+        rows, suffixes = self.word_index.lookup(words)
         weights = self.weights
         pad = (self.context_words, self.context_words)
         hidden = np.concatenate(
-            [weights["words"][np.pad(rows, pad)], weights["suffixes"][np.pad(endings, pad)]], axis=1
+            [weights["words"][np.pad(rows, pad)], weights["suffixes"][np.pad(suffixes, pad)]], axis=1
         )
         hidden = hidden @ weights["enter.weight"].T + weights["enter.bias"]
         for layer, kernel in enumerate(self._kernels):

@@ -20,8 +20,8 @@ from lm.text.punctuation.model import FILE_FORMAT, KERNEL_SIZE, Punctuator, Word
 from lm.weight_files import write_weights
 
 HELD_OUT_ONE_IN = 50
-MAX_RUN_WORDS = 60
-SHIFTS = np.arange(-1.0, 3.01, 0.2)
+MAX_SAMPLE_WORDS = 60
+BIAS_CANDIDATES = np.arange(-1.0, 3.01, 0.2)
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Tagger(nn.Module):
         )
         self.leave = nn.Linear(settings.width, len(MARKS) + len(CAPITALS))
 
-    def forward(self, rows: Tensor, endings: Tensor) -> Tensor:
+    def forward(self, rows: Tensor, suffixes: Tensor) -> Tensor:
         """[n] word rows and [n] suffix rows to scores [n, marks + capitals]."""
-        hidden = self.enter(torch.cat([self.words(rows), self.suffixes(endings)], dim=-1))
+        hidden = self.enter(torch.cat([self.words(rows), self.suffixes(suffixes)], dim=-1))
         for layer in self.layers:
             hidden = hidden + functional.gelu(layer(hidden.T.unsqueeze(0)), approximate="tanh").squeeze(0).T
         return torch.as_tensor(self.leave(hidden))
@@ -75,7 +75,7 @@ def join_sentences(sentences: Iterable[TaggedWords], seed: int) -> Iterator[Tagg
     words: list[str] = []
     marks: list[int] = []
     capitals: list[int] = []
-    limit = rng.randint(1, MAX_RUN_WORDS)
+    limit = rng.randint(1, MAX_SAMPLE_WORDS)
     for sentence in sentences:
         words += sentence.words
         marks += sentence.marks
@@ -83,7 +83,7 @@ def join_sentences(sentences: Iterable[TaggedWords], seed: int) -> Iterator[Tagg
         if len(words) >= limit:
             yield TaggedWords(tuple(words), tuple(marks), tuple(capitals))
             words, marks, capitals = [], [], []
-            limit = rng.randint(1, MAX_RUN_WORDS)
+            limit = rng.randint(1, MAX_SAMPLE_WORDS)
 
 
 def train(
@@ -92,8 +92,8 @@ def train(
     """Train on the texts and write `out`. Returns precision, recall and F1 on held-out text."""
     progress("reading the texts")
     samples = list(join_sentences(tagged_sentences(texts), settings.seed))
-    held_out = [sample for number, sample in enumerate(samples) if number % HELD_OUT_ONE_IN == 0]
-    training = [sample for number, sample in enumerate(samples) if number % HELD_OUT_ONE_IN]
+    held_out = [sample for index, sample in enumerate(samples) if index % HELD_OUT_ONE_IN == 0]
+    training = [sample for index, sample in enumerate(samples) if index % HELD_OUT_ONE_IN]
     if not training:
         raise LanguageError("there is no text to train on: expected sentences with capitals and punctuation")
     counts = Counter(word for sample in training for word in sample.words)
@@ -110,8 +110,8 @@ def train(
     )
     started = time.perf_counter()
     for step in range(steps):
-        rows, endings, marks, capitals = (torch.from_numpy(part) for part in batches[step % len(batches)])
-        out_scores = network(rows, endings)
+        rows, suffixes, marks, capitals = (torch.from_numpy(part) for part in batches[step % len(batches)])
+        out_scores = network(rows, suffixes)
         loss = functional.cross_entropy(out_scores[:, : len(MARKS)], marks, ignore_index=IGNORE_INDEX)
         loss = loss + functional.cross_entropy(
             out_scores[:, len(MARKS) :], capitals, ignore_index=IGNORE_INDEX
@@ -125,9 +125,9 @@ def train(
                 f"step {step + 1} of {steps}: loss {loss.item():.3f}, {time.perf_counter() - started:.0f} s"
             )
     _save(out, network, word_index, settings, texts)
-    chosen_on, measured_on = held_out[::2], held_out[1::2]
-    calibrate_mark_biases(out, chosen_on or held_out)
-    return measure(Punctuator.load(out), measured_on or held_out)
+    calibration, test = held_out[::2], held_out[1::2]
+    calibrate_mark_biases(out, calibration or held_out)
+    return measure(Punctuator.load(out), test or held_out)
 
 
 def calibrate_mark_biases(file: Path, held_out: Sequence[TaggedWords]) -> None:
@@ -150,7 +150,7 @@ def calibrate_mark_biases(file: Path, held_out: Sequence[TaggedWords]) -> None:
 
     for _ in range(3):  # coordinate ascent, which converges quickly
         for kind in range(1, len(MARKS)):
-            tried = [np.where(np.arange(len(MARKS)) == kind, step, shift) for step in SHIFTS]
+            tried = [np.where(np.arange(len(MARKS)) == kind, step, shift) for step in BIAS_CANDIDATES]
             shift = max(tried, key=f_score).astype(np.float32)
     punctuator.weights["leave.bias"][: len(MARKS)] += shift
     weights = {name: torch.from_numpy(value).half() for name, value in punctuator.weights.items()}
@@ -199,9 +199,9 @@ def _batches(
     size = 0
     for index in order:
         sample = training[index]
-        rows, endings = word_index.lookup(sample.words)
+        rows, suffixes = word_index.lookup(sample.words)
         for part, values in zip(
-            parts, (rows, endings, np.array(sample.marks), np.array(sample.capitals)), strict=True
+            parts, (rows, suffixes, np.array(sample.marks), np.array(sample.capitals)), strict=True
         ):
             part.append(values)
             part.append(gap if part is parts[0] or part is parts[1] else ignored)

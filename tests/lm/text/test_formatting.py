@@ -132,9 +132,9 @@ def test_numpy_and_pytorch_taggers_agree(trained: tuple[Punctuator, dict[str, fl
     weights = {name: torch.from_numpy(value) for name, value in punctuator.weights.items()}
     network.load_state_dict({renamed.get(name, name): value for name, value in weights.items()})
     words = ["they", "like", "rome", "too", "do", "you"]
-    rows, endings = punctuator.word_index.lookup(words)
+    rows, suffixes = punctuator.word_index.lookup(words)
     pad = torch.zeros(punctuator.context_words, dtype=torch.long)
-    padded = [torch.cat([pad, torch.from_numpy(part), pad]) for part in (rows, endings)]
+    padded = [torch.cat([pad, torch.from_numpy(part), pad]) for part in (rows, suffixes)]
     expected = network(*padded)[punctuator.context_words : -punctuator.context_words].detach().numpy()
     marks, capitals = punctuator.scores(words)
     assert marks == pytest.approx(expected[:, :4], abs=1e-4)
