@@ -1,4 +1,4 @@
-"""`silica lm`: build, measure, adapt and tune language models."""
+"""Build, measure, adapt and tune language models: n-grams (KenLM), rescoring weights, the punctuation tagger."""
 
 import argparse
 from pathlib import Path

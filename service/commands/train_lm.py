@@ -1,4 +1,4 @@
-"""`silica train-lm`: train a Transformer-XL language model on text, for rescoring."""
+"""Train a Transformer-XL language model on text, for rescoring. A run can be interrupted and resumed."""
 
 import argparse
 from pathlib import Path
