@@ -28,7 +28,7 @@ from acoustic.architectures import published
 from acoustic.config import ModelConfig
 from acoustic.network import build, modules
 from benchmarks.acoustic import provenance
-from training.augment.config import NO_AUGMENT, AugmentConfig, FeatureMasks
+from training.augment.config import NO_AUGMENT, AugmentConfig, SpecAugmentConfig
 from training.data.loader import Batch
 from training.objectives import objective
 from training.objectives.objective import CtcObjective
@@ -138,7 +138,7 @@ def step_s(case: Case) -> tuple[float, float]:
         config,
         device,
         alteration=AugmentConfig() if case.altered else NO_AUGMENT,
-        masks=FeatureMasks(time_masks=2, mel_masks=2),
+        masks=SpecAugmentConfig(time_masks=2, freq_masks=2),
     )
     scaler = precision.scaler()
     batch = made_up(config, case.rows, case.seconds, device)

@@ -35,7 +35,7 @@ folders() {
     done
 }
 folders | nice xargs -d '\n' -P "${PROCESSES:-1}" -I {} \
-    "$silica" label {} --teacher "$teacher" --out "$data/labels"
+    "$silica" pseudo-label {} --teacher "$teacher" --out "$data/labels"
 # Batches differ in length: with glibc's allocator a fifth of the time goes into finding room for them.
 allocator=/usr/lib/$(uname -m)-linux-gnu/libtcmalloc_minimal.so.4 # Debian's libtcmalloc-minimal4
 if [ -f "$allocator" ]; then
@@ -46,7 +46,7 @@ fi
 # (training/experiments.csv: run AG-long). Average what comes out with the box (scripts/average_checkpoints.py).
 exec nice ${PROCESSES:+.venv/bin/torchrun --nproc-per-node "$PROCESSES" --no-python} \
     "$silica" train silica-streaming --data "$data" --out "$run" \
-    --set model.start=silica-streaming-en --set stages.given_steps=0 --set stages.own_steps=0 --set distil.ramp_first=1.0 \
-    --set optimizer.rate=0.0008 --set schedule.steps=3600 \
+    --set model.start=silica-streaming-en --set blockwise.teacher_input_steps=0 --set blockwise.student_input_steps=0 --set augment.ramp_start=1.0 \
+    --set optimizer.learning_rate=0.0008 --set schedule.steps=3600 \
     --set augment.noise=0.45 --set augment.noise_snr_db='[4.0, 25.0]' --set augment.level_db='[-12.0, 18.0]' \
     --set run.processes="${PROCESSES:-1}" --set run.accumulation=$((${PROCESSES:-1} > 1 ? 1 : 2)) "$@"

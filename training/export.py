@@ -75,15 +75,15 @@ def export_model(
     *,
     int8: bool = True,
     weights: checkpoint.Dtype = "fp16",
-    keep_norms: bool = False,
+    keep_batchnorm: bool = False,
     search: Mapping[str, float] | None = None,
-    blank: float = 0.0,
-    tell: Callable[[str], None] = lambda text: None,
+    blank_bias: float = 0.0,
+    report: Callable[[str], None] = lambda text: None,
 ) -> list[Comparison]:
     """Write `model.safetensors` (folded, FP16 or INT8 weights) and `model.int8.onnx` into a folder, and compare both.
 
     The clips serve three times: their sound says which rounding of weights costs least and gives the INT8 ranges (a
-    minute at least), and all forms hear them. With `keep_norms` the batch norms stay apart in the file (whoever serves
+    minute at least), and all forms hear them. With `keep_batchnorm` the batch norms stay apart in the file (whoever serves
     it folds them): training can go on from it. `search` is what the card shall say of the search that suits the model.
     `blank` is added to the score of writing nothing at an output: below nought, a model in doubt leaves less out.
     `tell` is told how far it has come: some minutes pass.
@@ -93,29 +93,29 @@ def export_model(
     trained = trained_model(source)
     if search:
         trained = replace(trained, card={**trained.card, "search": dict(search)})
-    if blank:
-        trained = _leaning(trained, blank)
+    if blank_bias:
+        trained = _with_blank_bias(trained, blank_bias)
     sounds = [read_clip(clip.audio) for clip in clips]
     if int8:
-        tell(f"channels brought to like ranges, by what {len(sounds)} clips show of them")
+        report(f"channels brought to like ranges, by what {len(sounds)} clips show of them")
         trained = apply_smoothquant(trained, sounds)
-    kept = apply_gptq(trained, sounds, tell) if weights == "int8" else trained
-    kept = kept if keep_norms else fold(kept)
+    kept = apply_gptq(trained, sounds, report) if weights == "int8" else trained
+    kept = kept if keep_batchnorm else fold(kept)
     kept = checkpoint.quantize_checkpoint(kept) if weights == "int8" else kept
     served = fold(kept)
     if int8:
-        seconds = sum(len(sound) for sound in sounds) / trained.config.features.sample_rate
+        seconds = sum(len(audio) for audio in sounds) / trained.config.features.sample_rate
         if seconds < MIN_CALIBRATION_S:
             raise TrainingError(
                 f"{seconds:.0f} s of speech are too little to find the ranges of INT8: "
                 f"give {MIN_CALIBRATION_S:.0f} s or more, or leave INT8 out (--no-int8)."
             )
-        ranges = calibrate(served, sounds, keep=False, tell=tell)
+        ranges = calibrate(served, sounds, keep=False, tell=report)
         served = with_ranges(served, ranges)
     out.mkdir(parents=True, exist_ok=True)
     file = checkpoint.save(out, kept.config, kept.state, served.card, weights)
-    tell(f"comparing on {len(sounds)} clips")
-    reference = [_hear(trained, sound) for sound in sounds]
+    report(f"comparing on {len(sounds)} clips")
+    reference = [_hear(trained, audio) for audio in sounds]
     whole = open_backend(file, "cpu", "fp32").whole
     form = "fp16" if weights == "fp16" else f"{weights} weights"
     results = [_compare(form, file, whole, trained, clips, sounds, reference)]
@@ -125,19 +125,19 @@ def export_model(
     return results
 
 
-def _leaning(trained: Checkpoint, blank: float) -> Checkpoint:
+def _with_blank_bias(trained: Checkpoint, bias: float) -> Checkpoint:
     scores = trained.state["output.bias"].float().reshape(trained.config.outputs_per_step, -1).clone()
-    scores[:, trained.config.blank] += blank
+    scores[:, trained.config.blank] += bias
     return replace(trained, state={**trained.state, "output.bias": scores.flatten()})
 
 
-def _hear(trained: Checkpoint, sound: Samples) -> torch.Tensor:
+def _hear(trained: Checkpoint, audio: Samples) -> torch.Tensor:
     """Log-probabilities of the trained network, as training evaluates it."""
     network = trained.network()
-    samples = torch.from_numpy(sound)[None]
+    samples = torch.from_numpy(audio)[None]
     with torch.no_grad():
         features, frames = batch_features(
-            FrontEnd(trained.config.features), samples, torch.tensor([len(sound)])
+            FrontEnd(trained.config.features), samples, torch.tensor([len(audio)])
         )
         log_probs, outputs = network(features, frames)
     heard: torch.Tensor = log_probs[0, : int(outputs[0])]
@@ -153,8 +153,8 @@ def _onnx(file: Path, served: Checkpoint) -> Callable[[Samples], LogProbs]:
         log_probs: LogProbs = session.run(None, {"features": features[None].numpy()})[0][0]
         return log_probs
 
-    def whole(sound: Samples) -> LogProbs:
-        features = whole_features(front_end, served.config.features, sound)
+    def whole(audio: Samples) -> LogProbs:
+        features = whole_features(front_end, served.config.features, audio)
         return concatenate(served.config, run_in_blocks(served.config, [features], run))
 
     return whole
@@ -178,8 +178,8 @@ def _compare(
 
     largest, same, frames, equal = 0.0, 0, 0, 0
     counts = trained_counts = ErrorCounts()
-    for clip, sound, expected in zip(clips, sounds, reference, strict=True):
-        heard = torch.from_numpy(whole(sound)).float()
+    for clip, audio, expected in zip(clips, sounds, reference, strict=True):
+        heard = torch.from_numpy(whole(audio)).float()
         if heard.shape != expected.shape:
             raise TrainingError(
                 f"The {form} form gives {tuple(heard.shape)} for {clip.audio}, the trained network "

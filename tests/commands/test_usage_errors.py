@@ -26,7 +26,7 @@ def clip(tmp_path: Path) -> Path:
         ("models", "export", "tiny", "{nowhere}"),
         ("lm", "adapt", "{text}", "--out", "{nowhere}"),
         ("prepare", "{folder}", "--out", "{nowhere}"),
-        ("release", "{nowhere}", "--out", "{nowhere}", "--clips", "{clip}"),
+        ("export", "{nowhere}", "--out", "{nowhere}", "--clips", "{clip}"),
         ("transcribe", "{clip}", "--model", "tiny", "--hotword", "日本"),
     ],
     ids=" ".join,

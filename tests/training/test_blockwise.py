@@ -13,7 +13,7 @@ from acoustic.checkpoint import Checkpoint
 from acoustic.config import ModelConfig
 from acoustic.features.front_end import FrontEnd
 from acoustic.network import build
-from training.augment.config import NO_AUGMENT, NO_MASKS
+from training.augment.config import NO_AUGMENT, NO_SPEC_AUGMENT
 from training.data.audio import read_clip
 from training.data.features import batch_features
 from training.data.manifests import read_manifest
@@ -29,15 +29,14 @@ from training.distillation.blockwise import (
     stage_loss,
     stretched,
 )
-from training.distillation.blockwise_settings import BlockwisePart
-from training.distillation.objective import Ramp
+from training.distillation.blockwise_settings import BlockwiseConfig
 from training.errors import TrainingError
-from training.recipe import from_values
+from training.recipe import parse_recipe
 from training.run.build import assemble
 from training.run.loop import Progress
 
 CPU = torch.device("cpu")
-PART = BlockwisePart("teacher", of=(1, 2), by=(0, 1), late=(1, 3))
+PART = BlockwiseConfig("teacher", teacher_blocks=(1, 2), student_blocks=(0, 1), delay_outputs=(1, 3))
 
 
 def test_the_teachers_blocks_are_kept_in_bytes_of_like_deviation(teacher: Checkpoint, spoken: Path) -> None:
@@ -117,11 +116,11 @@ def test_what_is_given_takes_the_place_of_what_is_made_in_training_only(student:
 
 def test_stages_that_do_not_fit_are_named(teacher: Checkpoint, student: ModelConfig) -> None:
     with pytest.raises(TrainingError, match="one of each for every stage"):
-        BlockwisePart("teacher", of=(1, 2), by=(0,), late=(0, 0))
+        BlockwiseConfig("teacher", teacher_blocks=(1, 2), student_blocks=(0,), delay_outputs=(0, 0))
     with pytest.raises(TrainingError, match="none twice"):
-        BlockwisePart("teacher", of=(2, 1), by=(0, 1), late=(0, 0))
+        BlockwiseConfig("teacher", teacher_blocks=(2, 1), student_blocks=(0, 1), delay_outputs=(0, 0))
     with pytest.raises(TrainingError, match="a later stage cannot be less late"):
-        BlockwisePart("teacher", of=(1, 2), by=(0, 1), late=(2, 1))
+        BlockwiseConfig("teacher", teacher_blocks=(1, 2), student_blocks=(0, 1), delay_outputs=(2, 1))
     with pytest.raises(TrainingError, match="of small are numbered 0 to 3"):
         BlockwiseTeacher(teacher, (1, 9), CPU)
     with pytest.raises(TrainingError, match="expected blocks of the student, 0 to 1"):
@@ -139,9 +138,8 @@ def test_stages_that_do_not_fit_are_named(teacher: Checkpoint, student: ModelCon
             teacher=ear,
             part=PART,
             alteration=NO_AUGMENT,
-            ramp=Ramp(),
             banks=None,
-            masks=NO_MASKS,
+            masks=NO_SPEC_AUGMENT,
         )
 
 
@@ -155,8 +153,8 @@ def test_a_teacher_hears_what_its_student_can_know_of_loudness(teacher: Checkpoi
 
 
 def test_less_and_less_is_given() -> None:
-    part = replace(PART, given_steps=100, own_steps=200)
-    assert [part.given_share(step) for step in (0, 99, 150, 200, 5000)] == [1.0, 1.0, 0.5, 0.0, 0.0]
+    part = replace(PART, teacher_input_steps=100, student_input_steps=200)
+    assert [part.teacher_input_share(step) for step in (0, 99, 150, 200, 5000)] == [1.0, 1.0, 0.5, 0.0, 0.0]
 
 
 def test_a_student_learns_its_stages_and_goes_on_after_a_stop(
@@ -167,24 +165,24 @@ def test_a_student_learns_its_stages_and_goes_on_after_a_stop(
     values: dict[str, Any] = {
         "title": "stages",
         "model": {"start": str(tmp_path / "mini.safetensors")},
-        "data": {"train": [str(spoken)], "batch_seconds": 12.0, "threads": 1},
-        "stages": {
+        "data": {"train": [str(spoken)], "batch_duration_s": 12.0, "threads": 1},
+        "blockwise": {
             "teacher": str(tmp_path / "teacher.safetensors"),
-            "of": [1, 2],
-            "by": [0, 1],
-            "late": [1, 3],
-            "given_steps": 20,
-            "own_steps": 30,
+            "teacher_blocks": [1, 2],
+            "student_blocks": [0, 1],
+            "delay_outputs": [1, 3],
+            "teacher_input_steps": 20,
+            "student_input_steps": 30,
         },
-        "augment": {"speed": 1.0, "noise": 0.5, "nothing": 0.1},
-        "optimizer": {"name": "adamw", "rate": 0.004},
+        "augment": {"speed": 1.0, "noise": 0.5, "silence": 0.1},
+        "optimizer": {"name": "adamw", "learning_rate": 0.004},
         "schedule": {"steps": 40, "decay": "linear"},
         "run": {"evaluate_every": 0, "log_every": 10},
     }
 
     def train(steps: int) -> tuple[Progress, dict[str, torch.Tensor]]:
         values["run"]["save_every_s"] = 0.0
-        loop = assemble(from_values(values, "test"), tmp_path / "run", live=False)
+        loop = assemble(parse_recipe(values, "test"), tmp_path / "run", live=False)
         if steps:
             loop.settings = replace(loop.settings, stop_after_s=0.0)
         progress = loop.run()

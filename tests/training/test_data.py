@@ -19,7 +19,7 @@ from training.data.audio import ClipError, read_clip
 from training.data.features import batch_features, heard_before, known_of
 from training.data.loader import Loader, Share, encode, usable
 from training.data.manifests import Clip, read_manifest, write_manifest
-from training.data.prepare import Plan, prepare
+from training.data.prepare import PrepareOptions, prepare
 from training.data.sampler import Budget, plan_epoch
 from training.errors import TrainingError
 
@@ -30,16 +30,16 @@ def tone(
     path: Path, seconds: float = 1.0, rate: int = SAMPLE_RATE, channels: int = 1, form: str | None = None
 ) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    sound = 0.3 * np.sin(2 * np.pi * 440 * np.arange(int(seconds * rate)) / rate)
-    soundfile.write(path, np.repeat(sound[:, None], channels, axis=1), rate, format=form, subtype="PCM_16")
+    audio = 0.3 * np.sin(2 * np.pi * 440 * np.arange(int(seconds * rate)) / rate)
+    soundfile.write(path, np.repeat(audio[:, None], channels, axis=1), rate, format=form, subtype="PCM_16")
     return path
 
 
 def test_a_clip_of_another_rate_and_two_channels_is_heard_as_mono_at_16_khz(tmp_path: Path) -> None:
-    sound = read_clip(tone(tmp_path / "a.wav", 0.5, 44_100, 2))
-    assert sound.dtype == np.float32
-    assert len(sound) == pytest.approx(8000, abs=2)
-    assert float(np.abs(sound).max()) == pytest.approx(0.3, abs=0.01)
+    audio = read_clip(tone(tmp_path / "a.wav", 0.5, 44_100, 2))
+    assert audio.dtype == np.float32
+    assert len(audio) == pytest.approx(8000, abs=2)
+    assert float(np.abs(audio).max()) == pytest.approx(0.3, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_each_corpus_is_known_and_prepared(
 ) -> None:  # type: ignore[no-untyped-def]
     root = make(tmp_path / "corpus")
     assert corpora.detect(root) == kind
-    told = prepare(corpora.CORPORA[kind](root), Plan(tmp_path / "out", kind))
+    told = prepare(corpora.CORPORA[kind](root), PrepareOptions(tmp_path / "out", kind))
     clips = read_manifest(tmp_path / "out")
     assert (clips[0].text, clips[0].speaker) == first
     assert clips[0].duration_s == pytest.approx(soundfile.info(clips[0].audio).duration, abs=0.01)
@@ -204,7 +204,9 @@ def test_what_is_wrong_in_a_corpus_is_refused_with_its_reason_and_the_rest_is_ke
         )
         file.write("84-121123-0005 NOBODY RECORDED THIS\n")
     told: list[str] = []
-    done = prepare(corpora.librispeech(root), Plan(tmp_path / "out", "librispeech"), tell=told.append)
+    done = prepare(
+        corpora.librispeech(root), PrepareOptions(tmp_path / "out", "librispeech"), report=told.append
+    )
     assert done.clips == 2
     assert done.refused == {"unreadable": 2, "silent": 1, "transcript too long for its clip": 1}
     assert any("0002.flac" in line and "cannot be decoded" in line for line in told)
@@ -220,7 +222,9 @@ def test_a_transcript_that_would_lose_letters_is_refused_and_named(tmp_path: Pat
         tone(tmp_path / "in" / f"{number}.wav", 2.0)
         (tmp_path / "in" / f"{number}.txt").write_bytes(text)
     told: list[str] = []
-    done = prepare(corpora.any_folder(tmp_path / "in"), Plan(tmp_path / "out", "folder"), tell=told.append)
+    done = prepare(
+        corpora.any_folder(tmp_path / "in"), PrepareOptions(tmp_path / "out", "folder"), report=told.append
+    )
     assert done.refused == {"foreign characters": 2}
     assert "0.wav: foreign characters: 日 本 in 'hello 日本 world'" in told[0]
     assert "1.wav: foreign characters: \ufffd" in told[1]
@@ -229,7 +233,7 @@ def test_a_transcript_that_would_lose_letters_is_refused_and_named(tmp_path: Pat
 
 def test_a_full_disk_while_preparing_is_named_and_what_was_done_stays(tmp_path: Path) -> None:
     root = librispeech(tmp_path / "corpus")
-    plan = Plan(tmp_path / "out", "librispeech", convert=True)
+    plan = PrepareOptions(tmp_path / "out", "librispeech", convert=True)
     with full_disk(), pytest.raises(TrainingError, match=r"flac cannot be written .* is the disk full\?"):
         prepare(corpora.librispeech(root), plan)
     assert not [*plan.out.rglob(".*.part")]
@@ -238,13 +242,13 @@ def test_a_full_disk_while_preparing_is_named_and_what_was_done_stays(tmp_path: 
 
 def test_preparation_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     root = librispeech(tmp_path / "corpus")
-    plan = Plan(tmp_path / "out", "librispeech")
+    plan = PrepareOptions(tmp_path / "out", "librispeech")
     prepare(corpora.librispeech(root), plan)
     journal = tmp_path / "out" / "done.jsonl"
     first, second = journal.read_text().splitlines()
     journal.write_bytes(f"{first}\n{second[: len(second) // 2]}é".encode()[:-1])  # even inside a letter
     told: list[str] = []
-    assert prepare(corpora.librispeech(root), plan, tell=told.append).clips == 2
+    assert prepare(corpora.librispeech(root), plan, report=told.append).clips == 2
     assert told == ["1 of 2 clips are done already"]
     assert len(journal.read_text().splitlines()) == 2
     tone(root / "84" / "121123" / "84-121123-0001.flac", 2.5)
@@ -253,7 +257,7 @@ def test_preparation_goes_on_where_it_was_killed(tmp_path: Path) -> None:
 
 def test_offline_speed_makes_copies_of_other_lengths_and_speakers(tmp_path: Path) -> None:
     root = librispeech(tmp_path / "corpus")
-    plan = Plan(tmp_path / "out", "librispeech", speeds=(0.9, 1.0, 1.1))
+    plan = PrepareOptions(tmp_path / "out", "librispeech", speeds=(0.9, 1.0, 1.1))
     prepare(corpora.librispeech(root), plan, workers=2)
     clips = read_manifest(tmp_path / "out")
     assert [round(clip.duration_s, 2) for clip in clips[:3]] == [1.33, 1.2, 1.09]
@@ -263,15 +267,15 @@ def test_offline_speed_makes_copies_of_other_lengths_and_speakers(tmp_path: Path
 
 def test_batches_keep_their_budget_and_take_each_clip_once() -> None:
     durations = np.random.default_rng(1).uniform(0.5, 16.0, 500).tolist()
-    batches = plan_epoch(durations, Budget(64.0, max_rows=24), seed=3, epoch=0)
+    batches = plan_epoch(durations, Budget(64.0, max_batch_size=24), seed=3, epoch=0)
     rows = [row for batch in batches for row in batch]
     assert sorted(rows) == list(range(500))
     padded = [len(batch) * max(durations[row] for row in batch) for batch in batches]
     assert max(padded) <= 64.0
     assert max(map(len, batches)) <= 24
     assert sum(durations) / sum(padded) > 0.85
-    assert batches == plan_epoch(durations, Budget(64.0, max_rows=24), seed=3, epoch=0)
-    assert batches != plan_epoch(durations, Budget(64.0, max_rows=24), seed=3, epoch=1)
+    assert batches == plan_epoch(durations, Budget(64.0, max_batch_size=24), seed=3, epoch=0)
+    assert batches != plan_epoch(durations, Budget(64.0, max_batch_size=24), seed=3, epoch=1)
 
 
 def test_batches_for_several_processes_divide_evenly_and_miss_few_clips() -> None:
@@ -280,7 +284,7 @@ def test_batches_for_several_processes_divide_evenly_and_miss_few_clips() -> Non
     assert all(len(batch) % 4 == 0 for batch in batches)
     rows = [row for batch in batches for row in batch]
     assert len(rows) == len(set(rows)) >= 200
-    with pytest.raises(TrainingError, match="raise batch_seconds"):
+    with pytest.raises(TrainingError, match="raise data.batch_duration_s"):
         plan_epoch([30.0], Budget(10.0), 0, 0)
 
 
@@ -293,7 +297,7 @@ def make_clips(folder: Path, count: int = 6) -> list[Clip]:
 
 def test_a_feed_begins_at_any_step_and_splits_steps_without_rest(tmp_path: Path) -> None:
     clips = make_clips(tmp_path)
-    feed = Loader(clips, ALPHABET, batch_seconds=2.0, seed=5)
+    feed = Loader(clips, ALPHABET, batch_duration_s=2.0, seed=5)
     steps = feed.from_step(0)
     seen = [next(steps)[0] for _ in range(9)]
     later = feed.from_step(6)
@@ -303,12 +307,12 @@ def test_a_feed_begins_at_any_step_and_splits_steps_without_rest(tmp_path: Path)
     assert len({batch.seed for batch in seen}) == 9
     steps.close()  # type: ignore[attr-defined]
     later.close()  # type: ignore[attr-defined]
-    whole = Loader(clips, ALPHABET, batch_seconds=60.0).load(0, range(6))[0]
+    whole = Loader(clips, ALPHABET, batch_duration_s=60.0).load(0, range(6))[0]
     halves = [
-        Loader(clips, ALPHABET, batch_seconds=30.0, share=Share(rank, 2)).load(0, range(6))[0]
+        Loader(clips, ALPHABET, batch_duration_s=30.0, share=Share(rank, 2)).load(0, range(6))[0]
         for rank in (0, 1)
     ]
-    assert [half.sound.shape[1] for half in halves] == [whole.sound.shape[1]] * 2
+    assert [half.audio.shape[1] for half in halves] == [whole.audio.shape[1]] * 2
     assert sorted(name for half in halves for name in half.names) == sorted(whole.names)
 
 
@@ -316,7 +320,7 @@ def test_a_clip_that_breaks_while_training_is_named_once_and_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clips = make_clips(tmp_path)
-    feed = Loader(clips, ALPHABET, batch_seconds=60.0)
+    feed = Loader(clips, ALPHABET, batch_duration_s=60.0)
     clips[2].audio.write_bytes(b"gone")
     for _ in range(2):
         batch = feed.load(0, range(6))[0]
@@ -327,14 +331,14 @@ def test_a_clip_that_breaks_while_training_is_named_once_and_replaced(
 
 def test_resident_sound_is_the_same_sound(tmp_path: Path) -> None:
     clips = make_clips(tmp_path)
-    read = Loader(clips, ALPHABET, batch_seconds=60.0).load(0, range(6))[0]
+    read = Loader(clips, ALPHABET, batch_duration_s=60.0).load(0, range(6))[0]
     clips[5].audio.write_bytes(b"gone")
-    kept = Loader(clips, ALPHABET, batch_seconds=60.0, resident=True)
+    kept = Loader(clips, ALPHABET, batch_duration_s=60.0, resident=True)
     assert list(kept.broken) == [5]
     for clip in clips:
         clip.audio.unlink()
     again = kept.load(0, range(6))[0]
-    assert torch.allclose(again.sound[:5], read.sound[:5], atol=1e-4)
+    assert torch.allclose(again.audio[:5], read.audio[:5], atol=1e-4)
     assert again.lengths.tolist() == [*read.lengths.tolist()[:5], int(read.lengths[0])]
 
 
@@ -347,8 +351,8 @@ def test_features_on_the_device_are_those_of_the_front_end() -> None:
         for index, size in enumerate(lengths)
     ]
     padded = torch.zeros(4, 16000)
-    for row, sound in zip(padded, sounds, strict=True):
-        row[: len(sound)] = torch.from_numpy(sound)
+    for row, audio in zip(padded, sounds, strict=True):
+        row[: len(audio)] = torch.from_numpy(audio)
     features, frames = batch_features(front_end, padded, torch.tensor(lengths))
     expected, counts = front_end.batch(sounds)
     assert frames.tolist() == counts.tolist()

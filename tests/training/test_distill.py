@@ -14,9 +14,14 @@ from acoustic.network import build
 from training.augment.config import NO_AUGMENT
 from training.data.loader import Batch
 from training.data.manifests import Clip
-from training.distillation.objective import DistilObjective, Ramp, labelled_clips, silence_loss, words_loss
+from training.distillation.objective import (
+    PseudoLabelObjective,
+    blank_loss,
+    ctc_per_character,
+    labelled_clips,
+)
 from training.distillation.pseudo_labels import LabelFolder
-from training.recipe import from_values
+from training.recipe import parse_recipe
 from training.run.build import assemble
 
 BLANK = 28
@@ -33,7 +38,9 @@ def path_of(symbols: list[int], sure: float = 0.99) -> torch.Tensor:
 
 def test_rows_without_words_count_nothing() -> None:
     log_probs = path_of([3, BLANK, 5, BLANK]).repeat(2, 1, 1).requires_grad_()
-    words = words_loss(log_probs, torch.tensor([4, 4]), torch.tensor([3, 5]), torch.tensor([0, 2]), BLANK)
+    words = ctc_per_character(
+        log_probs, torch.tensor([4, 4]), torch.tensor([3, 5]), torch.tensor([0, 2]), BLANK
+    )
     assert words.detach()[0] == 0 and words.detach()[1] > 0
     words.sum().backward()
     assert log_probs.grad is not None and torch.isfinite(log_probs.grad).all()
@@ -43,16 +50,13 @@ def test_where_nothing_is_said_nothing_is_to_be_written() -> None:
     quiet, talking = path_of([BLANK] * 20), path_of([3] * 20)
     outputs = torch.tensor([20, 20])
     both = torch.cat([quiet, talking])
-    losses = silence_loss(both, outputs, (0, 1), BLANK)
+    losses = blank_loss(both, outputs, (0, 1), BLANK)
     assert float(losses[0]) == pytest.approx(0.01, abs=0.002) and float(losses[1]) > 7
-    assert (
-        silence_loss(both, outputs, (1,), BLANK)[0] == 0 and not silence_loss(both, outputs, (), BLANK).any()
-    )
-    objective = DistilObjective(
+    assert blank_loss(both, outputs, (1,), BLANK)[0] == 0 and not blank_loss(both, outputs, (), BLANK).any()
+    objective = PseudoLabelObjective(
         published["tiny"],
         torch.device("cpu"),
-        alteration=replace(NO_AUGMENT, nothing=1.0),
-        ramp=Ramp(1.0, 1),
+        alteration=replace(NO_AUGMENT, silence=1.0),
     )
     student = build(published["tiny"]).train()
     sound = torch.randn(2, 16000, generator=torch.Generator().manual_seed(1))
@@ -102,14 +106,18 @@ def test_a_recipe_with_labels_learns_them(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "noise" / "manifest.jsonl").write_text(
         json.dumps({"audio": "hum.wav", "kind": "fan", "split": "train"})
     )
-    recipe = from_values(
+    recipe = parse_recipe(
         {
             "title": "test",
             "model": {"name": "tiny"},
-            "data": {"train": ["clips"], "noise": "noise", "batch_seconds": 2.0},
-            "distil": {"labels": "labels"},
+            "data": {
+                "train": ["clips"],
+                "noise": "noise",
+                "batch_duration_s": 2.0,
+                "pseudo_labels": "labels",
+            },
             "augment": {"noise": 1.0, "speed": 1.0},
-            "optimizer": {"name": "adamw", "rate": 0.01},
+            "optimizer": {"name": "adamw", "learning_rate": 0.01},
             "schedule": {"steps": 6},
             "run": {"log_every": 2},
         },
@@ -118,4 +126,4 @@ def test_a_recipe_with_labels_learns_them(tmp_path: Path, capsys: pytest.Capture
     loop = assemble(recipe, tmp_path / "run", data=tmp_path, live=False)
     progress = loop.run()
     assert progress.finished and progress.skipped == 0
-    assert isinstance(loop.objective, DistilObjective) and "words" in capsys.readouterr().err
+    assert isinstance(loop.objective, PseudoLabelObjective) and "words" in capsys.readouterr().err

@@ -19,7 +19,7 @@ def test_a_clip_that_cannot_be_read_counts_nothing(
     model = build(small_network).eval()
     clips = read_manifest(spoken)
     broken = [replace(clips[0], audio=tmp_path / "gone.wav", text="seven words that nobody has ever said")]
-    whole = Evaluation(clips[1:], small_network, World(), batch_seconds=1.0)(model)
-    score = Evaluation([*broken, *clips[1:]], small_network, World(), batch_seconds=1.0)(model)
+    whole = Evaluation(clips[1:], small_network, World(), batch_duration_s=1.0)(model)
+    score = Evaluation([*broken, *clips[1:]], small_network, World(), batch_duration_s=1.0)(model)
     assert score.words == whole.words
     assert score.characters == whole.characters

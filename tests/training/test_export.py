@@ -35,18 +35,20 @@ def minute(spoken: Path) -> list[Clip]:
     return read_manifest(spoken) * 5
 
 
-@pytest.mark.parametrize(("keep_norms", "weights"), [(False, "fp16"), (True, "fp16"), (True, "int8")])
+@pytest.mark.parametrize(("keep_batchnorm", "weights"), [(False, "fp16"), (True, "fp16"), (True, "int8")])
 def test_a_release_hears_what_the_trained_network_hears(
-    trained: Path, minute: list[Clip], tmp_path: Path, keep_norms: bool, weights: checkpoint.Dtype
+    trained: Path, minute: list[Clip], tmp_path: Path, keep_batchnorm: bool, weights: checkpoint.Dtype
 ) -> None:
-    half, byte = export_model(trained, tmp_path / "out", minute, keep_norms=keep_norms, weights=weights)
+    half, byte = export_model(
+        trained, tmp_path / "out", minute, keep_batchnorm=keep_batchnorm, weights=weights
+    )
     assert (half.form, byte.form) == ("fp16" if weights == "fp16" else "int8 weights", "int8")
     assert half.max_difference < (0.01 if weights == "fp16" else 0.05)
     assert half.same_best_symbol > (0.99 if weights == "fp16" else 0.97)
     assert byte.same_best_symbol > 0.9
     assert all(Path(result.file).stat().st_size == result.bytes for result in (half, byte))
     served = checkpoint.load(Path(half.file))
-    assert served.config.norm == ("batch" if keep_norms else "folded")
+    assert served.config.norm == ("batch" if keep_batchnorm else "folded")
 
 
 def test_the_card_says_which_search_suits_the_model(
@@ -61,7 +63,7 @@ def test_the_card_says_which_search_suits_the_model(
 def test_a_release_leans_away_from_writing_nothing(trained: Path, minute: list[Clip], tmp_path: Path) -> None:
     plain, leaning = (
         checkpoint.load(
-            Path(export_model(trained, tmp_path / name, minute[:1], int8=False, blank=nats)[0].file)
+            Path(export_model(trained, tmp_path / name, minute[:1], int8=False, blank_bias=nats)[0].file)
         )
         for name, nats in (("plain", 0.0), ("leaning", -0.5))
     )
@@ -76,7 +78,7 @@ def test_a_release_leans_away_from_writing_nothing(trained: Path, minute: list[C
 def test_training_goes_on_from_a_release_that_keeps_its_norms(
     trained: Path, minute: list[Clip], tmp_path: Path
 ) -> None:
-    (file,) = export_model(trained, tmp_path / "out", minute[:1], int8=False, keep_norms=True)
+    (file,) = export_model(trained, tmp_path / "out", minute[:1], int8=False, keep_batchnorm=True)
     network, _ = start_from(checkpoint.load(Path(file.file)))
     before = checkpoint.load(trained).state
     for name, value in network.state_dict().items():

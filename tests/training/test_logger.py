@@ -28,7 +28,7 @@ def test_a_logging_step_is_one_line_in_words(tmp_path: Path) -> None:
     told = io.StringIO()
     watch = RunLogger(tmp_path, total_steps=30_000, tensorboard=False, stream=told)
     watch.step(STEP)
-    watch.evaluated(1_200, 0.123, 0.0456, True, ("he said", "he sad"))
+    watch.log_evaluation(1_200, 0.123, 0.0456, True, ("he said", "he sad"))
     watch.close()
     first, second, *example = told.getvalue().splitlines()
     assert first.startswith(
@@ -54,7 +54,7 @@ def test_on_a_terminal_there_is_a_live_display(tmp_path: Path) -> None:
     terminal = Terminal()
     watch = RunLogger(tmp_path, total_steps=2_000, tensorboard=False, stream=terminal)
     watch.step(STEP)
-    watch.evaluated(1_200, 0.5, 0.2, False, None)
+    watch.log_evaluation(1_200, 0.5, 0.2, False, None)
     watch.close()
     assert "loss 41.20 · 1840 x real time" in terminal.getvalue()
     assert "60%" in terminal.getvalue() and "50.00 % of words wrong on dev" in terminal.getvalue()

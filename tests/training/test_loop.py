@@ -34,7 +34,7 @@ from training.run.checkpoints import RunFolder
 from training.run.distributed import World
 from training.run.evaluate import Evaluation, Score
 from training.run.loop import Loop, LoopSettings
-from training.run.precision import quickest
+from training.run.precision import fastest_precision
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -69,11 +69,11 @@ def test_ten_utterances_are_learnt_by_heart(spoken: Path, small_network: ModelCo
         model,
         small_network,
         CtcObjective(small_network, torch.device("cpu")),
-        Loader(clips, small_network.alphabet, batch_seconds=10.0, resident=True),
+        Loader(clips, small_network.alphabet, batch_duration_s=10.0, resident=True),
         build_optimizer("adamw", model, rate=0.005, decay=0.001),
         Schedule(peak=0.005, total_steps=120, warmup_steps=20),
         RunFolder(tmp_path),
-        settings=LoopSettings(clip=5.0, log_every=40, evaluate_every=60, average_decay=0.9),
+        settings=LoopSettings(grad_clip=5.0, log_every=40, evaluate_every=60, ema_decay=0.9),
         evaluate=Evaluation(clips, small_network, World()),
     )
     progress = loop.run()
@@ -120,8 +120,8 @@ def train_in_two(spoken: Path, out: Path, settings: dict[str, Any]) -> None:
 
 def test_two_processes_have_the_losses_of_one_with_the_joint_batch(spoken: Path, tmp_path: Path) -> None:
     settings = {"steps": 6, "dropout": False, "dither": 0.0, "save_every_s": 1e9}
-    make(spoken, tmp_path / "one", World(), batch_seconds=40.0, **settings).run()
-    train_in_two(spoken, tmp_path / "two", {**settings, "batch_seconds": 20.0})
+    make(spoken, tmp_path / "one", World(), batch_duration_s=40.0, **settings).run()
+    train_in_two(spoken, tmp_path / "two", {**settings, "batch_duration_s": 20.0})
     one, two = records(tmp_path / "one"), records(tmp_path / "two")
     assert len(one) == len(two) == 6
     assert [float(loss) for _, loss in two] == pytest.approx([float(loss) for _, loss in one], rel=2e-4)
@@ -142,19 +142,19 @@ def test_processes_with_their_own_norms_are_the_pieces_of_a_step(
         "dropout": False,
         "dither": 0.0,
         "save_every_s": 1e9,
-        "batch_seconds": 20.0,
+        "batch_duration_s": 20.0,
     }
     settings["optimizer"] = optimizer
     make(spoken, tmp_path / "pieces", World(), accumulation=2, **settings).run()
-    train_in_two(spoken, tmp_path / "two", {**settings, "joint_norms": False})
+    train_in_two(spoken, tmp_path / "two", {**settings, "sync_batchnorm": False})
     pieces, two = ([float(loss) for _, loss in records(tmp_path / name)] for name in ("pieces", "two"))
     assert two == pytest.approx(pieces, rel=2e-4)
 
 
 def test_accumulated_pieces_make_the_step_of_the_whole_batch(spoken: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"steps": 4, "norm": "layer", "dither": 0.0, "save_every_s": 1e9}
-    make(spoken, tmp_path / "whole", World(), batch_seconds=40.0, **settings).run()
-    make(spoken, tmp_path / "pieces", World(), batch_seconds=20.0, accumulation=2, **settings).run()
+    make(spoken, tmp_path / "whole", World(), batch_duration_s=40.0, **settings).run()
+    make(spoken, tmp_path / "pieces", World(), batch_duration_s=20.0, accumulation=2, **settings).run()
     whole, pieces = ([float(loss) for _, loss in records(tmp_path / name)] for name in ("whole", "pieces"))
     assert pieces == pytest.approx(whole, rel=1e-4)
 
@@ -230,11 +230,11 @@ def test_auto_takes_16_bits_only_where_they_are_quicker(
 ) -> None:
     times = {torch.float32: 1.0, torch.bfloat16: narrow_s}
     monkeypatch.setattr("training.run.precision._product_s", lambda dtype: times[dtype])
-    assert quickest(torch.device("cpu")) == chosen
+    assert fastest_precision(torch.device("cpu")) == chosen
 
 
 def test_the_quickest_precision_is_one_that_trains_here(spoken: Path, tmp_path: Path) -> None:
-    chosen = quickest(torch.device("cpu"))
+    chosen = fastest_precision(torch.device("cpu"))
     assert make(spoken, tmp_path, World(), steps=1, precision=chosen).run().finished
 
 

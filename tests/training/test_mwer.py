@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from acoustic.architectures import published
 from lm.decoders import SearchSettings
 from lm.score import word_errors
-from training.augment import Altered
+from training.augment import AugmentedBatch
 from training.data.loader import Batch
 from training.errors import TrainingError
 from training.objectives.ctc import ctc
 from training.objectives.mwer import MwerObjective
 from training.objectives.objective import Loss, PreparedBatch
-from training.recipe import MistakesPart, from_values
+from training.recipe import MwerConfig, parse_recipe
 from training.run.build import assemble
 
 ALPHABET = published["tiny"].alphabet
 BLANK = len(ALPHABET)
 SEARCH = SearchSettings(width=64, blank_penalty=0.4, word_bonus=0.0, lm_weight=0.0)
-PART = MistakesPart(weight=1.0, readings=8, width=64, lm_weights=(0.0,))
+PART = MwerConfig(weight=1.0, hypotheses=8, beam_width=64, lm_weights=(0.0,))
 
 
 class Nothing:
@@ -61,7 +61,7 @@ def heard(texts: list[str], outputs: int, *, silent: tuple[int, ...] = ()) -> Pr
     )
     frames = torch.full((len(texts),), outputs)
     return PreparedBatch(
-        batch, Altered(batch.sound, lengths, silent=silent), torch.zeros(len(texts), 1), frames
+        batch, AugmentedBatch(batch.audio, lengths, silent=silent), torch.zeros(len(texts), 1), frames
     )
 
 
@@ -77,7 +77,7 @@ def scores(*pairs: tuple[str, str], outputs: int = 40) -> Tensor:
     return made
 
 
-def objective(model: nn.Module, part: MistakesPart = PART) -> MwerObjective:
+def objective(model: nn.Module, part: MwerConfig = PART) -> MwerObjective:
     return MwerObjective(Nothing(), model, ALPHABET, part, SEARCH, None)
 
 
@@ -152,15 +152,15 @@ def values(spoken: Path) -> dict[str, Any]:
     return {
         "title": "mistakes",
         "model": {"name": "tiny"},
-        "data": {"train": [str(spoken)], "batch_seconds": 8.0, "longest_s": 9.0},
-        "mistakes": {"weight": 0.1, "readings": 4, "width": 8},
+        "data": {"train": [str(spoken)], "batch_duration_s": 8.0, "max_duration_s": 9.0},
+        "mwer": {"weight": 0.1, "hypotheses": 4, "beam_width": 8},
         "schedule": {"steps": 3},
-        "run": {"average_decay": 0.0, "evaluate_every": 0, "log_every": 1},
+        "run": {"ema_decay": 0.0, "evaluate_every": 0, "log_every": 1},
     }
 
 
 def test_a_recipe_asks_for_them(spoken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    loop = assemble(from_values(values(spoken), "test"), tmp_path / "run", live=False)
+    loop = assemble(parse_recipe(values(spoken), "test"), tmp_path / "run", live=False)
     assert isinstance(loop.objective, MwerObjective)
     assert loop.run().finished
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
@@ -177,14 +177,14 @@ def test_a_recipe_asks_for_them(spoken: Path, tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"readings": 300}, "no more readings than mistakes.width"),
+        ({"hypotheses": 300}, "at most mwer.beam_width hypotheses"),
         ({"lm_weights": []}, "names 0 weights"),
-        ({"lm_weights": [-0.1]}, "mistakes.lm_weights"),
-        ({"weight": -1.0}, "mistakes.weight"),
+        ({"lm_weights": [-0.1]}, "mwer.lm_weights"),
+        ({"weight": -1.0}, "mwer.weight"),
     ],
 )
 def test_what_makes_no_sense_is_named(spoken: Path, changed: dict[str, Any], named: str) -> None:
     wrong = values(spoken)
-    wrong["mistakes"] |= changed
+    wrong["mwer"] |= changed
     with pytest.raises(TrainingError, match=named):
-        from_values(wrong, "test")
+        parse_recipe(wrong, "test")

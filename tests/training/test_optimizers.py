@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from training.errors import TrainingError
-from training.optim.ema import MovingAverage
+from training.optim.ema import EmaWeights
 from training.optim.optimizers import NovoGrad, build_optimizer, clip_gradients, orthogonalized
 from training.optim.schedules import Schedule
 
@@ -159,13 +159,13 @@ def test_a_schedule_that_cannot_be_is_refused_in_words() -> None:
 
 def test_moving_average_follows_and_steps_aside() -> None:
     model = nn.BatchNorm1d(2)
-    average = MovingAverage(model, 0.5)
+    average = EmaWeights(model, 0.5)
     with torch.no_grad():
         model.weight.fill_(3.0)
         model.running_mean.fill_(7.0)  # type: ignore[union-attr]
     average.update(model)
     decay = 2 / 5
-    with average.in_place_of(model):
+    with average.swapped_into(model):
         assert model.weight.tolist() == pytest.approx([decay * 1 + (1 - decay) * 3] * 2)
         assert model.running_mean.tolist() == [7.0, 7.0]  # type: ignore[union-attr]
     assert model.weight.tolist() == [3.0, 3.0]

@@ -19,15 +19,15 @@ from acoustic.runtime.cpu import open_session
 from training.data.audio import read_clip
 from training.errors import TrainingError
 from training.optim import quantization_aware
-from training.optim.quantization_aware import attach_rounding, rounded_activation, rounded_weight
-from training.recipe import from_values
+from training.optim.quantization_aware import attach_quantization, rounded_activation, rounded_weight
+from training.recipe import parse_recipe
 from training.run.build import assemble
 
 
 def rounding_network(checkpoint: Checkpoint) -> Network:
     """In training, but for its norms, which keep what they know."""
     network = checkpoint.network()
-    attach_rounding(network)
+    attach_quantization(network)
     network.train()
     for module in network.modules():
         if isinstance(module, nn.BatchNorm1d):
@@ -96,12 +96,12 @@ def test_a_recipe_asks_for_it(spoken: Path, tmp_path: Path) -> None:
     values = {
         "title": "rounded",
         "model": {"name": "silica-small"},
-        "data": {"train": [str(spoken)], "batch_seconds": 8.0},
-        "optimizer": {"name": "adamw", "rate": 1e-3},
+        "data": {"train": [str(spoken)], "batch_duration_s": 8.0},
+        "optimizer": {"name": "adamw", "learning_rate": 1e-3},
         "schedule": {"steps": 2},
-        "run": {"rounded": True, "evaluate_every": 0},
+        "run": {"quantization_aware": True, "evaluate_every": 0},
     }
-    loop = assemble(from_values(values, "test"), tmp_path / "run", live=False)
+    loop = assemble(parse_recipe(values, "test"), tmp_path / "run", live=False)
     progress = loop.run()
     assert progress.finished and progress.losses[-1] > 0
 
@@ -115,4 +115,4 @@ def test_networks_it_does_not_know_are_refused(small_network: ModelConfig) -> No
         replace(small_network, activation="leaky_relu"),
     ):
         with pytest.raises(TrainingError, match=f"cannot round {config.name} as INT8 does"):
-            attach_rounding(build(config))
+            attach_quantization(build(config))

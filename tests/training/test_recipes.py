@@ -13,7 +13,7 @@ from acoustic.config import ModelConfig
 from service.commands import main
 from training.errors import TrainingError
 from training.export import trained_model
-from training.recipe import from_values, load_recipe, shipped, with_settings
+from training.recipe import load_recipe, parse_recipe, shipped_recipes, with_settings
 from training.run.build import assemble, read_material, schedule_for, shape_of, starting_model
 from training.run.checkpoints import RunFolder
 from training.run.dry_run import forecast, multiply_adds_per_second
@@ -26,10 +26,10 @@ name = "tiny"
 [data]
 train = ["manifest.jsonl"]
 dev = ["manifest.jsonl"]
-batch_seconds = 10.0
+batch_duration_s = 10.0
 [optimizer]
 name = "adamw"
-rate = 0.005
+learning_rate = 0.005
 [schedule]
 steps = 4
 warmup_steps = 1
@@ -39,7 +39,7 @@ log_every = 2
 """
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_recipes())
 def test_every_shipped_recipe_forecasts_itself(name: str) -> None:
     recipe = load_recipe(name)
     told = forecast(recipe)
@@ -87,18 +87,18 @@ def test_a_schedule_in_epochs_becomes_steps() -> None:
 )
 def test_a_wrong_recipe_is_refused_in_words(values: dict[str, object], words: str) -> None:
     with pytest.raises(TrainingError, match=words):
-        from_values(values, "r.toml")
+        parse_recipe(values, "r.toml")
 
 
 def test_settings_on_the_line_replace_values() -> None:
     recipe = with_settings(
-        load_recipe("finetune"), ["optimizer.rate=0.01", 'data.dev=["a", "b"]', "model.start=tiny"]
+        load_recipe("finetune"), ["optimizer.learning_rate=0.01", 'data.dev=["a", "b"]', "model.start=tiny"]
     )
-    assert recipe.optimizer.rate == 0.01
+    assert recipe.optimizer.learning_rate == 0.01
     assert recipe.optimizer.name == "adamw"
     assert recipe.data.dev == ("a", "b")
     assert recipe.model.start == "tiny"
-    for wrong in ("rate=1", "nothing.rate=1", "optimizer.speed=1", "optimizer.rate=fast"):
+    for wrong in ("rate=1", "nothing.rate=1", "optimizer.speed=1", "optimizer.learning_rate=fast"):
         with pytest.raises(TrainingError):
             with_settings(recipe, [wrong])
 
@@ -108,16 +108,16 @@ def test_settings_on_the_line_replace_values() -> None:
     [
         ("run.accumulation=0", "run.accumulation is 0: expected 1 or more"),
         ("run.log_every=-1", "run.log_every is -1: expected 0 or more"),
-        ("run.average_decay=1.5", "run.average_decay is 1.5: expected 0 or more and below 1"),
+        ("run.ema_decay=1.5", "run.ema_decay is 1.5: expected 0 or more and below 1"),
         ("run.seed=-1", "run.seed is -1: expected 0 or more"),
-        ("optimizer.rate=0.0", "optimizer.rate is 0.0: expected above 0"),
-        ("optimizer.rate=nan", "optimizer.rate is nan: expected above 0"),
+        ("optimizer.learning_rate=0.0", "optimizer.learning_rate is 0.0: expected above 0"),
+        ("optimizer.learning_rate=nan", "optimizer.learning_rate is nan: expected above 0"),
         ("optimizer.betas=[1.5, 0.9]", r"optimizer.betas is \[1.5, 0.9\]: expected 0 or more and below 1"),
         ("optimizer.betas=[0.9]", r"optimizer.betas is \[0.9\]: expected two values, or none"),
         ("data.threads=0", "data.threads is 0: expected 1 or more"),
         ("schedule.epochs=-1", "schedule.epochs is -1.0: expected 0 or more"),
-        ("distil.ramp_first=2", "distil.ramp_first is 2.0: expected between 0 and 1"),
-        ("masks.time_frames=-5", "masks.time_frames is -5: expected 0 or more"),
+        ("augment.ramp_start=2", "augment.ramp_start is 2.0: expected between 0 and 1"),
+        ("spec_augment.time_width=-5", "spec_augment.time_width is -5: expected 0 or more"),
         ("augment.speed_range=[0.0, 1.0]", r"augment.speed_range is \[0.0, 1.0\]: expected above 0"),
         ("augment.noise=1.5", "augment.noise is 1.5: expected between 0 and 1"),
     ],
@@ -136,7 +136,7 @@ def test_what_is_never_evaluated_needs_no_evaluation(spoken: Path, tmp_path: Pat
 def test_unknown_networks_and_recipes_are_named() -> None:
     with pytest.raises(TrainingError, match=r"no recipe 'nothing'\. Shipped: .*quartznet15x5"):
         load_recipe("nothing")
-    recipe = from_values({"title": "x", "model": {"name": "whale"}, "schedule": {"steps": 1}}, "r")
+    recipe = parse_recipe({"title": "x", "model": {"name": "whale"}, "schedule": {"steps": 1}}, "r")
     with pytest.raises(TrainingError, match="No network is called 'whale'"):
         shape_of(recipe)
 
@@ -209,7 +209,7 @@ def test_from_a_recipe_to_a_served_model_by_commands_alone(
         "".join(json.dumps({**line, "audio": str(spoken / line["audio"])}) + "\n" for line in lines)
     )
     served = tmp_path / "served"
-    assert main(["release", str(run), "--out", str(served), "--clips", str(many), "--json"]) == 0
+    assert main(["export", str(run), "--out", str(served), "--clips", str(many), "--json"]) == 0
     forms = {form["form"]: form for form in json.loads(capsys.readouterr().out)["forms"]}
     assert forms["fp16"]["same_best_symbol"] > 0.99
     assert forms["fp16"]["largest_difference"] < 0.01
@@ -259,7 +259,7 @@ def test_a_second_process_changes_nothing_in_a_run(
 
 def test_the_list_of_recipes_as_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--list", "--json"]) == 0
-    assert list(json.loads(capsys.readouterr().out)["recipes"]) == shipped()
+    assert list(json.loads(capsys.readouterr().out)["recipes"]) == shipped_recipes()
 
 
 def test_a_users_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,7 +267,7 @@ def test_a_users_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["train"]) == 2
     assert main(["prepare", str(tmp_path / "absent"), "--out", str(tmp_path)]) == 2
     assert (
-        main(["release", str(tmp_path), "--out", str(tmp_path / "o"), "--clips", str(tmp_path / "m.jsonl")])
+        main(["export", str(tmp_path), "--out", str(tmp_path / "o"), "--clips", str(tmp_path / "m.jsonl")])
         == 2
     )
     errors = capsys.readouterr().err.splitlines()
@@ -278,8 +278,8 @@ def test_a_users_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_release_wants_one_clip_at_least(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for most in ("0", "-3", "few"):
         with pytest.raises(SystemExit):
-            main(["release", str(tmp_path), "--out", "o", "--clips", "c", "--most", most])
-        assert f"--most: expected a whole number of 1 or more, not '{most}'" in capsys.readouterr().err
+            main(["export", str(tmp_path), "--out", "o", "--clips", "c", "--max-clips", most])
+        assert f"--max-clips: expected a whole number of 1 or more, not '{most}'" in capsys.readouterr().err
 
 
 def test_the_small_network_of_these_tests_is_what_it_says(small_network: ModelConfig) -> None:

@@ -18,7 +18,7 @@ from training.objectives.objective import CtcObjective, Loss, Objective, Prepare
 from training.optim.optimizers import build_optimizer
 from training.optim.schedules import Schedule
 from training.run.checkpoints import RunFolder
-from training.run.distributed import World, joined_world
+from training.run.distributed import World, distributed_world
 from training.run.loop import Loop, LoopSettings
 
 
@@ -38,14 +38,14 @@ def make(
     world: World,
     *,
     steps: int = 12,
-    batch_seconds: float = 6.0,
+    batch_duration_s: float = 6.0,
     accumulation: int = 1,
     norm: Norm = "batch",
     dropout: bool = True,
     dither: float = 1e-5,
     save_every_s: float = 0.0,
     precision: str = "fp32",
-    joint_norms: bool = True,
+    sync_batchnorm: bool = True,
     optimizer: str = "novograd",
 ) -> Loop:
     """The run of these tests; everything in it is small, nothing is left out."""
@@ -67,7 +67,7 @@ def make(
         Loader(
             read_manifest(spoken),
             config.alphabet,
-            batch_seconds=batch_seconds,
+            batch_duration_s=batch_duration_s,
             share=Share(world.rank, world.size, accumulation),
             resident=True,
             threads=1,
@@ -78,9 +78,9 @@ def make(
         settings=LoopSettings(
             log_every=1,
             save_every_s=save_every_s,
-            clip=100.0,
+            grad_clip=100.0,
             precision=precision,
-            joint_norms=joint_norms,
+            sync_batchnorm=sync_batchnorm,
         ),
         world=world,
         live=False,
@@ -108,7 +108,7 @@ def main() -> None:
     torch.set_num_threads(1)
     given = json.loads(sys.argv[3])
     killed_after = given.pop("killed_after", None)
-    with joined_world("cpu") as joined:
+    with distributed_world("cpu") as joined:
         loop = make(Path(sys.argv[1]), Path(sys.argv[2]), joined, **given)
         if killed_after is not None:
             loop.objective = Killed(loop.objective, killed_after)

@@ -11,18 +11,18 @@ EDGE_SHARE = 0.08
 """Width of a band's soft edge as a share of its frequency."""
 
 
-def band_limit(sound: Tensor, low_hz: Tensor, high_hz: Tensor) -> Tensor:
+def band_limit(audio: Tensor, low_hz: Tensor, high_hz: Tensor) -> Tensor:
     """Keep low_hz[i] to high_hz[i] of row i, with raised-cosine edges outside the band; 0 and 8000 switch
     an edge off.
     """
-    samples = sound.shape[1]
+    samples = audio.shape[1]
     padded = quick_length(samples + 256)
-    spectrum = torch.fft.rfft(sound, n=padded)
-    hertz = torch.linspace(0.0, SAMPLE_RATE / 2, spectrum.shape[1], device=sound.device, dtype=sound.dtype)[
+    spectrum = torch.fft.rfft(audio, n=padded)
+    hertz = torch.linspace(0.0, SAMPLE_RATE / 2, spectrum.shape[1], device=audio.device, dtype=audio.dtype)[
         None, :
     ]
-    low = low_hz.to(sound.device, sound.dtype)[:, None]
-    high = high_hz.to(sound.device, sound.dtype)[:, None]
+    low = low_hz.to(audio.device, audio.dtype)[:, None]
+    high = high_hz.to(audio.device, audio.dtype)[:, None]
     rise = ((hertz - low * (1 - EDGE_SHARE)) / (low * EDGE_SHARE).clamp(min=1.0)).clamp(0.0, 1.0)
     fall = ((high * (1 + EDGE_SHARE) - hertz) / (high * EDGE_SHARE).clamp(min=1.0)).clamp(0.0, 1.0)
     rise = torch.where(low > 0, rise, torch.ones_like(rise))
@@ -32,11 +32,11 @@ def band_limit(sound: Tensor, low_hz: Tensor, high_hz: Tensor) -> Tensor:
     return limited
 
 
-def telephone(sound: Tensor, law: str = "mu") -> Tensor:
+def telephone(audio: Tensor, law: str = "mu") -> Tensor:
     """A telephone line: 300 to 3400 Hz, 8 kHz, eight bits of mu-law or A-law, and back to 16 kHz."""
-    rows, samples = sound.shape
+    rows, samples = audio.shape
     limits = torch.ones(rows)
-    narrow = band_limit(sound, 300.0 * limits, 3400.0 * limits)[:, ::2]
+    narrow = band_limit(audio, 300.0 * limits, 3400.0 * limits)[:, ::2]
     coded = mu_law(narrow) if law == "mu" else a_law(narrow)
     padded = quick_length(coded.shape[1] + 256)
     spectrum = torch.fft.rfft(coded, n=padded)

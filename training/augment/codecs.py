@@ -27,17 +27,17 @@ encode.
 AMR_BIT_RATES = (4750, 5150, 5900, 6700, 7400, 7950, 10200, 12200)
 
 
-def mu_law(sound: Tensor, mu: float = 255.0) -> Tensor:
+def mu_law(audio: Tensor, mu: float = 255.0) -> Tensor:
     """Through eight bits of mu-law (G.711) and back; louder than full scale is clipped, as a line does."""
-    clipped = sound.clamp(-1.0, 1.0)
+    clipped = audio.clamp(-1.0, 1.0)
     small = torch.log1p(mu * clipped.abs()) / torch.log1p(torch.tensor(mu))
     stepped = torch.round(small * 127.0) / 127.0
     return torch.sign(clipped) * torch.expm1(stepped * torch.log1p(torch.tensor(mu))) / mu
 
 
-def a_law(sound: Tensor, a: float = 87.6) -> Tensor:
+def a_law(audio: Tensor, a: float = 87.6) -> Tensor:
     """Through eight bits of A-law (G.711) and back; louder than full scale is clipped."""
-    clipped = sound.clamp(-1.0, 1.0)
+    clipped = audio.clamp(-1.0, 1.0)
     size = clipped.abs()
     top = 1.0 + torch.log(torch.tensor(a))
     small = torch.where(size < 1.0 / a, a * size, 1.0 + torch.log((a * size).clamp(min=1.0))) / top
@@ -46,13 +46,13 @@ def a_law(sound: Tensor, a: float = 87.6) -> Tensor:
     return torch.sign(clipped) * back
 
 
-def quantize(sound: Tensor, bits: Tensor) -> Tensor:
+def bit_crush(audio: Tensor, bits: Tensor) -> Tensor:
     """Row i in steps of bits[i] bits, as a poor converter leaves it."""
-    steps = torch.pow(2.0, bits.to(sound.device, sound.dtype) - 1.0)[:, None]
-    return torch.round(sound.clamp(-1.0, 1.0) * steps) / steps
+    steps = torch.pow(2.0, bits.to(audio.device, audio.dtype) - 1.0)[:, None]
+    return torch.round(audio.clamp(-1.0, 1.0) * steps) / steps
 
 
-def through_codec(sound: Samples, codec: str, bit_rate: int) -> Samples:
+def through_codec(audio: Samples, codec: str, bit_rate: int) -> Samples:
     """One clip (float32, mono, 16 kHz) encoded and decoded by a real codec (CPU, through PyAV).
 
     As long as before and in time with it to 5 ms, so that labels of the clean clip still fit.
@@ -65,7 +65,7 @@ def through_codec(sound: Samples, codec: str, bit_rate: int) -> Samples:
     bit_rate = max(lowest, min(highest, bit_rate))
     if codec == "amr":
         bit_rate = min(AMR_BIT_RATES, key=lambda known: abs(known - bit_rate))
-    integer = (np.clip(sound, -1.0, 1.0) * 32767).astype(np.int16)
+    integer = (np.clip(audio, -1.0, 1.0) * 32767).astype(np.int16)
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container_name) as target:
         stream = cast(av.AudioStream, target.add_stream(encoder, rate=rate))
@@ -85,6 +85,6 @@ def through_codec(sound: Samples, codec: str, bit_rate: int) -> Samples:
             pieces += [piece.to_ndarray()[0] for piece in back.resample(decoded)]
         pieces += [piece.to_ndarray()[0] for piece in back.resample(None)]
     heard = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
-    result = np.zeros(len(sound), np.float32)
-    result[: min(len(heard), len(sound))] = heard[: len(sound)]
+    result = np.zeros(len(audio), np.float32)
+    result[: min(len(heard), len(audio))] = heard[: len(audio)]
     return result

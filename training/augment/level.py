@@ -9,26 +9,26 @@ QUIET_POWER = 1e-10
 """Power below which a row counts as silence: nothing is scaled against it."""
 
 
-def change_level(sound: Tensor, decibels: Tensor) -> Tensor:
+def apply_gain(audio: Tensor, decibels: Tensor) -> Tensor:
     """Row i louder by decibels[i]."""
-    return sound * torch.pow(10.0, decibels.to(sound.device, sound.dtype) / 20.0)[:, None]
+    return audio * torch.pow(10.0, decibels.to(audio.device, audio.dtype) / 20.0)[:, None]
 
 
-def mix(sound: Tensor, lengths: Tensor, other: Tensor, snr_db: Tensor) -> Tensor:
-    """Add `other` (same shape) to `sound` so that row i has the ratio snr_db[i] of mean powers over its
+def mix(audio: Tensor, lengths: Tensor, other: Tensor, snr_db: Tensor) -> Tensor:
+    """Add `other` (same shape) to `audio` so that row i has the ratio snr_db[i] of mean powers over its
     length.
 
     A silent row, or a silent disturber, leaves the row as it is: there is no ratio to keep.
     """
-    inside = valid(lengths.to(sound.device), sound.shape[1])
+    inside = valid(lengths.to(audio.device), audio.shape[1])
     count = inside.sum(1).clamp(min=1)
     other = other * inside
-    power = (sound * sound * inside).sum(1) / count
+    power = (audio * audio * inside).sum(1) / count
     disturber = (other * other).sum(1) / count
-    ratio = torch.pow(10.0, -snr_db.to(sound.device, sound.dtype) / 10.0)
+    ratio = torch.pow(10.0, -snr_db.to(audio.device, audio.dtype) / 10.0)
     scale = torch.sqrt(power * ratio / disturber.clamp(min=QUIET_POWER))
     usable = (power > QUIET_POWER) & (disturber > QUIET_POWER)
-    return sound + other * torch.where(usable, scale, torch.zeros_like(scale))[:, None]
+    return audio + other * torch.where(usable, scale, torch.zeros_like(scale))[:, None]
 
 
 def random_segments(bank: Tensor, rows: int, samples: int, generator: torch.Generator) -> Tensor:

@@ -87,19 +87,19 @@ def _images(
     return response[:, :samples], 1.0 / direct
 
 
-def reverberate(sound: Tensor, lengths: Tensor, responses: Tensor) -> Tensor:
+def reverberate(audio: Tensor, lengths: Tensor, responses: Tensor) -> Tensor:
     """Row i heard through responses[i]; in time with the dry sound (the strongest peak is time zero), as
     loud as it.
     """
-    samples = sound.shape[1]
+    samples = audio.shape[1]
     padded = quick_length(samples + responses.shape[1])
     wet = torch.fft.irfft(
-        torch.fft.rfft(sound, n=padded) * torch.fft.rfft(responses.to(sound.device, sound.dtype), n=padded),
+        torch.fft.rfft(audio, n=padded) * torch.fft.rfft(responses.to(audio.device, audio.dtype), n=padded),
         n=padded,
     )
-    peak = responses.abs().argmax(1).to(sound.device)
-    index = peak[:, None] + torch.arange(samples, device=sound.device)[None, :]
-    wet = torch.gather(wet, 1, index) * valid(lengths.to(sound.device), samples)
-    power = (sound * sound).sum(1)
+    peak = responses.abs().argmax(1).to(audio.device)
+    index = peak[:, None] + torch.arange(samples, device=audio.device)[None, :]
+    wet = torch.gather(wet, 1, index) * valid(lengths.to(audio.device), samples)
+    power = (audio * audio).sum(1)
     scale = torch.sqrt(power / (wet * wet).sum(1).clamp(min=1e-12))
     return wet * scale[:, None]

@@ -5,30 +5,32 @@ features.
 import torch
 from torch import Tensor
 
-from training.augment.config import FeatureMasks
+from training.augment.config import SpecAugmentConfig
 from training.augment.sampling import uniform
 
 
-def blot_out(features: Tensor, lengths: Tensor, masks: FeatureMasks, generator: torch.Generator) -> Tensor:
+def mask_features(
+    features: Tensor, lengths: Tensor, masks: SpecAugmentConfig, generator: torch.Generator
+) -> Tensor:
     """All that `masks` asks for."""
-    if masks.time_masks or masks.mel_masks:
+    if masks.time_masks or masks.freq_masks:
         features = spec_augment(
             features,
             lengths,
             generator,
             time_masks=masks.time_masks,
-            time_frames=masks.time_frames,
-            mel_masks=masks.mel_masks,
-            mel_bins=masks.mel_bins,
+            time_width=masks.time_width,
+            freq_masks=masks.freq_masks,
+            freq_width=masks.freq_width,
         )
-    if masks.rectangles:
+    if masks.cutout_masks:
         features = spec_cutout(
             features,
             lengths,
             generator,
-            rectangles=masks.rectangles,
-            time_frames=masks.rectangle_frames,
-            mel_bins=masks.rectangle_bins,
+            cutout_masks=masks.cutout_masks,
+            time_width=masks.cutout_time_width,
+            freq_width=masks.cutout_freq_width,
         )
     return features
 
@@ -39,26 +41,26 @@ def spec_augment(
     generator: torch.Generator,
     *,
     time_masks: int = 2,
-    time_frames: int = 75,
-    mel_masks: int = 2,
-    mel_bins: int = 20,
+    time_width: int = 75,
+    freq_masks: int = 2,
+    freq_width: int = 20,
     max_share: float = 0.2,
 ) -> Tensor:
     """Zero some frames and some mel bands of normalized features `[rows, mels, frames]` (0 is their mean).
 
-    A time mask is at most `time_frames` long and at most `max_share` of its row; widths are drawn from 0
+    A time mask is at most `time_width` long and at most `max_share` of its row; widths are drawn from 0
     upwards (Park et al. 2019, arXiv 1904.08779, section 2).
     """
     rows, mels, frames = features.shape
     spans = lengths.to(features.device, torch.float32)
     kept = torch.ones(rows, 1, frames, dtype=torch.bool, device=features.device)
     for _ in range(time_masks):
-        longest = torch.minimum(spans * max_share, torch.full_like(spans, float(time_frames)))
+        longest = torch.minimum(spans * max_share, torch.full_like(spans, float(time_width)))
         kept &= ~_span(rows, frames, longest, spans, generator)[:, None, :]
     bands = torch.ones(rows, mels, 1, dtype=torch.bool, device=features.device)
     whole = torch.full((rows,), float(mels), device=features.device)
-    for _ in range(mel_masks):
-        bands &= ~_span(rows, mels, torch.full_like(whole, float(mel_bins)), whole, generator)[:, :, None]
+    for _ in range(freq_masks):
+        bands &= ~_span(rows, mels, torch.full_like(whole, float(freq_width)), whole, generator)[:, :, None]
     return features * (kept & bands)
 
 
@@ -67,20 +69,20 @@ def spec_cutout(
     lengths: Tensor,
     generator: torch.Generator,
     *,
-    rectangles: int = 5,
-    time_frames: int = 120,
-    mel_bins: int = 50,
+    cutout_masks: int = 5,
+    time_width: int = 120,
+    freq_width: int = 50,
 ) -> Tensor:
-    """Zero `rectangles` rectangles of at most `mel_bins` x `time_frames` in every row (QuartzNet's
+    """Zero `cutout_masks` rectangles of at most `freq_width` x `time_width` in every row (QuartzNet's
     recipe).
     """
     rows, mels, frames = features.shape
     spans = lengths.to(features.device, torch.float32)
     whole = torch.full((rows,), float(mels), device=features.device)
     kept = torch.ones(rows, mels, frames, dtype=torch.bool, device=features.device)
-    for _ in range(rectangles):
-        across = _span(rows, frames, torch.full_like(spans, float(time_frames)), spans, generator)
-        up = _span(rows, mels, torch.full_like(whole, float(mel_bins)), whole, generator)
+    for _ in range(cutout_masks):
+        across = _span(rows, frames, torch.full_like(spans, float(time_width)), spans, generator)
+        up = _span(rows, mels, torch.full_like(whole, float(freq_width)), whole, generator)
         kept &= ~(across[:, None, :] & up[:, :, None])
     return features * kept
 

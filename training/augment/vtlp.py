@@ -10,7 +10,7 @@ HOP_SAMPLES = 128
 TOP_HZ = 8000.0
 
 
-def warp_vocal_tract(sound: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def apply_vtlp(audio: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Move every frequency f of row i to f times a factor (0.85 to 1.15): low[i] at the bottom, high[i] at the top,
     between them, along the mel scale, what lies between. By a phase vocoder in the frequency axis. Mouths differ in
     more than length.
@@ -19,9 +19,9 @@ def warp_vocal_tract(sound: Tensor, low: Tensor, high: Tensor) -> Tensor:
     increments wrapped to their principal value, multiplied by the factor, summed), so that overlapping
     windows still agree.
     """
-    window = torch.hann_window(WINDOW_SAMPLES, device=sound.device, dtype=sound.dtype)
+    window = torch.hann_window(WINDOW_SAMPLES, device=audio.device, dtype=audio.dtype)
     spectrum = torch.stft(
-        sound,
+        audio,
         WINDOW_SAMPLES,
         HOP_SAMPLES,
         window=window,
@@ -30,13 +30,13 @@ def warp_vocal_tract(sound: Tensor, low: Tensor, high: Tensor) -> Tensor:
         return_complex=True,
     )
     bins = spectrum.shape[1]
-    centre = torch.arange(bins, device=sound.device, dtype=sound.dtype)
+    centre = torch.arange(bins, device=audio.device, dtype=audio.dtype)
     places = _mel(torch.linspace(0.0, TOP_HZ, bins, dtype=torch.float64)) / _mel(torch.tensor(TOP_HZ))
-    factor = _between(low, high, places).to(sound)
+    factor = _between(low, high, places).to(audio)
     source = centre[None, :] / factor
     lower = source.floor().clamp(max=bins - 2).long()
     share = (source - lower).clamp(0.0, 1.0)
-    inside = (source <= bins - 1).to(sound.dtype)
+    inside = (source <= bins - 1).to(audio.dtype)
     magnitude = spectrum.abs()
     phase = torch.angle(spectrum)
     advance = 2 * math.pi * HOP_SAMPLES * centre / WINDOW_SAMPLES
@@ -52,7 +52,7 @@ def warp_vocal_tract(sound: Tensor, low: Tensor, high: Tensor) -> Tensor:
     increments[:, :, 0] = pick(phase[:, :, :1], nearest)[:, :, 0]
     turned = torch.cumsum(_principal(increments), dim=2)
     warped = torch.polar(moved * inside[:, :, None], turned)
-    return torch.istft(warped, WINDOW_SAMPLES, HOP_SAMPLES, window=window, center=True, length=sound.shape[1])
+    return torch.istft(warped, WINDOW_SAMPLES, HOP_SAMPLES, window=window, center=True, length=audio.shape[1])
 
 
 def _between(low: Tensor, high: Tensor, places: Tensor) -> Tensor:

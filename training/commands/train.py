@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="the folder that the recipe's manifests lie in")
     parser.add_argument("--out", type=Path, help="the run's folder (default: runs/RECIPE)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="PART.NAME=VALUE", help="change a value of the recipe"
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a value of the recipe"
     )
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="where to train (default: a GPU if there is one)"
@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train, or say what would be trained."""
     from training.errors import TrainingError
-    from training.recipe import load_recipe, shipped, with_settings
+    from training.recipe import load_recipe, shipped_recipes, with_settings
 
     if arguments.list:
-        titles = {name: load_recipe(name).title for name in shipped()}
+        titles = {name: load_recipe(name).title for name in shipped_recipes()}
         listed = "\n".join(f"{name:28} {title}" for name, title in titles.items())
         print(json.dumps({"recipes": titles}) if arguments.json else listed)
         return 0

@@ -23,39 +23,39 @@ DITHER = 1e-5
 """Deviation of the noise that the published recipes add before the front end, in training only."""
 
 
-def lined_up(config: FeatureConfig, sound: Tensor, lengths: Tensor) -> Tensor:
+def lined_up(config: FeatureConfig, audio: Tensor, lengths: Tensor) -> Tensor:
     """Padded rows `[rows, samples]` pre-emphasised and mirrored at their own ends, as `log_mels` wants
     them.
     """
-    emphasised = torch.cat([sound[:, :1], sound[:, 1:] - config.preemphasis * sound[:, :-1]], dim=1)
+    emphasised = torch.cat([audio[:, :1], audio[:, 1:] - config.preemphasis * audio[:, :-1]], dim=1)
     half = config.window_samples // 2
-    frames = -(-sound.shape[1] // config.hop_samples)
+    frames = -(-audio.shape[1] // config.hop_samples)
     position = (
-        torch.arange((frames - 1) * config.hop_samples + config.window_samples, device=sound.device) - half
+        torch.arange((frames - 1) * config.hop_samples + config.window_samples, device=audio.device) - half
     )
-    position = position.abs()[None, :].expand(len(sound), -1)
-    last = (lengths.to(sound.device) - 1).clamp(min=0)[:, None]
+    position = position.abs()[None, :].expand(len(audio), -1)
+    last = (lengths.to(audio.device) - 1).clamp(min=0)[:, None]
     beyond = position > last
     if config.edge == "zero":
-        outside = torch.arange(position.shape[1], device=sound.device)[None, :] < half
-        taken = torch.gather(emphasised, 1, position.clamp(max=sound.shape[1] - 1))
+        outside = torch.arange(position.shape[1], device=audio.device)[None, :] < half
+        taken = torch.gather(emphasised, 1, position.clamp(max=audio.shape[1] - 1))
         return taken.masked_fill(beyond | outside, 0.0)
-    mirrored = torch.where(beyond, 2 * last - position, position).clamp(0, sound.shape[1] - 1)
+    mirrored = torch.where(beyond, 2 * last - position, position).clamp(0, audio.shape[1] - 1)
     return torch.gather(emphasised, 1, mirrored)
 
 
-def turned_down(config: FeatureConfig, sound: Tensor) -> Tensor:
+def turned_down(config: FeatureConfig, audio: Tensor) -> Tensor:
     """Rows `[rows, samples]` as `acoustic.features.limiter.Loudness` hands them on, each a stream of its own."""
-    if config.max_level_db is None or not sound.shape[1]:
-        return sound
-    hop, count, loudest = config.hop_samples, sound.shape[1], 10 ** (config.max_level_db / 10)
-    blocks = torch.nn.functional.pad(sound, (0, -count % hop)).reshape(len(sound), -1, hop)
+    if config.max_level_db is None or not audio.shape[1]:
+        return audio
+    hop, count, loudest = config.hop_samples, audio.shape[1], 10 ** (config.max_level_db / 10)
+    blocks = torch.nn.functional.pad(audio, (0, -count % hop)).reshape(len(audio), -1, hop)
     power = blocks.double().square().mean(-1).clamp(max=1.0)
-    weights = weights_of(config, [config.prior_frames], power.shape[1], sound.device)
+    weights = weights_of(config, [config.prior_frames], power.shape[1], audio.device)
     total = loudest * config.prior_frames + (power * weights).cumsum(1)
     gains = (loudest * (config.prior_frames + weights.cumsum(1)) / total).sqrt().clamp(max=1.0)
     known = torch.cat([gains.new_ones(len(gains), 2), gains], dim=1)
-    ramp = torch.arange(1, hop + 1, device=sound.device) / hop
+    ramp = torch.arange(1, hop + 1, device=audio.device) / hop
     begin, end = known[:, :-2, None].float(), known[:, 1:-1, None].float()
     turned: Tensor = blocks * (begin + (end - begin) * ramp)
     return turned.flatten(1)[:, :count]
@@ -64,7 +64,7 @@ def turned_down(config: FeatureConfig, sound: Tensor) -> Tensor:
 @torch.no_grad()
 def batch_features(
     front_end: FrontEnd,
-    sound: Tensor,
+    audio: Tensor,
     lengths: Tensor,
     *,
     dither: float = 0.0,
@@ -76,15 +76,15 @@ def batch_features(
     """
     config, drawn = front_end.config, generator
     if dither and generator is not None:
-        if generator.device != sound.device:
+        if generator.device != audio.device:
             # As much noise as sound: drawn where the sound is, from a seed that the generator gives.
             seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
-            generator = torch.Generator(sound.device).manual_seed(seed)
-        sound = sound + dither * torch.randn(sound.shape, generator=generator, device=sound.device)
-    lengths = lengths.to(sound.device)
+            generator = torch.Generator(audio.device).manual_seed(seed)
+        audio = audio + dither * torch.randn(audio.shape, generator=generator, device=audio.device)
+    lengths = lengths.to(audio.device)
     frames = -(-lengths // config.hop_samples)
-    sound = turned_down(config, sound.float())
-    features = front_end.log_mels(lined_up(config, sound, lengths))
+    audio = turned_down(config, audio.float())
+    features = front_end.log_mels(lined_up(config, audio, lengths))
     memories = None
     if before and drawn is not None and config.normalize == "causal":
         memories = heard_before(config, features, frames, before, drawn)

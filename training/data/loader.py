@@ -36,7 +36,7 @@ class Batch:
     (alterations, masks) comes from it, so that a resumed run draws the same.
     """
 
-    sound: Tensor
+    audio: Tensor
     lengths: Tensor
     targets: Tensor
     target_lengths: Tensor
@@ -51,7 +51,7 @@ class Batch:
         """The same batch on a device."""
         return replace(
             self,
-            sound=self.sound.to(device, non_blocking=True),
+            audio=self.audio.to(device, non_blocking=True),
             lengths=self.lengths.to(device, non_blocking=True),
             targets=self.targets.to(device, non_blocking=True),
             target_lengths=self.target_lengths.to(device, non_blocking=True),
@@ -82,8 +82,8 @@ class Loader:
         clips: Sequence[Clip],
         alphabet: str,
         *,
-        batch_seconds: float,
-        max_rows: int = 4096,
+        batch_duration_s: float,
+        max_batch_size: int = 4096,
         seed: int = 0,
         share: Share = Share(),
         resident: bool = False,
@@ -95,7 +95,7 @@ class Loader:
         self.seed = seed
         self.share = share
         self.labels = [encode(clip, alphabet) for clip in self.clips]
-        self.budget = Budget(batch_seconds * share.parts, max_rows * share.parts, share.parts)
+        self.budget = Budget(batch_duration_s * share.parts, max_batch_size * share.parts, share.parts)
         self.broken: dict[int, str] = {}
         self._threads = threads
         self._ahead = ahead
@@ -162,8 +162,8 @@ class Loader:
             padded = self._resident.rows(taken, longest)
         else:
             padded = torch.zeros(len(rows), longest)
-            for place, sound in zip(padded, sounds, strict=True):
-                place[: len(sound)] = torch.from_numpy(sound)
+            for place, audio in zip(padded, sounds, strict=True):
+                place[: len(audio)] = torch.from_numpy(audio)
         labels = [self.labels[row] for row in taken]
         return Batch(
             padded,
@@ -178,10 +178,10 @@ class Loader:
         """The rows that will really be used, their sound (none where it is resident) and their lengths."""
         taken, sounds, counts = [], [], []
         for row in rows:
-            index, sound = self._sound(row)
+            index, audio = self._sound(row)
             taken.append(index)
-            sounds.append(sound)
-            counts.append(self._resident.counts[index] if self._resident else len(sound))
+            sounds.append(audio)
+            counts.append(self._resident.counts[index] if self._resident else len(audio))
         return taken, sounds, counts
 
     def _sound(self, row: int) -> tuple[int, Samples]:

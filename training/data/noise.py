@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from acoustic.constants import SAMPLE_RATE
-from training.augment import Banks
+from training.augment import NoiseBanks
 from training.data.audio import Samples, read_clip
 from training.errors import TrainingError
 
 MAX_RESPONSE_S = 1.0
 
 
-def read_banks(manifest: Path, device: torch.device) -> Banks:
+def read_noise_banks(manifest: Path, device: torch.device) -> NoiseBanks:
     """All noise of the training split in one row at equal loudness, and the impulse responses."""
     file = manifest / "manifest.jsonl" if manifest.is_dir() else manifest
     noise: list[Samples] = []
@@ -34,28 +34,28 @@ def read_banks(manifest: Path, device: torch.device) -> Banks:
     for number, line in enumerate(lines, start=1):
         try:
             values = json.loads(line)
-            audio, kind, split = values["audio"], values["kind"], values["split"]
+            name, kind, split = values["audio"], values["kind"], values["split"]
         except (ValueError, KeyError, TypeError):
             raise TrainingError(
                 f"{file} line {number}: expected an object with `audio`, `kind` and `split`."
             ) from None
         if split != "train":
             continue
-        sound = read_clip(file.parent / audio)
+        audio = read_clip(file.parent / name)
         if kind == "rir":
-            responses.append(_response(sound))
+            responses.append(_response(audio))
         else:
-            noise.append(sound / max(1e-6, float(np.sqrt(np.mean(np.square(sound))))))
+            noise.append(audio / max(1e-6, float(np.sqrt(np.mean(np.square(audio))))))
     if not noise:
         raise TrainingError(f'{file} names no noise with `split` "train".')
     bank = torch.from_numpy(np.concatenate(noise)).to(device)
-    return Banks(bank, torch.from_numpy(np.stack(responses)).to(device) if responses else None)
+    return NoiseBanks(bank, torch.from_numpy(np.stack(responses)).to(device) if responses else None)
 
 
-def _response(sound: Samples) -> Samples:
+def _response(audio: Samples) -> Samples:
     """From its peak on, one second long, of unit energy: it then changes neither delay nor level."""
     longest = int(MAX_RESPONSE_S * SAMPLE_RATE)
-    tail = sound[int(np.argmax(np.abs(sound))) :][:longest]
+    tail = audio[int(np.argmax(np.abs(audio))) :][:longest]
     padded = np.zeros(longest, np.float32)
     padded[: len(tail)] = tail / max(1e-9, float(np.sqrt(np.sum(np.square(tail)))))
     return padded

@@ -30,7 +30,7 @@ QUIETEST_PEAK = 1e-4
 
 
 @dataclass(frozen=True)
-class Plan:
+class PrepareOptions:
     """What preparation does with each clip. Speeds other than 1, or `convert`, write clips of their own."""
 
     out: Path
@@ -87,67 +87,71 @@ class Statistics:
 
 
 def prepare(
-    found: Iterable[Found], plan: Plan, *, workers: int = 1, tell: Callable[[str], None] = lambda line: None
+    found: Iterable[Found],
+    options: PrepareOptions,
+    *,
+    workers: int = 1,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Statistics:
-    """Prepare a corpus into `plan.out`; called again it goes on where it stopped."""
-    plan.out.mkdir(parents=True, exist_ok=True)
-    journal = plan.out / "done.jsonl"
-    done = _read_journal(journal, plan.out)
+    """Prepare a corpus into `options.out`; called again it goes on where it stopped."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    journal = options.out / "done.jsonl"
+    done = _read_journal(journal, options.out)
     waiting, order = [], []
     for item in found:
-        key = _key(item, plan)
+        key = _key(item, options)
         order.append(key)
         if key not in done:
             waiting.append(item)
     if not order:
         raise TrainingError(
-            f"No clip was found for {plan.corpus}. Name the folder that the corpus was unpacked into."
+            f"No clip was found for {options.corpus}. Name the folder that the corpus was unpacked into."
         )
     if len(order) > len(waiting):
-        tell(f"{len(order) - len(waiting):,} of {len(order):,} clips are done already")
+        report(f"{len(order) - len(waiting):,} of {len(order):,} clips are done already")
     with journal.open("a", encoding="utf-8") as file:
-        for count, outcome in enumerate(_outcomes(waiting, plan, workers), start=1):
-            file.write(_journal_line(outcome, plan.out) + "\n")
+        for count, outcome in enumerate(_outcomes(waiting, options, workers), start=1):
+            file.write(_journal_line(outcome, options.out) + "\n")
             file.flush()
             done[outcome.source] = outcome
             if outcome.refused:
-                tell(f"refused: {outcome.source.split('|')[0]}: {outcome.refused}")
+                report(f"refused: {outcome.source.split('|')[0]}: {outcome.refused}")
             if count % 1000 == 0:
-                tell(f"{count:,} of {len(waiting):,} clips")
+                report(f"{count:,} of {len(waiting):,} clips")
     outcomes = [done[key] for key in dict.fromkeys(order)]
     clips = [clip for outcome in outcomes for clip in outcome.clips]
-    write_manifest(plan.out / "manifest.jsonl", clips)
+    write_manifest(options.out / "manifest.jsonl", clips)
     refused = [outcome for outcome in outcomes if outcome.refused]
     lines = [json.dumps({"source": outcome.source, "reason": outcome.refused}) for outcome in refused]
-    (plan.out / "refused.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    (options.out / "refused.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return statistics(clips, Counter(outcome.refused.split(":")[0] for outcome in refused))
 
 
-def prepare_one(item: Found, plan: Plan) -> Outcome:
+def prepare_one(item: Found, options: PrepareOptions) -> Outcome:
     """Decode, measure, normalize, check; write altered copies where the plan asks for them."""
-    key = _key(item, plan)
+    key = _key(item, options)
     text = normalize(item.text) if item.text is not None else None
-    if not text and not plan.keep_untranscribed:
+    if not text and not options.keep_untranscribed:
         return Outcome(key, refused="no transcript" if item.text is None else "empty transcript")
     foreign = sorted(mark for mark in set(item.text or "") if _is_foreign(mark))
     if foreign:
         return Outcome(key, refused=f"foreign characters: {' '.join(foreign)} in {item.text!r}")
     try:
-        sound = read_clip(item.audio)
+        audio = read_clip(item.audio)
     except ClipError as error:
         return Outcome(key, refused=f"unreadable: {error}")
-    seconds = len(sound) / SAMPLE_RATE
-    if not plan.min_duration_s <= seconds <= plan.max_duration_s:
+    seconds = len(audio) / SAMPLE_RATE
+    if not options.min_duration_s <= seconds <= options.max_duration_s:
         return Outcome(
-            key, refused=f"{'too short' if seconds < plan.min_duration_s else 'too long'}: {seconds:.2f} s"
+            key, refused=f"{'too short' if seconds < options.min_duration_s else 'too long'}: {seconds:.2f} s"
         )
-    if float(np.abs(sound).max()) < QUIETEST_PEAK:
+    if float(np.abs(audio).max()) < QUIETEST_PEAK:
         return Outcome(key, refused="silent")
     if text and len(text) > FASTEST_CHARACTERS_PER_S * seconds:
         return Outcome(
             key, refused=f"transcript too long for its clip: {len(text)} characters in {seconds:.2f} s"
         )
-    clips = tuple(_clip(item, plan, text or None, sound, speed) for speed in plan.speeds)
+    clips = tuple(_clip(item, options, text or None, audio, speed) for speed in options.speeds)
     return Outcome(key, clips)
 
 
@@ -172,13 +176,13 @@ def statistics(clips: Sequence[Clip], refused: Counter[str]) -> Statistics:
     )
 
 
-def _outcomes(items: Sequence[Found], plan: Plan, workers: int) -> Iterator[Outcome]:
+def _outcomes(items: Sequence[Found], options: PrepareOptions, workers: int) -> Iterator[Outcome]:
     if workers <= 1 or len(items) < 4:
-        yield from (prepare_one(item, plan) for item in items)
+        yield from (prepare_one(item, options) for item in items)
         return
     # Spawned, not forked: the parent may hold threads of numba or torch.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(prepare_one, plan=plan), items, chunksize=16)
+        yield from pool.map(partial(prepare_one, options=options), items, chunksize=16)
 
 
 def _is_foreign(mark: str) -> bool:
@@ -186,19 +190,20 @@ def _is_foreign(mark: str) -> bool:
     return not mark.isascii() and (mark.isalpha() or mark == "\ufffd") and normalize(f"a{mark}a") == "a a"
 
 
-def _clip(item: Found, plan: Plan, text: str | None, sound: Samples, speed: float) -> Clip:
-    audio, spoken = item.audio.absolute(), sound
+def _clip(item: Found, options: PrepareOptions, text: str | None, samples: Samples, speed: float) -> Clip:
+    """The manifest line of one copy of a clip; a changed or converted copy is written to a file."""
+    path = item.audio.absolute()
     if speed != 1.0:
-        spoken = change_speed_offline(sound, speed)
-    if speed != 1.0 or plan.convert:
-        audio = _write(item.audio, plan, spoken, speed)
+        samples = change_speed_offline(samples, speed)
+    if speed != 1.0 or options.convert:
+        path = _write(item.audio, options, samples, speed)
     speaker = item.speaker and (item.speaker if speed == 1.0 else f"{item.speaker}-{speed:g}")
-    seconds = len(spoken) / SAMPLE_RATE
-    licence, source = plan.licence or item.licence, item.source or str(item.audio)
-    return Clip(audio, seconds, text, speaker, item.corpus, licence, source)
+    duration_s = len(samples) / SAMPLE_RATE
+    licence, source = options.licence or item.licence, item.source or str(item.audio)
+    return Clip(path, duration_s, text, speaker, item.corpus, licence, source)
 
 
-def _write(source: Path, plan: Plan, sound: Samples, speed: float) -> Path:
+def _write(source: Path, options: PrepareOptions, audio: Samples, speed: float) -> Path:
     """A 16 kHz FLAC below the output folder; whole or not at all."""
     import hashlib
 
@@ -206,10 +211,10 @@ def _write(source: Path, plan: Plan, sound: Samples, speed: float) -> Path:
 
     # Two clips of the same name in different folders stay two.
     mark = hashlib.sha256(str(source.absolute()).encode()).hexdigest()[:8]
-    path = plan.out.absolute() / "clips" / f"{source.stem}-{mark}-{speed:g}.flac"
+    path = options.out.absolute() / "clips" / f"{source.stem}-{mark}-{speed:g}.flac"
     try:
         with replacing_file(path) as partial_path:
-            soundfile.write(partial_path, sound.clip(-1.0, 1.0), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+            soundfile.write(partial_path, audio.clip(-1.0, 1.0), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
     except (OSError, soundfile.LibsndfileError) as error:
         raise TrainingError(
             f"{path} cannot be written ({error}): is the disk full? Make room, then the same line goes on from here."
@@ -217,8 +222,8 @@ def _write(source: Path, plan: Plan, sound: Samples, speed: float) -> Path:
     return path
 
 
-def _key(item: Found, plan: Plan) -> str:
-    """What names a clip and what is done with it: another plan, another text or another file is another
+def _key(item: Found, options: PrepareOptions) -> str:
+    """What names a clip and what is done with it: another options, another text or another file is another
     job.
     """
     try:
@@ -226,8 +231,8 @@ def _key(item: Found, plan: Plan) -> str:
         state = f"{stat.st_size}.{stat.st_mtime_ns}"
     except OSError:
         state = "absent"
-    speeds = ",".join(f"{speed:g}" for speed in plan.speeds)
-    limits = f"{plan.min_duration_s:g}-{plan.max_duration_s:g}-{plan.keep_untranscribed:d}-{plan.convert:d}"
+    speeds = ",".join(f"{speed:g}" for speed in options.speeds)
+    limits = f"{options.min_duration_s:g}-{options.max_duration_s:g}-{options.keep_untranscribed:d}-{options.convert:d}"
     return f"{item.audio}|{state}|{speeds}|{limits}|{item.text}"
 
 

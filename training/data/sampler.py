@@ -16,7 +16,7 @@ class Budget:
     """What a batch may hold: seconds of sound with padding, and clips; `rows_multiple` makes it divisible."""
 
     seconds: float
-    max_rows: int = 4096
+    max_batch_size: int = 4096
     rows_multiple: int = 1
 
 
@@ -36,7 +36,7 @@ def plan_epoch(
     if longest * budget.rows_multiple > budget.seconds:
         raise TrainingError(
             f"A clip of {longest:.1f} s does not fit {budget.rows_multiple} times into a batch of "
-            f"{budget.seconds:.1f} s: raise batch_seconds or lower longest_s."
+            f"{budget.seconds:.1f} s: raise data.batch_duration_s or lower data.max_duration_s."
         )
     durations = np.asarray(durations_s, np.float64)
     random = np.random.default_rng([seed, epoch])
@@ -49,7 +49,7 @@ def plan_epoch(
     widest = 0.0
     for index in order.tolist():
         wider = max(widest, float(durations[index]))
-        if rows and (len(rows) >= budget.max_rows or wider * (len(rows) + 1) > budget.seconds):
+        if rows and (len(rows) >= budget.max_batch_size or wider * (len(rows) + 1) > budget.seconds):
             rows = _emit(batches, rows, budget.rows_multiple)
             wider = max([float(durations[index]), *(float(durations[row]) for row in rows)])
         rows.append(index)

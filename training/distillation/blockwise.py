@@ -25,18 +25,18 @@ from acoustic.features.front_end import FrontEnd
 from acoustic.network import Network
 from acoustic.network.folding import fold
 from acoustic.network.modules import Masks, Unit, convolve, prefers_time_major, time_major
-from training.augment import Banks, alter
-from training.augment.config import PARTS, AugmentConfig, FeatureMasks
+from training.augment import NoiseBanks, augment_batch
+from training.augment.config import TRANSFORMS, AugmentConfig, SpecAugmentConfig
 from training.augment.sampling import chosen_rows
 from training.data.audio import ClipError, read_clip
 from training.data.features import DITHER, batch_features
 from training.data.loader import Batch, batch_seed
 from training.data.manifests import Clip
-from training.distillation.blockwise_settings import BlockwisePart
-from training.distillation.objective import Ramp, silence_loss, words_loss
+from training.distillation.blockwise_settings import BlockwiseConfig
+from training.distillation.objective import blank_loss, ctc_per_character
 from training.errors import TrainingError
 from training.objectives.objective import Loss, PreparedBatch, hear, spoken_targets
-from training.run.precision import quickest
+from training.run.precision import fastest_precision
 
 STEPS_PER_DEVIATION = 16
 """What a block makes is kept in bytes: sixteen deviations fit in, which few outputs exceed."""
@@ -45,7 +45,7 @@ SLIGHT = 0.3
 """Noise on the features, in deviations, that shows which channels count."""
 MIN_SHARE = 0.1
 """What any channel counts."""
-SPEAKER = frozenset({"speed", "vocal_tract"})
+SPEAKER = frozenset({"speed", "vtlp"})
 """What the speaker does: parts of the chain that the teacher hears too."""
 STAGES = "stages"
 """What the hooks are called among a student's attributes."""
@@ -65,13 +65,13 @@ class BlockwiseTeacher:
         known = len(self.network.blocks)
         if not all(0 <= block < known for block in blocks):
             raise TrainingError(
-                f"stages.of is {list(blocks)}: the blocks of {checkpoint.config.name} are numbered 0 to {known - 1}."
+                f"blockwise.teacher_blocks is {list(blocks)}: the blocks of {checkpoint.config.name} are numbered 0 to {known - 1}."
             )
         self.config = checkpoint.config
         self.blocks = tuple(blocks)
         self.front_end = FrontEnd(heard_like(checkpoint.config.features, student)).to(device)
         self._device = device
-        self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(quickest(device))
+        self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(fastest_precision(device))
         compile_taps(self.network)
         self.scales: list[float] = []
         self.shares: list[Tensor] = []
@@ -165,7 +165,9 @@ class Stages:
     def __init__(self, network: Network, by: Sequence[int]) -> None:
         last = len(network.blocks) - 1
         if not all(0 <= block < last for block in by):
-            raise TrainingError(f"stages.by is {list(by)}: expected blocks of the student, 0 to {last - 1}.")
+            raise TrainingError(
+                f"blockwise.student_blocks is {list(by)}: expected blocks of the student, 0 to {last - 1}."
+            )
         self.given: list[Tensor | None] = [None] * len(by)
         self.made: list[Tensor] = []
         for stage, block in enumerate(by):
@@ -218,15 +220,14 @@ class BlockwiseObjective:
     config: ModelConfig
     device: torch.device
     teacher: BlockwiseTeacher
-    part: BlockwisePart
+    part: BlockwiseConfig
     alteration: AugmentConfig
-    ramp: Ramp
-    banks: Banks | None
-    masks: FeatureMasks
+    banks: NoiseBanks | None
+    masks: SpecAugmentConfig
 
     def __post_init__(self) -> None:
         config, teacher = self.config, self.teacher
-        for of, by in zip(self.part.of, self.part.by, strict=True):
+        for of, by in zip(self.part.teacher_blocks, self.part.student_blocks, strict=True):
             if _channels_and_rate(teacher.config, of) != (
                 config.blocks[by].channels,
                 config.frames_per_output,
@@ -241,13 +242,13 @@ class BlockwiseObjective:
 
     def hear(self, batch: Batch) -> BlockwiseBatch:
         """Altered by the chain at the strength of the batch's step; the teacher hears what the speaker does."""
-        plan = self.alteration.scaled(self.ramp.at(batch.step))
-        speaker = _without(plan, {*PARTS, "level", "nothing"} - SPEAKER)
+        plan = self.alteration.at_step(batch.step)
+        speaker = _without(plan, {*TRANSFORMS, "level", "silence"} - SPEAKER)
         generator = torch.Generator().manual_seed(batch_seed(batch.seed, 0, 1))
-        spoken = alter(batch.sound, batch.lengths, speaker, generator)
-        batch = replace(batch, sound=spoken.sound, lengths=spoken.lengths)
+        spoken = augment_batch(batch.audio, batch.lengths, speaker, generator)
+        batch = replace(batch, audio=spoken.audio, lengths=spoken.lengths)
         heard = hear(batch, self.front_end, _without(plan, SPEAKER), self.banks, DITHER, self.masks)
-        taught = self.teacher.hear(spoken.sound, spoken.lengths)
+        taught = self.teacher.hear(spoken.audio, spoken.lengths)
         frames = -(-spoken.lengths // self.config.features.hop_samples)
         outputs = -(-frames // self.config.frames_per_output)
         return BlockwiseBatch(**_parts(heard), taught=taught, outputs=outputs.to(self.device))
@@ -267,11 +268,11 @@ class BlockwiseObjective:
             ]
         log_probs = log_probs.float()
         targets, lengths = spoken_targets(batch, altered.silent)
-        words = words_loss(log_probs, outputs, targets, lengths, self.config.blank)
-        words = words + silence_loss(log_probs, outputs, altered.silent, self.config.blank)
+        words = ctc_per_character(log_probs, outputs, targets, lengths, self.config.blank)
+        words = words + blank_loss(log_probs, outputs, altered.silent, self.config.blank)
         figures = {"words": words.sum()}
         figures |= {f"stage_{index}": loss.detach() * len(batch) for index, loss in enumerate(losses, 1)}
-        total = self.part.words * words.sum() + torch.stack(losses).sum() * len(batch)
+        total = self.part.ctc_weight * words.sum() + torch.stack(losses).sum() * len(batch)
         return Loss(total, len(batch), figures)
 
     def _taught(self, heard: "BlockwiseBatch", outputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -281,7 +282,7 @@ class BlockwiseObjective:
         spoken = torch.ones(len(outputs), dtype=torch.bool)
         spoken[list(heard.altered.silent)] = False
         taught, inside = [], []
-        for made, late in zip(heard.taught, self.part.late, strict=True):
+        for made, late in zip(heard.taught, self.part.delay_outputs, strict=True):
             places, counting = stretched(outputs, wanted, longest, late)
             counting = counting & spoken.to(counting.device)[:, None]
             rows = torch.arange(len(made), device=made.device)[:, None]
@@ -292,7 +293,7 @@ class BlockwiseObjective:
     def _given(self, taught: Sequence[Tensor], batch: Batch) -> list[Tensor | None]:
         """What takes the place of what each stage makes, as [rows, channels, outputs]."""
         drawn = torch.Generator().manual_seed(batch.seed)
-        chosen = chosen_rows(len(taught), self.part.given_share(batch.step), drawn).tolist()
+        chosen = chosen_rows(len(taught), self.part.teacher_input_share(batch.step), drawn).tolist()
         return [values.mT if stage in chosen else None for stage, values in enumerate(taught)]
 
 

@@ -3,7 +3,7 @@ altered more and more.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from acoustic.config import ModelConfig
 from acoustic.features.front_end import FrontEnd
-from training.augment import Banks
-from training.augment.config import NO_MASKS, AugmentConfig, FeatureMasks
+from training.augment import NoiseBanks
+from training.augment.config import NO_SPEC_AUGMENT, AugmentConfig, SpecAugmentConfig
 from training.data.features import DITHER
 from training.data.loader import Batch
 from training.data.manifests import Clip
@@ -21,19 +21,7 @@ from training.objectives.ctc import ctc
 from training.objectives.objective import Loss, PreparedBatch, hear, spoken_targets
 
 
-@dataclass(frozen=True)
-class Ramp:
-    """Strength of the alteration: `first` at step 0, 1 at `steps`. Light at the start, or nothing is learned."""
-
-    first: float = 0.2
-    steps: int = 20_000
-
-    def at(self, step: int) -> float:
-        """The strength of one step."""
-        return min(1.0, self.first + (1.0 - self.first) * step / max(1, self.steps))
-
-
-class DistilObjective:
+class PseudoLabelObjective:
     """CTC per character, and blanks only where nothing is said; the alteration follows a ramp."""
 
     def __init__(
@@ -42,34 +30,32 @@ class DistilObjective:
         device: torch.device,
         *,
         alteration: AugmentConfig = AugmentConfig(),  # noqa: B008 (frozen)
-        ramp: Ramp = Ramp(),
-        banks: Banks | None = None,
-        masks: FeatureMasks = NO_MASKS,
+        banks: NoiseBanks | None = None,
+        masks: SpecAugmentConfig = NO_SPEC_AUGMENT,
         dither: float = DITHER,
     ) -> None:
         self.config = config
         self.front_end = FrontEnd(config.features).to(device)
         self.alteration = alteration
-        self.ramp = ramp
         self.banks = banks
         self.masks = masks
         self.dither = dither
 
     def hear(self, batch: Batch) -> PreparedBatch:
         """Altered at the strength of the batch's step."""
-        plan = self.alteration.scaled(self.ramp.at(batch.step))
+        plan = self.alteration.at_step(batch.step)
         return hear(batch, self.front_end, plan, self.banks, self.dither, self.masks)
 
     def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
         log_probs, outputs = model(heard.features, heard.frames)
         log_probs = log_probs.float()
         targets, lengths = spoken_targets(heard.batch, heard.altered.silent)
-        words = words_loss(log_probs, outputs, targets, lengths, self.config.blank)
-        words = words + silence_loss(log_probs, outputs, heard.altered.silent, self.config.blank)
+        words = ctc_per_character(log_probs, outputs, targets, lengths, self.config.blank)
+        words = words + blank_loss(log_probs, outputs, heard.altered.silent, self.config.blank)
         return Loss(words.sum(), len(heard.batch), {"words": words.sum()})
 
 
-def words_loss(
+def ctc_per_character(
     log_probs: Tensor, outputs: Tensor, targets: Tensor, target_lengths: Tensor, blank: int
 ) -> Tensor:
     """CTC of each row, per character; rows without words, or with more of them than fit, count nothing."""
@@ -77,7 +63,7 @@ def words_loss(
     return losses / target_lengths.to(losses.device).clamp(min=1) * (target_lengths.to(losses.device) > 0)
 
 
-def silence_loss(log_probs: Tensor, outputs: Tensor, silent: Sequence[int], blank: int) -> Tensor:
+def blank_loss(log_probs: Tensor, outputs: Tensor, silent: Sequence[int], blank: int) -> Tensor:
     """Of the rows in which nothing is said: how far each output is from writing nothing; nought for the others."""
     losses = log_probs.new_zeros(len(log_probs))
     if not silent:

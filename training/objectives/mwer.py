@@ -20,7 +20,7 @@ from lm.score import word_errors
 from training.data.loader import Batch, batch_seed
 from training.objectives.ctc import ctc
 from training.objectives.objective import Loss, Objective, PreparedBatch, spoken_targets
-from training.recipe import MistakesPart
+from training.recipe import MwerConfig
 
 MIN_SHARE = 1e-3
 """A reading that would move the network by less than so many mistakes is passed over: its gradient costs as much."""
@@ -34,7 +34,7 @@ class MwerObjective:
         objective: Objective,
         model: nn.Module,
         alphabet: str,
-        part: MistakesPart,
+        part: MwerConfig,
         search: SearchSettings,
         ngram: NGram | None,
     ) -> None:
@@ -45,8 +45,8 @@ class MwerObjective:
         self.searches = [
             replace(
                 search,
-                n_best=part.readings,
-                width=part.width,
+                n_best=part.hypotheses,
+                width=part.beam_width,
                 lm_weight=weight if ngram else 0.0,
                 # Where nothing is known of words, none is unknown.
                 unknown_penalty=search.unknown_penalty if weight and ngram else 0.0,

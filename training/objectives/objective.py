@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from acoustic.config import ModelConfig
 from acoustic.features.front_end import FrontEnd
-from training.augment import Altered, Banks, alter, blot_out
-from training.augment.config import NO_AUGMENT, NO_MASKS, AugmentConfig, FeatureMasks
+from training.augment import AugmentedBatch, NoiseBanks, augment_batch, mask_features
+from training.augment.config import NO_AUGMENT, NO_SPEC_AUGMENT, AugmentConfig, SpecAugmentConfig
 from training.data.features import DITHER, batch_features
 from training.data.loader import Batch, batch_seed
 from training.objectives.ctc import ctc
@@ -33,7 +33,7 @@ class PreparedBatch:
     """A batch as the model hears it: altered sound, and its normalized, masked features."""
 
     batch: Batch
-    altered: Altered
+    altered: AugmentedBatch
     features: Tensor
     frames: Tensor
 
@@ -59,8 +59,8 @@ class CtcObjective:
         device: torch.device,
         *,
         alteration: AugmentConfig = NO_AUGMENT,
-        banks: Banks | None = None,
-        masks: FeatureMasks = NO_MASKS,
+        banks: NoiseBanks | None = None,
+        masks: SpecAugmentConfig = NO_SPEC_AUGMENT,
         dither: float = DITHER,
     ) -> None:
         self.config = config
@@ -72,7 +72,9 @@ class CtcObjective:
 
     def hear(self, batch: Batch) -> PreparedBatch:
         """Altered by the chain, where there is one."""
-        return hear(batch, self.front_end, self.alteration, self.banks, self.dither, self.masks)
+        return hear(
+            batch, self.front_end, self.alteration.at_step(batch.step), self.banks, self.dither, self.masks
+        )
 
     def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
         batch = heard.batch
@@ -95,16 +97,21 @@ def hear(
     batch: Batch,
     front_end: FrontEnd,
     plan: AugmentConfig,
-    banks: Banks | None,
+    banks: NoiseBanks | None,
     dither: float,
-    masks: FeatureMasks,
+    masks: SpecAugmentConfig,
 ) -> PreparedBatch:
     """What the model hears of a batch; everything drawn for it comes from the batch's own seed."""
     generator = torch.Generator().manual_seed(batch.seed)
-    altered = alter(batch.sound, batch.lengths, plan, generator, banks)
+    altered = augment_batch(batch.audio, batch.lengths, plan, generator, banks)
     features, frames = batch_features(
-        front_end, altered.sound, altered.lengths, dither=dither, generator=generator, before=plan.before
+        front_end,
+        altered.audio,
+        altered.lengths,
+        dither=dither,
+        generator=generator,
+        before=plan.preceding_audio,
     )
     # A seed of their own: the same masks whatever the chain has drawn.
     drawn = torch.Generator().manual_seed(batch_seed(batch.seed, 0, 0))
-    return PreparedBatch(batch, altered, blot_out(features, frames, masks, drawn), frames)
+    return PreparedBatch(batch, altered, mask_features(features, frames, masks, drawn), frames)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 
-class MovingAverage:
+class EmaWeights:
     """average <- decay * average + (1 - decay) * weights after every step; buffers (batch norm) are copied.
 
     Early on the decay is smaller, (1 + steps) / (4 + steps): the last third of what was learnt so far, whose random
@@ -36,7 +36,7 @@ class MovingAverage:
         torch._foreach_lerp_(moving, towards, 1 - decay)
 
     @contextmanager
-    def in_place_of(self, model: nn.Module) -> Iterator[None]:
+    def swapped_into(self, model: nn.Module) -> Iterator[None]:
         """The model carries the averaged weights inside the `with`, its own again after it."""
         own = {name: value.detach().clone() for name, value in model.state_dict().items()}
         model.load_state_dict(self.values)

@@ -55,7 +55,7 @@ def extremes(x: Tensor) -> tuple[Tensor, Tensor]:
     return low * FARTHER, high * FARTHER
 
 
-def attach_rounding(model: nn.Module) -> None:
+def attach_quantization(model: nn.Module) -> None:
     """Let a network round whatever INT8 rounds, while it is in training."""
     assert isinstance(model, Network)
     blocks = [
@@ -64,7 +64,7 @@ def attach_rounding(model: nn.Module) -> None:
     plain = model.config.activation == "relu" and model.config.norm != "weight"
     if not plain or len(blocks) < len(model.blocks):
         raise TrainingError(
-            f"run.rounded cannot round {model.config.name} as INT8 does: it knows blocks of convolutions with ReLU, "
+            f"run.quantization_aware cannot round {model.config.name} as INT8 does: it knows blocks of convolutions with ReLU, "
             "each with a bypass of its own input at most, and no weight norm."
         )
     blocks[0].register_forward_pre_hook(_rounded_features)

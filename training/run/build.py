@@ -15,22 +15,22 @@ from acoustic.config import ModelConfig
 from acoustic.network import build
 from training.data.loader import Loader, Share, usable
 from training.data.manifests import Clip, read_manifest
-from training.data.noise import read_banks
+from training.data.noise import read_noise_banks
 from training.distillation.blockwise import BlockwiseObjective, BlockwiseTeacher, attach_stages
-from training.distillation.objective import DistilObjective, Ramp, labelled_clips
+from training.distillation.objective import PseudoLabelObjective, labelled_clips
 from training.distillation.pseudo_labels import LabelFolder, labelled_as, refuse_namesakes
 from training.errors import TrainingError
 from training.objectives.objective import CtcObjective, Objective
 from training.optim.optimizers import build_optimizer
-from training.optim.quantization_aware import attach_rounding
+from training.optim.quantization_aware import attach_quantization
 from training.optim.schedules import Schedule
-from training.recipe import ModelPart, Recipe
+from training.recipe import ModelSource, Recipe
 from training.run.checkpoints import RunFolder
 from training.run.distributed import World
 from training.run.evaluate import Evaluation
 from training.run.finetune import freeze, start_from
 from training.run.loop import Loop, LoopSettings
-from training.run.precision import AUTO, quickest
+from training.run.precision import AUTO, fastest_precision
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def shape_of(recipe: Recipe) -> ModelConfig:
     return published[part.name]
 
 
-def _find_start(part: ModelPart) -> Checkpoint:
+def _find_start(part: ModelSource) -> Checkpoint:
     from acoustic.catalogue import find
 
     start = find(part.start)
@@ -102,7 +102,7 @@ def schedule_for(recipe: Recipe, steps_per_epoch: int) -> Schedule:
     """The recipe's schedule in steps."""
     part = recipe.schedule
     return Schedule(
-        peak=recipe.optimizer.rate,
+        peak=recipe.optimizer.learning_rate,
         total_steps=part.steps or max(1, round(part.epochs * steps_per_epoch)),
         decay=part.decay,
         warmup_steps=part.warmup_steps or round(part.warmup_epochs * steps_per_epoch),
@@ -126,18 +126,18 @@ def assemble(
     """A loop that is ready to run; what the folder holds of an earlier start is continued."""
     torch.manual_seed(recipe.run.seed)
     model, config = starting_model(recipe)
-    if recipe.stages.teacher:
-        attach_stages(model, recipe.stages.by)
-    if recipe.run.rounded:
-        attach_rounding(model)
+    if recipe.blockwise.teacher:
+        attach_stages(model, recipe.blockwise.student_blocks)
+    if recipe.run.quantization_aware:
+        attach_quantization(model)
     seconds = config.frames_per_output / config.frames_per_second
     material = read_material(recipe, config, data, seconds)
     share = Share(world.rank, world.size, recipe.run.accumulation)
     feed = Loader(
         material.train,
         config.alphabet,
-        batch_seconds=recipe.data.batch_seconds,
-        max_rows=recipe.data.max_rows,
+        batch_duration_s=recipe.data.batch_duration_s,
+        max_batch_size=recipe.data.max_batch_size,
         seed=recipe.run.seed,
         share=share,
         resident=recipe.data.resident,
@@ -148,16 +148,16 @@ def assemble(
     optimizer = build_optimizer(
         part.name,
         model,
-        rate=part.rate,
+        rate=part.learning_rate,
         betas=(part.betas[0], part.betas[1]) if part.betas else None,
-        decay=part.decay,
+        decay=part.weight_decay,
         momentum=part.momentum,
     )
     settings = LoopSettings(
-        precision=quickest(world.device) if recipe.run.precision == AUTO else recipe.run.precision,
-        clip=part.clip or None,
-        average_decay=recipe.run.average_decay or None,
-        joint_norms=recipe.run.joint_norms,
+        precision=fastest_precision(world.device) if recipe.run.precision == AUTO else recipe.run.precision,
+        grad_clip=part.grad_clip or None,
+        ema_decay=recipe.run.ema_decay or None,
+        sync_batchnorm=recipe.run.sync_batchnorm,
         log_every=recipe.run.log_every,
         evaluate_every=recipe.run.evaluate_every,
         save_every_s=recipe.run.save_every_s,
@@ -165,7 +165,7 @@ def assemble(
     )
     evaluate = Evaluation(material.dev, config, world) if material.dev and recipe.run.evaluate_every else None
     objective = objective_for(recipe, config, material, data, world.device)
-    if recipe.mistakes.weight:
+    if recipe.mwer.weight:
         objective = with_mistakes(objective, model, recipe, config)
     corpora = sorted({clip.corpus for clip in material.train if clip.corpus})
     card = {"title": recipe.title, "recipe": recipe.source, "corpora": corpora, "hours": round(feed.hours, 2)}
@@ -195,32 +195,31 @@ def objective_for(
     """What the run minimizes: CTC of transcripts, of pseudo-labels too where the recipe names some, or a teacher's
     stages.
     """
-    banks = read_banks(_paths((recipe.data.noise,), data)[0], device) if recipe.data.noise else None
-    part = recipe.distil
-    if recipe.stages.teacher:
+    banks = read_noise_banks(_paths((recipe.data.noise,), data)[0], device) if recipe.data.noise else None
+    if recipe.blockwise.teacher:
         from acoustic.catalogue import find
 
-        guide = BlockwiseTeacher(find(recipe.stages.teacher), recipe.stages.of, device, config.features)
+        guide = BlockwiseTeacher(
+            find(recipe.blockwise.teacher), recipe.blockwise.teacher_blocks, device, config.features
+        )
         guide.measure(material.train)
         return BlockwiseObjective(
             config=config,
             device=device,
             teacher=guide,
-            part=recipe.stages,
+            part=recipe.blockwise,
             alteration=recipe.augment,
-            ramp=Ramp(part.ramp_first, part.ramp_steps),
             banks=banks,
-            masks=recipe.masks,
+            masks=recipe.spec_augment,
         )
-    if not part.labels:
-        return CtcObjective(config, device, alteration=recipe.augment, masks=recipe.masks, banks=banks)
-    return DistilObjective(
+    if not recipe.data.pseudo_labels:
+        return CtcObjective(config, device, alteration=recipe.augment, masks=recipe.spec_augment, banks=banks)
+    return PseudoLabelObjective(
         config,
         device,
         alteration=recipe.augment,
-        ramp=Ramp(part.ramp_first, part.ramp_steps),
         banks=banks,
-        masks=recipe.masks,
+        masks=recipe.spec_augment,
     )
 
 
@@ -233,13 +232,13 @@ def with_mistakes(objective: Objective, model: nn.Module, recipe: Recipe, config
 
     start = recipe.model.start
     search = settings_from_card(find_description(start)[1]) if start else SearchSettings()
-    return MwerObjective(objective, model, config.alphabet, recipe.mistakes, search, NGram.shipped())
+    return MwerObjective(objective, model, config.alphabet, recipe.mwer, search, NGram.shipped())
 
 
 def _read_train(recipe: Recipe, data: Path | None) -> list[Clip]:
     """The training clips that have a text, with the recipe's pseudo-labels where it names some."""
     clips: list[Clip] = []
-    labels = _paths((recipe.distil.labels,), data)[0] if recipe.distil.labels else None
+    labels = _paths((recipe.data.pseudo_labels,), data)[0] if recipe.data.pseudo_labels else None
     manifests = _paths(recipe.data.train, data)
     if labels:
         refuse_namesakes(manifests)

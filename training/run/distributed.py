@@ -28,7 +28,7 @@ class World:
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """True for the one process that writes files and talks."""
         return self.rank == 0
 
@@ -46,7 +46,7 @@ class World:
 
 
 @contextmanager
-def joined_world(device: str | None = None) -> Iterator[World]:
+def distributed_world(device: str | None = None) -> Iterator[World]:
     """Join the processes that torchrun started (NCCL on GPUs, gloo on CPUs); alone without torchrun."""
     cuda = torch.cuda.is_available() if device is None else device.startswith("cuda")
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -121,7 +121,7 @@ class SyncedBatchNorm(BatchNorm):
         return normed.to(x.dtype)
 
 
-def synchronize_norms(model: nn.Module) -> nn.Module:
+def sync_batchnorm_statistics(model: nn.Module) -> nn.Module:
     """Every batch norm of the model over the joint batch from now on (weights and statistics are kept)."""
     for module in model.modules():
         if isinstance(module, BatchNorm):
@@ -129,7 +129,7 @@ def synchronize_norms(model: nn.Module) -> nn.Module:
     return model
 
 
-def wrap(model: nn.Module, world: World, *, joint_norms: bool = True) -> nn.Module:
+def wrap(model: nn.Module, world: World, *, sync_batchnorm: bool = True) -> nn.Module:
     """The model as every process calls it: gradients are averaged over the processes.
 
     Batch norm is over the joint batch, or, quicker, each process's own; statistics are then the leader's.
@@ -143,6 +143,6 @@ def wrap(model: nn.Module, world: World, *, joint_norms: bool = True) -> nn.Modu
     # Of joint norms the statistics are equal on all processes already; the setting has had two names.
     names = inspect.signature(joined).parameters
     setting = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-    model = synchronize_norms(model) if joint_norms else model
-    wrapped: nn.Module = joined(model, devices, **{setting: not joint_norms})
+    model = sync_batchnorm_statistics(model) if sync_batchnorm else model
+    wrapped: nn.Module = joined(model, devices, **{setting: not sync_batchnorm})
     return wrapped

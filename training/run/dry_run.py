@@ -19,7 +19,7 @@ from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
 from acoustic.network import build
 from acoustic.parameter_count import parameter_count
-from training.augment.config import NO_AUGMENT, PARTS
+from training.augment.config import NO_AUGMENT, TRANSFORMS
 from training.data.loader import Loader, Share
 from training.recipe import Recipe
 from training.run.build import read_material, schedule_for, shape_of
@@ -79,14 +79,18 @@ def forecast(recipe: Recipe, data: Path | None = None, device: str | None = None
     if clips:
         share = Share(0, run.processes, run.accumulation)
         feed = Loader(
-            clips, config.alphabet, batch_seconds=part.batch_seconds, max_rows=part.max_rows, share=share
+            clips,
+            config.alphabet,
+            batch_duration_s=part.batch_duration_s,
+            max_batch_size=part.max_batch_size,
+            share=share,
         )
         steps_per_epoch = len(feed.plan(0))
     else:
         # A batch is limited by its rows (of average length) or by its seconds, whichever comes first.
         average_s = 12.3 if part.max_duration_s > 16 else 0.7 * part.max_duration_s
         steps_per_epoch = max(
-            1, round(hours * 3600 / min(part.batch_seconds, part.max_rows * average_s) / parts)
+            1, round(hours * 3600 / min(part.batch_duration_s, part.max_batch_size * average_s) / parts)
         )
     schedule = schedule_for(recipe, steps_per_epoch)
     epochs = schedule.total_steps / steps_per_epoch
@@ -133,8 +137,9 @@ def forecast(recipe: Recipe, data: Path | None = None, device: str | None = None
         {
             "processes": run.processes,
             "accumulation": run.accumulation,
-            "seconds_of_sound": part.batch_seconds * parts,
-            "utterances_at_most": min(part.max_rows, int(part.batch_seconds / part.min_duration_s)) * parts,
+            "seconds_of_sound": part.batch_duration_s * parts,
+            "utterances_at_most": min(part.max_batch_size, int(part.batch_duration_s / part.min_duration_s))
+            * parts,
             "precision": run.precision,
         },
         {
@@ -198,18 +203,18 @@ def matrix_speed(device: str | None = None, seconds: float = 0.2) -> float:
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     size = 512 if place.type == "cpu" else 4096
     left = torch.randn(size, size, device=place)
-    quickest, until = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < until or quickest == float("inf"):
+    fastest_s, until = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < until or fastest_s == float("inf"):
         began = time.perf_counter()
         _ = left @ left
         if place.type == "cuda":
             torch.cuda.synchronize()
-        quickest = min(quickest, time.perf_counter() - began)
-    return 2 * size**3 / quickest
+        fastest_s = min(fastest_s, time.perf_counter() - began)
+    return 2 * size**3 / fastest_s
 
 
 def _altered(recipe: Recipe) -> str:
-    names = (*PARTS, "level", "nothing")
+    names = (*TRANSFORMS, "level", "silence")
     parts = [f"{name} {getattr(recipe.augment, name):.0%}" for name in names if getattr(recipe.augment, name)]
     if recipe.augment.speed:
         low, high = recipe.augment.speed_range
@@ -218,14 +223,14 @@ def _altered(recipe: Recipe) -> str:
 
 
 def _masks(recipe: Recipe) -> str:
-    masks, parts = recipe.masks, []
-    if masks.time_masks:
-        parts.append(f"{masks.time_masks} of up to {masks.time_frames} frames")
-    if masks.mel_masks:
-        parts.append(f"{masks.mel_masks} of up to {masks.mel_bins} bands")
-    if masks.rectangles:
+    spec_augment, parts = recipe.spec_augment, []
+    if spec_augment.time_masks:
+        parts.append(f"{spec_augment.time_masks} of up to {spec_augment.time_width} frames")
+    if spec_augment.freq_masks:
+        parts.append(f"{spec_augment.freq_masks} of up to {spec_augment.freq_width} bands")
+    if spec_augment.cutout_masks:
         parts.append(
-            f"{masks.rectangles} rectangles of up to {masks.rectangle_bins} x {masks.rectangle_frames}"
+            f"{spec_augment.cutout_masks} rectangles of up to {spec_augment.cutout_freq_width} x {spec_augment.cutout_time_width}"
         )
     return ", ".join(parts) or "none"
 

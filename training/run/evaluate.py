@@ -30,7 +30,7 @@ class Evaluation:
     """A development set, ready to be heard again and again."""
 
     def __init__(
-        self, clips: Sequence[Clip], config: ModelConfig, world: World, *, batch_seconds: float = 160.0
+        self, clips: Sequence[Clip], config: ModelConfig, world: World, *, batch_duration_s: float = 160.0
     ) -> None:
         self.config = config
         self.world = world
@@ -39,10 +39,10 @@ class Evaluation:
         self.clips = list(clips)
         # Transcripts stay text here: a character that the model does not know is an error of the model.
         self._feed = Loader(
-            [Clip(clip.audio, clip.duration_s) for clip in clips], "", batch_seconds=batch_seconds
+            [Clip(clip.audio, clip.duration_s) for clip in clips], "", batch_duration_s=batch_duration_s
         )
         longest = max((clip.duration_s for clip in clips), default=0.0)
-        budget = Budget(max(batch_seconds, longest))
+        budget = Budget(max(batch_duration_s, longest))
         self._batches = plan_epoch([clip.duration_s for clip in clips], budget, 0, 0, shuffle=False)
 
     @torch.no_grad()
@@ -67,7 +67,7 @@ class Evaluation:
     def _hear(self, model: nn.Module, rows: Sequence[int]) -> list[tuple[int, str]]:
         """What is heard in each row; a clip that cannot be read, in whose place the feed puts another, has no part."""
         batch = self._feed.load(0, rows)[0].to(self.world.device)
-        features, frames = batch_features(self.front_end, batch.sound, batch.lengths)
+        features, frames = batch_features(self.front_end, batch.audio, batch.lengths)
         log_probs, outputs = model(features, frames)
         texts = []
         answers = log_probs.float().cpu().numpy()

@@ -81,7 +81,7 @@ class RunLogger:
             return []
         return [f"{duration((time.monotonic() - self.began) / done * (self.total_steps - step))} left"]
 
-    def evaluated(
+    def log_evaluation(
         self, step: int, rate: float, characters: float, best: bool, example: tuple[str, str] | None
     ) -> None:
         """A word error rate on the development set."""

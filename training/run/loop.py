@@ -21,7 +21,7 @@ from acoustic.config import ModelConfig
 from training.data.loader import Batch
 from training.errors import TrainingError
 from training.objectives.objective import Objective, PreparedBatch
-from training.optim.ema import MovingAverage
+from training.optim.ema import EmaWeights
 from training.optim.optimizers import clip_gradients
 from training.optim.schedules import Schedule
 from training.run.checkpoints import RunFolder
@@ -54,9 +54,9 @@ class LoopSettings:
     """How a run goes on, apart from what it learns."""
 
     precision: str = "fp32"
-    clip: float | None = None
-    average_decay: float | None = 0.999
-    joint_norms: bool = True
+    grad_clip: float | None = None
+    ema_decay: float | None = 0.999
+    sync_batchnorm: bool = True
     log_every: int = 20
     evaluate_every: int = 1000
     save_every_s: float = 300.0
@@ -109,17 +109,17 @@ class Loop:
         self.card = card or {}
         self.precision = Precision(settings.precision, world.device)
         self.model = model.to(world.device)
-        self.average = MovingAverage(self.model, settings.average_decay) if settings.average_decay else None
+        self.average = EmaWeights(self.model, settings.ema_decay) if settings.ema_decay else None
         self.scaler = self.precision.scaler()
         self.progress = Progress()
         self._scales = [group["lr"] / max(group["lr"] for group in optimizer.param_groups) for group in
                         optimizer.param_groups]  # fmt: skip
         self._restore()
-        self.wrapped = wrap(self.model, world, joint_norms=settings.joint_norms)
+        self.wrapped = wrap(self.model, world, sync_batchnorm=settings.sync_batchnorm)
         self._bad_in_a_row = 0
         self._stop_asked = False
         self.watch = RunLogger(
-            folder.path if world.leads else None,
+            folder.path if world.is_main else None,
             total_steps=schedule.total_steps,
             resumed_at=self.progress.step,
             live=live,
@@ -127,7 +127,7 @@ class Loop:
 
     def run(self) -> Progress:
         """Train. The checkpoint that is left behind continues exactly here."""
-        self.precision.switch_tf32()
+        self.precision.set_tf32()
         train_mode(self.model)
         began = saved = logged = time.monotonic()
         since_log = Meters()
@@ -180,7 +180,7 @@ class Loop:
         for index, heard in enumerate(pieces):
             last = index == len(pieces) - 1
             with self._no_sync(not last):
-                with self.precision.region():
+                with self.precision.autocast():
                     loss = self.objective(self.wrapped, heard)
                 # DDP averages the gradients over the processes: their sum is wanted, over the rows of them
                 # all.
@@ -190,11 +190,11 @@ class Loop:
             for name, value in loss.figures.items():
                 figures[name] = figures.get(name, torch.zeros_like(value.detach())) + value.detach()
         self.scaler.unscale_(self.optimizer)
-        norm = clip_gradients(self.model.parameters(), self.settings.clip)
+        norm = clip_gradients(self.model.parameters(), self.settings.grad_clip)
         assert total is not None
         values = [float(total), *(float(value) for value in figures.values())]
-        sound_s = float(sum(int(batch.lengths.sum()) for batch in batches)) / self.config.features.sample_rate
-        values = self.world.sum([*values, sound_s])
+        audio_s = float(sum(int(batch.lengths.sum()) for batch in batches)) / self.config.features.sample_rate
+        values = self.world.sum([*values, audio_s])
         finite = bool(torch.isfinite(norm)) and all(abs(value) < float("inf") for value in values)
         if finite:
             self.scaler.step(self.optimizer)
@@ -243,10 +243,10 @@ class Loop:
                 "epoch": float(epoch),
                 **means,
                 "rate": sums.rate,
-                "gradient": sums.gradient,
+                "gradient": sums.grad_norm,
                 "hours_seen": self.progress.seconds_heard / 3600,
                 "utterances_per_s": sums.rows / max(seconds, 1e-9),
-                "times_real_time": sums.sound_s / max(seconds, 1e-9),
+                "times_real_time": sums.audio_s / max(seconds, 1e-9),
                 "seconds": since_start,
                 "skipped": float(self.progress.skipped),
             }
@@ -255,25 +255,25 @@ class Loop:
     def hear(self) -> None:
         """Word error rate of the development set now; the best weights so far are kept."""
         assert self.evaluate is not None
-        with self.average.in_place_of(self.model) if self.average else contextlib.nullcontext():
+        with self.average.swapped_into(self.model) if self.average else contextlib.nullcontext():
             score = self.evaluate(self.model)
             rate = score.words.rate
             best = self.progress.best_rate is None or rate < self.progress.best_rate
             best = best and self._keep_best(rate)
             if best:
                 self.progress.best_rate = rate
-        self.watch.evaluated(self.progress.step, rate, score.characters.rate, best, score.example)
+        self.watch.log_evaluation(self.progress.step, rate, score.characters.rate, best, score.example)
 
     def _keep_best(self, rate: float) -> bool:
         """Write these weights as the best ones; all processes learn whether they stand on the disk."""
         card = {**self.card, "step": self.progress.step, "dev_wer": rate}
         return self.world.any(
-            self.world.leads and self.folder.save_best(self.config, self.model.state_dict(), card)
+            self.world.is_main and self.folder.save_best(self.config, self.model.state_dict(), card)
         )
 
     def save(self) -> bool:
         """Write the whole state of the run (the leading process does)."""
-        if not self.world.leads:
+        if not self.world.is_main:
             return True
         return self.folder.save(
             {
@@ -354,4 +354,4 @@ class Loop:
         return self.world.any(self._stop_asked or (limit is not None and seconds >= limit))
 
     def _due(self, seconds: float) -> bool:
-        return self.world.leads and seconds >= self.settings.save_every_s
+        return self.world.is_main and seconds >= self.settings.save_every_s

@@ -9,8 +9,8 @@ class StepResult:
 
     means: dict[str, float]
     rows: float
-    sound_s: float
-    gradient: float
+    audio_s: float
+    grad_norm: float
     rate: float
     finite: bool
 
@@ -20,8 +20,8 @@ class Meters:
     """What happened since the last line of the log."""
 
     rows: float = 0.0
-    sound_s: float = 0.0
-    gradient: float = 0.0
+    audio_s: float = 0.0
+    grad_norm: float = 0.0
     rate: float = 0.0
     weighted: dict[str, float] = field(default_factory=dict)
     counted: float = 0.0
@@ -29,10 +29,10 @@ class Meters:
     def add(self, result: StepResult) -> None:
         """One more step."""
         self.rows += result.rows
-        self.sound_s += result.sound_s
+        self.audio_s += result.audio_s
         self.rate = result.rate
         if result.finite:
-            self.gradient = result.gradient
+            self.grad_norm = result.grad_norm
             self.counted += result.rows
             for name, value in result.means.items():
                 self.weighted[name] = self.weighted.get(name, 0.0) + value * result.rows

@@ -11,7 +11,7 @@ from training.errors import TrainingError
 
 NAMES = ("fp32", "tf32", "bf16", "fp16")
 AUTO = "auto"
-"""In a recipe: whatever is quickest where it runs (`quickest`)."""
+"""In a recipe: whatever is quickest where it runs (`fastest_precision`)."""
 
 WORTH_IT = 1.5
 """BF16 must be so many times as fast in products to be chosen on a CPU."""
@@ -31,7 +31,7 @@ class Precision:
             raise TrainingError(f"{self.name} needs a CUDA device; on a CPU take fp32 or bf16.")
 
     @contextmanager
-    def region(self) -> Iterator[None]:
+    def autocast(self) -> Iterator[None]:
         """The forward pass happens in here."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
         with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
@@ -41,7 +41,7 @@ class Precision:
         """The loss scale: real for FP16, without effect otherwise."""
         return torch.amp.GradScaler(self.device.type, enabled=self.name == "fp16")
 
-    def switch_tf32(self) -> None:
+    def set_tf32(self) -> None:
         """TF32 on for `tf32`, `bf16` and `fp16`, off for `fp32`: a comparison of the two is then one."""
         if self.device.type != "cuda":
             return
@@ -51,7 +51,7 @@ class Precision:
         torch.backends.cudnn.allow_tf32 = tf32
 
 
-def quickest(device: torch.device) -> str:
+def fastest_precision(device: torch.device) -> str:
     """BF16 where the device computes in it; a CPU that only pretends to is forty times slower, so it is measured."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"

@@ -11,7 +11,7 @@ import torch
 from training.recipe import Recipe
 from training.run.build import assemble
 from training.run.checkpoints import RunFolder
-from training.run.distributed import joined_world
+from training.run.distributed import distributed_world
 
 
 def train_recipe(
@@ -22,7 +22,7 @@ def train_recipe(
     device: str | None = None,
     stop_after_s: float | None = None,
     as_json: bool = False,
-    hear_first: bool = False,
+    evaluate_first: bool = False,
 ) -> int:
     """Train by a recipe in a folder; 0 when the run came to its end, 3 when it stopped before (it can be
     continued).
@@ -33,11 +33,11 @@ def train_recipe(
     torch.set_flush_denormal(True)
     keep_memory()
     with (
-        joined_world(device) as world,
-        RunFolder(folder).exclusive() if world.leads else contextlib.nullcontext(),
+        distributed_world(device) as world,
+        RunFolder(folder).exclusive() if world.is_main else contextlib.nullcontext(),
     ):
         loop = assemble(recipe, folder, data=data, world=world, stop_after_s=stop_after_s)
-        if world.leads:
+        if world.is_main:
             loop.watch.say(f"{recipe.title}: {loop.config.name} in {folder}, {loop.precision.name}")
             if world.size != recipe.run.processes:
                 pieces = recipe.run.accumulation * recipe.run.processes // world.size or 1
@@ -47,10 +47,10 @@ def train_recipe(
                 )
             if loop.progress.step:
                 loop.watch.say(f"continuing at step {loop.progress.step:,} of {loop.schedule.total_steps:,}")
-        if hear_first and loop.progress.step == 0 and loop.evaluate:
+        if evaluate_first and loop.progress.step == 0 and loop.evaluate:
             loop.hear()
         progress = loop.run()
-    if world.leads:
+    if world.is_main:
         result = {
             "folder": str(folder),
             "finished": progress.finished,
