@@ -45,7 +45,7 @@ lint: $(VENV)/.dev-$(DEVICE) ## format, style and types only
 format: $(VENV)/.dev-$(DEVICE) ## put every file into the house's format
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev-$(DEVICE) ## streams a core, and the backends beside eager PyTorch; tests/perf has more, on data of yours
+bench: $(VENV)/.dev-$(DEVICE) ## streams a core, and the backends beside eager PyTorch; benchmarks has more, on data of yours
 	@$(BIN)/silica bench --device $(DEVICE) $(ARGS)
 	@$(BIN)/python -m benchmarks.acoustic
 

@@ -159,12 +159,12 @@ class Rescoring:
             kept: dict[str, Any] = json.loads(path.read_text())
             models = [(path.parent / str(model["file"]), float(model["weight"])) for model in kept["models"]]
             search = str(kept["search_model"])
-            search_weights = kept.get("searched")
+            search_weights = kept.get("search_weights")
             settings = RescoreSettings(
                 float(kept["lm_weight"]),
                 float(kept["word_bonus"]),
                 tuple(weight for _, weight in models),
-                int(kept["longest_list"]),
+                int(kept["max_hypotheses"]),
                 float(kept.get("spread", RescoreSettings.spread)),
                 (float(search_weights[0]), float(search_weights[1])) if search_weights else None,
             )
@@ -201,9 +201,9 @@ class Rescoring:
             "search_model": self.search_model if self.search_model == "shipped" else seen(self.search_model),
             "lm_weight": self.settings.lm_weight,
             "word_bonus": self.settings.word_bonus,
-            "longest_list": self.settings.max_hypotheses,
+            "max_hypotheses": self.settings.max_hypotheses,
             "spread": self.settings.spread,
-            "searched": self.settings.search_weights,
+            "search_weights": self.settings.search_weights,
             "models": named,
         }
         write_file(path, json.dumps(kept, indent=1) + "\n")

@@ -11,7 +11,7 @@ from typing import Any
 from reference_pages import table, text
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = "tests/perf"
+SCRIPTS = "benchmarks"
 RESULTS = ROOT / SCRIPTS / "results"
 
 
@@ -31,10 +31,10 @@ def pages() -> dict[str, str]:
 
 def accuracy() -> str:
     """WER and speed of the shipped model and of QuartzNet 15x5."""
-    found = read("box.json")
+    found = read("shipped_model.json")
     models: Mapping[str, Mapping[str, Any]] = found["conditions"]
     lines = [
-        *heading("Accuracy and speed", "box", found),
+        *heading("Accuracy and speed", "shipped_model", found),
         "Word error rate (WER) of recordings streamed through the service's windows, in INT8 on one CPU core, with "
         "three ways to find the words: **greedy** (the best label of each frame), **beam** (beam search with the "
         "shipped n-gram) and **rescored** (the n-best list rescored with the shipped Transformer-XL; the default). "

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from acoustic.architectures import published
 from acoustic.config import BlockConfig, FeatureConfig, ModelConfig
 from acoustic.parameter_count import parameter_count
-from service.commands import build_parser, verb_modules
+from service.commands import build_parser, command_modules
 from service.errors import ErrorCode
 from service.metrics import Metrics
 from service.settings import Settings
@@ -41,7 +41,7 @@ def pages() -> dict[str, str]:
 
 def cli_page() -> str:
     """Every verb and sub-command with its arguments."""
-    parser = build_parser(verb_modules())
+    parser = build_parser(command_modules())
     lines = [
         *heading("Command line", "service/commands/"),
         sentence(parser.description),

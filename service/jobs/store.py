@@ -57,7 +57,7 @@ class JobStore:
             inner.mkdir(exist_ok=True, mode=0o700)
         self._lock = threading.Lock()
         self._database = sqlite3.connect(
-            folder / "jobs.sqlite", timeout=30, isolation_level=None, check_same_thread=False
+            folder / "jobs.db", timeout=30, isolation_level=None, check_same_thread=False
         )
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA foreign_keys=ON")

@@ -17,7 +17,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 @pytest.fixture(autouse=True)
 def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise has shown its range after ten seconds."""
-    monkeypatch.setattr(calibration, "ENOUGH_S", 10.0)
+    monkeypatch.setattr(calibration, "MIN_CALIBRATION_S", 10.0)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -37,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def empty_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of Silica without a model in the box."""
-    monkeypatch.setattr(catalogue, "BOX", tmp_path / "box")
+    monkeypatch.setattr(catalogue, "PRETRAINED_FOLDER", tmp_path / "box")
     return tmp_path / "box"
 
 

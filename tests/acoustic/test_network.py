@@ -444,7 +444,7 @@ def test_training_on_a_cpu_by_step_is_the_same_arithmetic(name: str, monkeypatch
     layouts: list[Callable[[Tensor], Tensor]] = [time_major, lambda x: x]
     results = []
     for layout in layouts:
-        monkeypatch.setattr(network, "by_step", layout)
+        monkeypatch.setattr(network, "time_major", layout)
         model.load_state_dict(state)
         model.zero_grad()
         scores = model.logits(features, lengths)

@@ -11,7 +11,7 @@ import pytest_asyncio
 from service.audio.decoder import open_decoder
 from service.audio.decoder_pool import AudioDecoderPool, SandboxLimits
 from service.errors import ServiceError
-from service.jobs.recordings import ReadProgress, Sound, channels_of, decoded
+from service.jobs.recordings import AudioFormat, ReadProgress, channels_of, decode_file
 from tests.audio.test_decoder_pool import CASES, container, everything, limits_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -43,7 +43,7 @@ async def of_file(
     path: Path, data: bytes, audio_decoders: AudioDecoderPool, read: ReadProgress | None = None
 ) -> np.ndarray:
     await asyncio.to_thread(path.write_bytes, data)
-    parts = [samples async for samples in decoded(path, Sound(), 1, audio_decoders, read)]
+    parts = [samples async for samples in decode_file(path, AudioFormat(), 1, audio_decoders, read)]
     return np.concatenate(parts, axis=1)
 
 
@@ -62,7 +62,7 @@ async def test_a_long_file_is_decoded_in_little_memory_and_its_progress_is_known
     path.write_bytes(container("mov", "pcm_s16le", "7.1", seconds=100.0))
     size = path.stat().st_size
     assert size > audio_decoders.limits.memory_mb * 1024 * 1024
-    async for part in decoded(path, Sound(), 1, audio_decoders, read):
+    async for part in decode_file(path, AudioFormat(), 1, audio_decoders, read):
         samples += part.shape[1]
         shares.append(read.bytes / size)
     assert samples == 100 * 16000
@@ -73,7 +73,7 @@ async def test_the_channels_are_counted_wherever_the_index_is(audio_decoders, tm
     for movflags in (None, "faststart"):
         data = container("mp4", "aac", layout="stereo", seconds=0.5, movflags=movflags)
         (tmp_path / "two.m4a").write_bytes(data)
-        assert await channels_of(tmp_path / "two.m4a", Sound(multichannel=True), audio_decoders) == 2
+        assert await channels_of(tmp_path / "two.m4a", AudioFormat(multichannel=True), audio_decoders) == 2
     assert audio_decoders.children == 0
 
 
@@ -147,7 +147,7 @@ async def test_the_child_of_a_file_holds_the_file_and_cannot_write_it(audio_deco
 
 async def test_a_file_that_is_given_up_ends_its_child(audio_decoders, tmp_path):
     (tmp_path / "file").write_bytes(index_last("mov", "pcm_s16le", seconds=60.0))
-    sounds = decoded(tmp_path / "file", Sound(), 1, audio_decoders)
+    sounds = decode_file(tmp_path / "file", AudioFormat(), 1, audio_decoders)
     await anext(sounds)
     assert audio_decoders.children == 1
     await sounds.aclose()

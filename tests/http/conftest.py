@@ -77,7 +77,7 @@ def speech() -> bytes:
 RAW = "encoding=linear16&sample_rate=16000"
 
 
-class TestClient:
+class ListenClient:
     """One connection of a plain websocket client, and what it was told."""
 
     def __init__(self, socket: ClientConnection) -> None:
@@ -124,14 +124,14 @@ class TestClient:
 
 
 @pytest.fixture
-def open_client() -> Callable[..., contextlib.AbstractAsyncContextManager[TestClient]]:
+def open_client() -> Callable[..., contextlib.AbstractAsyncContextManager[ListenClient]]:
     """`async with open_client(server, "query") as client:` a plain client of /v1/listen."""
 
     @contextlib.asynccontextmanager
-    async def open_talk(server: Server, query: str = RAW, **more: Any) -> AsyncIterator[TestClient]:
+    async def open_talk(server: Server, query: str = RAW, **more: Any) -> AsyncIterator[ListenClient]:
         address = f"{server.address.replace('http', 'ws', 1)}/v1/listen?{query}"
         async with connect(address, compression=None, **more) as socket:
-            yield TestClient(socket)
+            yield ListenClient(socket)
 
     return open_talk
 

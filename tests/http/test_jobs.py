@@ -25,7 +25,7 @@ from service.http.server import Server
 from service.http.transcriptions import base_settings
 from service.jobs import runner
 from service.jobs.job import Job
-from service.jobs.recordings import AudioFormat, decoded, transcribe
+from service.jobs.recordings import AudioFormat, decode_file, transcribe
 from service.jobs.store import JobStore
 from service.scheduling.served_models import ServedModels
 from service.session.events import Closed
@@ -146,7 +146,7 @@ async def test_a_job_that_is_cancelled_while_nothing_is_told_of_it_frees_its_run
     make_server: ServerFactory, tmp_path: Path, speech: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And so does one whose recording vanishes between being found and being read."""
-    real, waits = runner.decoded, asyncio.Event()
+    real, waits = runner.decode_file, asyncio.Event()
 
     async def stuck(*received: Any) -> AsyncIterator[np.ndarray]:
         waits.set()
@@ -180,7 +180,7 @@ async def test_a_job_that_is_cancelled_while_nothing_is_told_of_it_frees_its_run
 async def test_a_job_without_room_leaves_the_others_of_its_runner_alone(
     make_server: ServerFactory, tmp_path: Path, speech: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = runner.decoded
+    real = runner.decode_file
     begun: list[str] = []
     jobs: list[dict[str, Any]] = []
 
@@ -262,7 +262,7 @@ async def test_a_recording_given_up_while_it_is_opened_is_closed(tmp_path: Path)
     (tmp_path / "body").write_bytes(b"sound")
     for turns in range(4):  # given up at every moment of its beginning
         piece = asyncio.ensure_future(
-            anext(decoded(tmp_path / "body", AudioFormat("linear16"), 1, AudioDecoderPool(0)))
+            anext(decode_file(tmp_path / "body", AudioFormat("linear16"), 1, AudioDecoderPool(0)))
         )
         for _ in range(turns):
             await asyncio.sleep(0)

@@ -91,7 +91,7 @@ async def test_speech_and_utterance_events_when_asked_for(server, open_client, s
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "expected"),
     [
         ("encoding=speex", "encoding=speex is not supported"),
         ("sample_rate=96000", "from 8000 to 48000"),
@@ -101,14 +101,14 @@ async def test_speech_and_utterance_events_when_asked_for(server, open_client, s
         ("endpointing=soon", "endpointing"),
     ],
 )
-async def test_bad_queries_are_refused_before_the_upgrade(server, open_client, query, received):
+async def test_bad_queries_are_refused_before_the_upgrade(server, open_client, query, expected):
     with pytest.raises(InvalidStatus) as refused:
         async with open_client(server, query):
             pass
     response = refused.value.response
     body = json.loads(response.body)
     assert response.status_code == 400
-    assert received in body["err_msg"] + body["advice"]
+    assert expected in body["err_msg"] + body["advice"]
     assert body["request_id"] == response.headers["X-Request-Id"] == response.headers["dg-request-id"]
 
 

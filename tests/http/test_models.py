@@ -14,7 +14,7 @@ from acoustic.checkpoint import save
 from acoustic.runtime import open_backend
 from acoustic.windows import with_hop
 from service.http.server import Server
-from service.scheduling.decode_worker import Desk
+from service.scheduling.decode_worker import UtteranceTable
 from service.session.events import Final
 from service.session.stream_settings import StreamSettings
 from service.settings import Settings
@@ -35,7 +35,7 @@ def offline(model: str, speech: bytes) -> list[str]:
         settings,
         backend.config,
         with_hop(backend.config, backend.plan, HOP_S),
-        Desk(backend.config.alphabet, None),
+        UtteranceTable(backend.config.alphabet, None),
     )
     return [event.alternatives[0].text for event in events if isinstance(event, Final)]
 

@@ -11,7 +11,7 @@ import pytest
 
 from service.http.jobs import JOB_API
 from service.http.server import Server
-from tests.http.conftest import TestClient
+from tests.http.conftest import ListenClient
 from tests.http.test_jobs import post, send, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -63,7 +63,7 @@ async def test_a_job_reads_a_file_with_its_index_at_the_end(server: Server, spee
 
 async def test_a_stream_with_its_index_at_the_end_is_told_to_upload_it(
     server: Server,
-    open_client: Callable[..., contextlib.AbstractAsyncContextManager[TestClient]],
+    open_client: Callable[..., contextlib.AbstractAsyncContextManager[ListenClient]],
     speech: bytes,
 ) -> None:
     async with open_client(server, "extensions=true") as client:

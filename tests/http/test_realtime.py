@@ -14,7 +14,7 @@ from service.auth.keys import add_key, revoke_key
 from service.errors import ErrorCode, ServiceError
 from service.http import realtime as face
 from service.http.app_state import APP_STATE
-from service.http.client_streams import Session
+from service.http.client_streams import ClientStream
 from service.http.server import Server
 from service.http.websocket_connection import CATCH_UP
 from service.protocols.openai_realtime import RealtimeProtocol
@@ -153,7 +153,7 @@ async def test_a_silent_client_is_told_and_its_stream_ends(server, models, speec
     assert models.default.capacity().streams == before
 
 
-async def taken(socket: ClientConnection, sound: bytes, server: Server) -> Session:
+async def taken(socket: ClientConnection, sound: bytes, server: Server) -> ClientStream:
     """Send sound; the session, once the sound has been taken in."""
     await append(socket, sound)
     await send(socket, "input_audio_buffer.clear")

@@ -74,7 +74,9 @@ async def test_an_old_stream_and_its_house_keep_no_more(live_recognizer: Recogni
         await stream.push(sound)
         # Whatever is just on its way differs from moment to moment.
         await stream.wait_processed(60)
-        sizes.append(size_of([stream.session, stream._ready_s, stream._serial_ready_s, stream._small], set()))
+        sizes.append(
+            size_of([stream.session, stream._ready_s, stream._serial_ready_s, stream._buffered], set())
+        )
         sizes[-1] += size_of(live_recognizer.device.engine._tasks, set())
     await stream.finish()
     events = await reader

@@ -97,7 +97,7 @@ async def test_a_reader_that_takes_nothing_is_told_and_closed(
     live_recognizer: Recognizer, sound: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = live_recognizer.open(StreamSettings(endpointing_ms=10, max_utterance_s=0.2))
-    monkeypatch.setattr(stream._log, "_most_unread", 20)
+    monkeypatch.setattr(stream._log, "_max_unread", 20)
     with pytest.raises(ServiceError):
         for _ in range(100):
             await stream.push(sound)

@@ -120,7 +120,7 @@ async def test_a_hung_worker_is_replaced_too(
     restarts = live_recognizer.metrics.worker_restarts.labels(kind={"decoder": "decode"}.get(victim, victim))
     before = restarts._value.get()
     with monkeypatch.context() as patch:
-        patch.setattr(engine if victim == "engine" else decode_pool, "OVERDUE_S", 0.5)
+        patch.setattr(engine if victim == "engine" else decode_pool, "ANSWER_TIMEOUT_S", 0.5)
         listening = asyncio.ensure_future(stream_through(live_recognizer, sound, SETTINGS))
         running = live_recognizer.device.engine._running
         hung = len(pids) if victim == "engine" else 0

@@ -52,7 +52,7 @@ from service.session.stream_settings import StreamSettings
 from tests.session.synchronous_driver import PLAN, TINY, SynchronousDriver, noise, spelling_model, spoken
 
 GREEDY = StreamSettings(decoder="greedy")
-CARRIED = replace(PLAN, left_frames=0, carried=True)
+CARRIED = replace(PLAN, left_frames=0, stateful=True)
 HELLO = spelling_model(spoken("hello_you" + "_" * 20 + "again"))
 
 

@@ -103,7 +103,7 @@ def test_whole_books_are_read_as_they_are_and_the_most_by_chance(
         "".join(f"{NEW} {name}.\n" for name in ("here", "there", "nowhere"))
     )
     assert len(script.texts_and_words(data, library, random.Random(1))[0]) == 3
-    monkeypatch.setattr(script, "MAX_STREAMS", 2)
+    monkeypatch.setattr(script, "MOST", 2)
     some = {tuple(script.texts_and_words(data, library, random.Random(seed))[0]) for seed in range(9)}
     assert len(some) > 1 and all(len(texts) == 2 for texts in some)
 

@@ -179,11 +179,11 @@ def test_a_hotword_does_not_pay_for_being_unknown() -> None:
     assert rescore(n_best, [rescorer], settings, hot)[0].text == "a ban zzz"
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"searched": [1.0]}'])
+@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"search_weights": [1.0]}'])
 def test_a_file_that_is_no_rescoring_is_refused(tmp_path: Path, content: str) -> None:
-    kept = {"lm_weight": 1, "word_bonus": 0, "longest_list": 4, "models": [], "search_model": "shipped"}
+    kept = {"lm_weight": 1, "word_bonus": 0, "max_hypotheses": 4, "models": [], "search_model": "shipped"}
     (tmp_path / "no.json").write_text(
-        content if "searched" not in content else json.dumps({**kept, **json.loads(content)})
+        content if "search_weights" not in content else json.dumps({**kept, **json.loads(content)})
     )
     with pytest.raises(LanguageError, match="no rescoring that"):
         Rescoring.load(tmp_path / "no.json")
