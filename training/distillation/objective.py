@@ -1,6 +1,4 @@
-"""CTC per character of transcripts and pseudo-labels (`training.distillation.pseudo_labels`), on sound that is
-altered more and more.
-"""
+"""CTC per character, of transcripts and pseudo-labels (`training.distillation.pseudo_labels`)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,70 +7,44 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from acoustic.config import ModelConfig
-from acoustic.features.front_end import FrontEnd
-from training.augment import NoiseBanks
-from training.augment.config import NO_SPEC_AUGMENT, AugmentConfig, SpecAugmentConfig
-from training.data.features import DITHER
-from training.data.loader import Batch
 from training.data.manifests import Clip
 from training.distillation.pseudo_labels import LabelFolder, clip_key
 from training.objectives.ctc import ctc
-from training.objectives.objective import Loss, PreparedBatch, hear, spoken_targets
+from training.objectives.objective import CtcObjective, ForwardPass, Loss, PreparedBatch
 
 
-class PseudoLabelObjective:
-    """CTC per character, and blanks only where nothing is said; the alteration follows a ramp."""
+class PseudoLabelObjective(CtcObjective):
+    """CTC per character; rows without speech learn to output blanks only."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        device: torch.device,
-        *,
-        alteration: AugmentConfig = AugmentConfig(),  # noqa: B008 (frozen)
-        banks: NoiseBanks | None = None,
-        masks: SpecAugmentConfig = NO_SPEC_AUGMENT,
-        dither: float = DITHER,
-    ) -> None:
-        self.config = config
-        self.front_end = FrontEnd(config.features).to(device)
-        self.alteration = alteration
-        self.banks = banks
-        self.masks = masks
-        self.dither = dither
-
-    def hear(self, batch: Batch) -> PreparedBatch:
-        """Altered at the strength of the batch's step."""
-        plan = self.alteration.at_step(batch.step)
-        return hear(batch, self.front_end, plan, self.banks, self.dither, self.masks)
-
-    def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
-        log_probs, outputs = model(heard.features, heard.frames)
+    def forward(self, model: nn.Module, prepared: PreparedBatch) -> ForwardPass:
+        """The loss is that of the rows without speech."""
+        log_probs, outputs = model(prepared.features, prepared.frames)
         log_probs = log_probs.float()
-        targets, lengths = spoken_targets(heard.batch, heard.altered.silent)
-        words = ctc_per_character(log_probs, outputs, targets, lengths, self.config.blank)
-        words = words + blank_loss(log_probs, outputs, heard.altered.silent, self.config.blank)
-        return Loss(words.sum(), len(heard.batch), {"words": words.sum()})
+        loss = blank_loss(log_probs, outputs, prepared.speech, self.config.blank).sum()
+        return ForwardPass(log_probs, loss, {"ctc": loss})
+
+    def transcript_loss(self, prepared: PreparedBatch, log_probs: Tensor) -> Loss:
+        """CTC of each row divided by its number of characters."""
+        loss = ctc_per_character(prepared, log_probs, self.config.blank).sum()
+        return Loss(loss, {"ctc": loss})
 
 
-def ctc_per_character(
-    log_probs: Tensor, outputs: Tensor, targets: Tensor, target_lengths: Tensor, blank: int
-) -> Tensor:
-    """CTC of each row, per character; rows without words, or with more of them than fit, count nothing."""
-    losses = ctc(log_probs, outputs, targets, target_lengths, blank)
-    return losses / target_lengths.to(losses.device).clamp(min=1) * (target_lengths.to(losses.device) > 0)
+def ctc_per_character(prepared: PreparedBatch, log_probs: Tensor, blank: int) -> Tensor:
+    """CTC of each row divided by its characters; 0 for rows without characters, or with more than outputs."""
+    lengths = prepared.target_lengths
+    losses = ctc(log_probs, prepared.output_counts, prepared.targets, lengths, blank)
+    characters = lengths.to(losses.device)
+    return losses / characters.clamp(min=1) * (characters > 0)
 
 
-def blank_loss(log_probs: Tensor, outputs: Tensor, silent: Sequence[int], blank: int) -> Tensor:
-    """Of the rows in which nothing is said: how far each output is from writing nothing; nought for the others."""
-    losses = log_probs.new_zeros(len(log_probs))
-    if not silent:
-        return losses
-    rows = torch.tensor(silent, device=log_probs.device)
+def blank_loss(log_probs: Tensor, outputs: Tensor, speech: Tensor, blank: int) -> Tensor:
+    """For rows where `speech` is false the mean of minus the log-probability of blank over the row's outputs; 0 for the
+    others.
+    """
     index = torch.arange(log_probs.shape[1], device=log_probs.device)[None, :]
-    count = outputs.to(log_probs.device)[rows]
-    apart = torch.where(index < count[:, None], -log_probs[rows, :, blank], 0.0)
-    return losses.index_copy(0, rows, apart.sum(1) / count.clamp(min=1))
+    counted = (index < outputs[:, None]) & ~speech[:, None]
+    losses = torch.where(counted, -log_probs[..., blank], 0.0).sum(1)
+    return losses / outputs.clamp(min=1)
 
 
 def labelled_clips(clips: Sequence[Clip], base: Path, folder: LabelFolder | None) -> list[Clip]:

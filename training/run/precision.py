@@ -31,10 +31,10 @@ class Precision:
             raise TrainingError(f"{self.name} needs a CUDA device; on a CPU take fp32 or bf16.")
 
     @contextmanager
-    def autocast(self) -> Iterator[None]:
-        """The forward pass happens in here."""
+    def autocast(self, *, cache: bool = True) -> Iterator[None]:
+        """The forward pass happens in here. A CUDA graph is captured without the cache of converted weights."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
-        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None, cache_enabled=cache):
             yield
 
     def scaler(self) -> torch.amp.GradScaler:
