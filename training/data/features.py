@@ -14,7 +14,7 @@ from acoustic.config import FeatureConfig
 from acoustic.features.front_end import FrontEnd
 from acoustic.features.normalization import initial_normalization_state, normalize_whole, weights_of
 from acoustic.stream_state import NormalizationState
-from training.augment.sampling import chosen_rows, integers, uniform
+from training.augment.sampling import integers, random_rows, uniform
 
 MIN_BEFORE = 50
 QUIETEST = 8
@@ -98,7 +98,7 @@ def heard_before(
     (every other time) nothing but what is quietest in the row itself; for the rest nothing."""
     rows = len(features)
     memories: list[NormalizationState | None] = [None] * rows
-    chosen = chosen_rows(rows, share, generator).tolist()
+    chosen = random_rows(rows, share, generator).tolist()
     others = integers(rows, max(1, rows - 1), generator).tolist()
     lengths = uniform(rows, math.log(MIN_BEFORE), math.log(config.memory_frames), generator).exp().tolist()
     prior = initial_normalization_state(config)

@@ -27,7 +27,7 @@ from acoustic.network.folding import fold
 from acoustic.network.modules import Masks, Unit, convolve, prefers_time_major, time_major
 from training.augment import NoiseBanks, augment_batch
 from training.augment.config import TRANSFORMS, AugmentConfig, SpecAugmentConfig
-from training.augment.sampling import chosen_rows
+from training.augment.sampling import random_rows
 from training.data.audio import ClipError, read_clip
 from training.data.features import DITHER, batch_features
 from training.data.loader import Batch, batch_seed
@@ -293,7 +293,7 @@ class BlockwiseObjective:
     def _given(self, taught: Sequence[Tensor], batch: Batch) -> list[Tensor | None]:
         """What takes the place of what each stage makes, as [rows, channels, outputs]."""
         drawn = torch.Generator().manual_seed(batch.seed)
-        chosen = chosen_rows(len(taught), self.part.teacher_input_share(batch.step), drawn).tolist()
+        chosen = random_rows(len(taught), self.part.teacher_input_share(batch.step), drawn).tolist()
         return [values.mT if stage in chosen else None for stage, values in enumerate(taught)]
 
 
