@@ -110,7 +110,7 @@ def hear(
         altered.lengths,
         dither=dither,
         generator=generator,
-        before=plan.preceding_audio,
+        preceding_audio=plan.preceding_audio,
     )
     # A seed of their own: the same masks whatever the chain has drawn.
     drawn = torch.Generator().manual_seed(batch_seed(batch.seed, 0, 0))
