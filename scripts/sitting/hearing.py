@@ -77,7 +77,7 @@ class Ear:
             altered.lengths,
             dither=DITHER,
             generator=generator,
-            before=self._rest.preceding_audio,
+            preceding_audio=self._rest.preceding_audio,
         )
         taught = self._teach(drawn.shape, *batch_features(self.teacher.front_end, wide, lengths))
         silent = set(altered.silent)

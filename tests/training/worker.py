@@ -12,7 +12,7 @@ from torch import nn
 from acoustic.architectures import published
 from acoustic.config import BlockConfig, ModelConfig, Norm
 from acoustic.network import build
-from training.data.loader import Batch, Loader, Share
+from training.data.loader import Batch, Loader, Shard
 from training.data.manifests import read_manifest
 from training.objectives.objective import CtcObjective, Loss, Objective, PreparedBatch
 from training.optim.optimizers import build_optimizer
@@ -68,7 +68,7 @@ def make(
             read_manifest(spoken),
             config.alphabet,
             batch_duration_s=batch_duration_s,
-            share=Share(world.rank, world.size, accumulation),
+            shard=Shard(world.rank, world.size, accumulation),
             resident=True,
             threads=1,
         ),

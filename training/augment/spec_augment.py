@@ -1,6 +1,4 @@
-"""SpecAugment and SpecCutout: stretches of time, bands of frequency and rectangles blotted out of the
-features.
-"""
+"""SpecAugment and SpecCutout: random time spans, mel bands and rectangles of the features are set to 0."""
 
 import torch
 from torch import Tensor
@@ -10,27 +8,27 @@ from training.augment.sampling import uniform
 
 
 def mask_features(
-    features: Tensor, lengths: Tensor, masks: SpecAugmentConfig, generator: torch.Generator
+    features: Tensor, lengths: Tensor, config: SpecAugmentConfig, generator: torch.Generator
 ) -> Tensor:
-    """All that `masks` asks for."""
-    if masks.time_masks or masks.freq_masks:
+    """Apply all masks of the configuration."""
+    if config.time_masks or config.freq_masks:
         features = spec_augment(
             features,
             lengths,
             generator,
-            time_masks=masks.time_masks,
-            time_width=masks.time_width,
-            freq_masks=masks.freq_masks,
-            freq_width=masks.freq_width,
+            time_masks=config.time_masks,
+            time_width=config.time_width,
+            freq_masks=config.freq_masks,
+            freq_width=config.freq_width,
         )
-    if masks.cutout_masks:
+    if config.cutout_masks:
         features = spec_cutout(
             features,
             lengths,
             generator,
-            cutout_masks=masks.cutout_masks,
-            time_width=masks.cutout_time_width,
-            freq_width=masks.cutout_freq_width,
+            cutout_masks=config.cutout_masks,
+            time_width=config.cutout_time_width,
+            freq_width=config.cutout_freq_width,
         )
     return features
 
@@ -46,17 +44,15 @@ def spec_augment(
     freq_width: int = 20,
     max_share: float = 0.2,
 ) -> Tensor:
-    """Zero some frames and some mel bands of normalized features `[rows, mels, frames]` (0 is their mean).
-
-    A time mask is at most `time_width` long and at most `max_share` of its row; widths are drawn from 0
-    upwards (Park et al. 2019, arXiv 1904.08779, section 2).
+    """Mask frames and mel bands of normalized features `[rows, mels, frames]`, whose mean is 0 (Park et al. 2019,
+    arXiv 1904.08779, section 2). A time mask is at most `time_width` frames and at most `max_share` of its row.
     """
     rows, mels, frames = features.shape
     spans = lengths.to(features.device, torch.float32)
     kept = torch.ones(rows, 1, frames, dtype=torch.bool, device=features.device)
     for _ in range(time_masks):
-        longest = torch.minimum(spans * max_share, torch.full_like(spans, float(time_width)))
-        kept &= ~_span(rows, frames, longest, spans, generator)[:, None, :]
+        max_width = torch.minimum(spans * max_share, torch.full_like(spans, float(time_width)))
+        kept &= ~_span(rows, frames, max_width, spans, generator)[:, None, :]
     bands = torch.ones(rows, mels, 1, dtype=torch.bool, device=features.device)
     whole = torch.full((rows,), float(mels), device=features.device)
     for _ in range(freq_masks):
@@ -73,7 +69,7 @@ def spec_cutout(
     time_width: int = 120,
     freq_width: int = 50,
 ) -> Tensor:
-    """Zero `cutout_masks` rectangles of at most `freq_width` x `time_width` in every row (QuartzNet's
+    """Mask `cutout_masks` rectangles of at most `freq_width` bands x `time_width` frames in every row (QuartzNet's
     recipe).
     """
     rows, mels, frames = features.shape
@@ -87,13 +83,11 @@ def spec_cutout(
     return features * kept
 
 
-def _span(rows: int, size: int, longest: Tensor, spans: Tensor, generator: torch.Generator) -> Tensor:
-    """One random stretch a row as a mask `[rows, size]`: width in [0, longest], start in [0, span -
-    width].
-    """
+def _span(rows: int, size: int, max_width: Tensor, spans: Tensor, generator: torch.Generator) -> Tensor:
+    """One random span per row as a mask `[rows, size]`: width in [0, max_width], start in [0, span - width]."""
     device = spans.device
-    width = torch.floor(uniform(rows, 0.0, 1.0, generator).to(device) * (torch.minimum(longest, spans) + 1))
-    width = torch.minimum(width, torch.minimum(longest, spans)).floor()
+    width = torch.floor(uniform(rows, 0.0, 1.0, generator).to(device) * (torch.minimum(max_width, spans) + 1))
+    width = torch.minimum(width, torch.minimum(max_width, spans)).floor()
     start = torch.floor(uniform(rows, 0.0, 1.0, generator).to(device) * (spans - width + 1))
     position = torch.arange(size, device=device)[None, :]
     return (position >= start[:, None]) & (position < (start + width)[:, None])

@@ -1,7 +1,7 @@
-"""Noise and room impulse responses from a manifest, as the banks that alterations mix in.
+"""Noise and room impulse responses for augmentation, read from a manifest.
 
-A line of the manifest is a clip of ../data/manifests.py with two more fields: `kind` ("rir" for an impulse
-response, anything else is noise) and `split` (only "train" is taken; tests keep the rest for themselves).
+A line of the manifest is a clip (manifests.py) with two more fields: `kind` ("rir": an impulse response; anything else:
+noise) and `split` (only "train" is used; the rest is for tests).
 """
 
 import json
@@ -19,7 +19,7 @@ MAX_RESPONSE_S = 1.0
 
 
 def read_noise_banks(manifest: Path, device: torch.device) -> NoiseBanks:
-    """All noise of the training split in one row at equal loudness, and the impulse responses."""
+    """The noise of the training split as one row, each recording at unit power, and the impulse responses."""
     file = manifest / "manifest.jsonl" if manifest.is_dir() else manifest
     noise: list[Samples] = []
     responses: list[Samples] = []
@@ -27,7 +27,7 @@ def read_noise_banks(manifest: Path, device: torch.device) -> NoiseBanks:
         lines = file.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         raise TrainingError(
-            f"There is no noise manifest {file}: name one in data.noise, or none at all."
+            f"There is no noise manifest {file}: name one in data.noise, or leave data.noise empty."
         ) from None
     except UnicodeDecodeError as error:
         raise TrainingError(f"{file} is not UTF-8 text (byte {error.start}): is it a manifest?") from None
@@ -41,21 +41,21 @@ def read_noise_banks(manifest: Path, device: torch.device) -> NoiseBanks:
             ) from None
         if split != "train":
             continue
-        audio = read_clip(file.parent / name)
+        samples = read_clip(file.parent / name)
         if kind == "rir":
-            responses.append(_response(audio))
+            responses.append(_response(samples))
         else:
-            noise.append(audio / max(1e-6, float(np.sqrt(np.mean(np.square(audio))))))
+            noise.append(samples / max(1e-6, float(np.sqrt(np.mean(np.square(samples))))))
     if not noise:
-        raise TrainingError(f'{file} names no noise with `split` "train".')
+        raise TrainingError(f'{file} has no noise with `split` "train".')
     bank = torch.from_numpy(np.concatenate(noise)).to(device)
     return NoiseBanks(bank, torch.from_numpy(np.stack(responses)).to(device) if responses else None)
 
 
-def _response(audio: Samples) -> Samples:
-    """From its peak on, one second long, of unit energy: it then changes neither delay nor level."""
+def _response(samples: Samples) -> Samples:
+    """One second of the response from its peak on, at unit energy, so that it changes neither delay nor level."""
     longest = int(MAX_RESPONSE_S * SAMPLE_RATE)
-    tail = audio[int(np.argmax(np.abs(audio))) :][:longest]
+    tail = samples[int(np.argmax(np.abs(samples))) :][:longest]
     padded = np.zeros(longest, np.float32)
     padded[: len(tail)] = tail / max(1e-9, float(np.sqrt(np.sum(np.square(tail)))))
     return padded

@@ -26,7 +26,7 @@ from acoustic.network.folding import fold
 from acoustic.network.modules import Masks, Unit, convolve, prefers_time_major, time_major
 from training.augment import NoiseBanks, augment_batch
 from training.augment.config import TRANSFORMS, AugmentConfig, SpecAugmentConfig
-from training.augment.sampling import chosen_rows
+from training.augment.sampling import random_rows
 from training.data.audio import ClipError, read_clip
 from training.data.features import batch_features
 from training.data.loader import Batch, batch_seed
@@ -344,7 +344,7 @@ class BlockwiseObjective:
         count = len(self.blockwise.student_blocks)
         generator = torch.Generator().manual_seed(batch.seed)
         chosen = torch.zeros(count, dtype=torch.bool)
-        chosen[chosen_rows(count, self.blockwise.teacher_input_share(batch.step), generator)] = True
+        chosen[random_rows(count, self.blockwise.teacher_input_share(batch.step), generator)] = True
         return chosen
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from acoustic.constants import SAMPLE_RATE
 from training.augment import NoiseBanks
 from training.data.batch_shapes import BatchShape, shape_of
-from training.data.loader import Batch, Share, batch_seed, encode
+from training.data.loader import Batch, Shard, batch_seed, encode
 from training.data.manifests import Clip
 from training.data.resident import ResidentAudio
 from training.errors import TrainingError
@@ -80,10 +80,10 @@ class PackedAudio:
         device: torch.device,
         *,
         seed: int = 0,
-        share: Share = Share(),  # noqa: B008 (frozen)
+        shard: Shard = Shard(),  # noqa: B008 (frozen)
     ) -> None:
         self.folder, self.shapes, self.alphabet, self.device = folder, tuple(shapes), alphabet, device
-        self.seed, self.share = seed, share
+        self.seed, self.shard = seed, shard
         self.audio = ResidentAudio(int(folder.hours * 3600 * SAMPLE_RATE), device)
         self.labels: list[list[int]] = []
         self.weights: list[float] = []
@@ -140,10 +140,10 @@ class PackedAudio:
         ended = Event()
         watcher = Thread(target=self._watch, args=(ended,), name="packed-parts", daemon=True)
         watcher.start()
-        step, first = first_step, self.share.rank * self.share.accumulation
+        step, first = first_step, self.shard.rank * self.shard.accumulation
         try:
             while True:
-                yield [self.draw(step, first + piece) for piece in range(self.share.accumulation)]
+                yield [self.draw(step, first + piece) for piece in range(self.shard.accumulation)]
                 step += 1
         finally:
             ended.set()

@@ -13,7 +13,7 @@ from acoustic.architectures import published
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import ModelConfig
 from acoustic.network import build
-from training.data.loader import Loader, Share, usable
+from training.data.loader import Loader, Shard, filter_clips
 from training.data.manifests import Clip, read_manifest
 from training.data.noise import read_noise_banks
 from training.distillation.blockwise import BlockwiseObjective, BlockwiseTeacher, attach_stages
@@ -84,7 +84,7 @@ def read_material(
     """The clips that the recipe's manifests name; relative names lie below the data folder."""
     train = _read_train(recipe, data)
     dev = [clip for path in _paths(recipe.data.dev, data) for clip in read_manifest(path)]
-    kept, left_out = usable(
+    kept, left_out = filter_clips(
         train,
         min_duration_s=recipe.data.min_duration_s,
         max_duration_s=recipe.data.max_duration_s,
@@ -132,14 +132,14 @@ def assemble(
         attach_quantization(model)
     seconds = config.frames_per_output / config.frames_per_second
     material = read_material(recipe, config, data, seconds)
-    share = Share(world.rank, world.size, recipe.run.accumulation)
+    shard = Shard(world.rank, world.size, recipe.run.accumulation)
     feed = Loader(
         material.train,
         config.alphabet,
         batch_duration_s=recipe.data.batch_duration_s,
         max_batch_size=recipe.data.max_batch_size,
         seed=recipe.run.seed,
-        share=share,
+        shard=shard,
         resident=recipe.data.resident,
         device=world.device,
         threads=recipe.data.threads,

@@ -20,7 +20,7 @@ from acoustic.errors import AcousticError
 from acoustic.network import build
 from acoustic.parameter_count import parameter_count
 from training.augment.config import NO_AUGMENT, TRANSFORMS
-from training.data.loader import Loader, Share
+from training.data.loader import Loader, Shard
 from training.recipe import Recipe
 from training.run.build import read_material, schedule_for, shape_of
 from training.run.logger import duration
@@ -77,13 +77,13 @@ def forecast(recipe: Recipe, data: Path | None = None, device: str | None = None
     parts = run.processes * run.accumulation
     hours = sum(clip.duration_s for clip in clips) / 3600 if clips else part.hours
     if clips:
-        share = Share(0, run.processes, run.accumulation)
+        shard = Shard(0, run.processes, run.accumulation)
         feed = Loader(
             clips,
             config.alphabet,
             batch_duration_s=part.batch_duration_s,
             max_batch_size=part.max_batch_size,
-            share=share,
+            shard=shard,
         )
         steps_per_epoch = len(feed.plan(0))
     else:
