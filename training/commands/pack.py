@@ -12,7 +12,9 @@ HELP = "pack training data for a GPU"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `silica pack`."""
     parser.add_argument("recipe", help="a shipped recipe's name or a .toml file")
-    parser.add_argument("--data", type=Path, required=True, help="the folder that the recipe's manifests lie in")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="the folder that the recipe's manifests lie in"
+    )
     parser.add_argument("--out", type=Path, required=True, help="where the packed files go")
     parser.add_argument(
         "--set", action="append", default=[], metavar="PART.NAME=VALUE", help="change a value of the recipe"
@@ -24,7 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--part-megabytes", type=float, default=58.0, help="largest size of a part (default: %(default)s)"
     )
     parser.add_argument(
-        "--first-megabytes", type=float, default=6.0, help="largest size of the first part (default: %(default)s)"
+        "--first-megabytes",
+        type=float,
+        default=6.0,
+        help="largest size of the first part (default: %(default)s)",
     )
     parser.add_argument(
         "--synthetic-share",

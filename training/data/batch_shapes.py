@@ -30,7 +30,7 @@ class BatchShape:
 
 
 def batch_shapes(
-    augment: AugmentConfig, batch_duration_s: float, max_duration_s: float
+    augment: AugmentConfig, batch_duration_s: float, max_duration_s: float, max_rows: int = 4096
 ) -> tuple[BatchShape, ...]:
     """The shapes of a run, from short to long; each holds `batch_duration_s` of audio."""
     slowest = round(STEPS / min(1.0, *augment.speed_range)) / STEPS if augment.speed else 1.0
@@ -38,7 +38,7 @@ def batch_shapes(
     for clip_s in (*(limit for limit in MAX_CLIP_S if limit < max_duration_s), max_duration_s):
         samples = math.ceil(clip_s * SAMPLE_RATE)
         augmented = math.ceil(samples * slowest / AUGMENTED_MULTIPLE) * AUGMENTED_MULTIPLE
-        rows = max(MIN_ROWS, int(batch_duration_s // clip_s))
+        rows = max(MIN_ROWS, min(max_rows, int(batch_duration_s // clip_s)))
         shapes.append(BatchShape(samples, rows, augmented))
     return tuple(shapes)
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from acoustic.constants import SAMPLE_RATE
 from training.data.audio import ClipError, Samples, read_clip
-from training.data.manifests import Clip
 from training.data.batch_shapes import BatchShape, plan_shaped_epoch, shape_of
-from training.data.resident import decode_clips
+from training.data.manifests import Clip
+from training.data.resident import ResidentAudio, decode_clips
 from training.data.sampler import Budget, plan_epoch
 from training.errors import TrainingError
 
@@ -94,7 +94,10 @@ class Loader:
         self.broken: dict[int, str] = {}
         self._threads = threads
         self._ahead = ahead
-        self._resident, unreadable = decode_clips(self.clips, device, threads) if resident else (None, {})
+        self._resident: ResidentAudio | None = None
+        unreadable: dict[int, str] = {}
+        if resident:
+            self._resident, unreadable = decode_clips(self.clips, device, threads)
         for index, reason in unreadable.items():
             self._drop(index, reason)
         self._epoch_plans: dict[int, list[tuple[int, ...]]] = {}

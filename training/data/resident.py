@@ -52,7 +52,7 @@ class ResidentAudio:
         return fitting
 
     def rows(self, clips: Sequence[int], samples: int) -> tuple[Tensor, Tensor]:
-        """Those clips as float32 rows `[rows, samples]` on the device, padded or cut, and their lengths (on the CPU)."""
+        """Clips as float32 rows `[rows, samples]` on the device, padded or cut, and their lengths (on the CPU)."""
         table = torch.tensor([[self.begins[clip], min(self.counts[clip], samples)] for clip in clips])
         device = self._samples.device
         places = table.to(device)

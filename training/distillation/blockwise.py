@@ -59,7 +59,7 @@ HOOKS = "block_hooks"
 
 
 class BlockwiseTeacher:
-    """The outputs of a teacher's blocks as bytes, scaled so that each block's have a standard deviation of about one."""
+    """The outputs of a teacher's blocks as bytes, scaled so that the standard deviation in each block is about one."""
 
     def __init__(
         self,

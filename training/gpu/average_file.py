@@ -36,7 +36,9 @@ class AverageFile:
         """The file."""
         return self.folder / AVERAGE
 
-    def write(self, config: ModelConfig, state: Mapping[str, Tensor], card: Mapping[str, Any], step: int) -> None:
+    def write(
+        self, config: ModelConfig, state: Mapping[str, Tensor], card: Mapping[str, Any], step: int
+    ) -> None:
         """Write the file, and its pieces. A weight that overflows FP16 makes it FP32."""
         try:
             checkpoint.save(self.path, config, state, card, self.dtype)

@@ -102,7 +102,9 @@ def read_bundle(folder: Path) -> Bundle:
     except FileNotFoundError:
         raise TrainingError(f"There is no {path}: `silica pack` writes it beside the parts.") from None
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise TrainingError(f"{path} is not complete, or was not written by `silica pack`: {error}.") from None
+        raise TrainingError(
+            f"{path} is not complete, or was not written by `silica pack`: {error}."
+        ) from None
     if values.get("format") != FORMAT:
         raise TrainingError(f"{path} has format {values.get('format')}, expected {FORMAT}: pack again.")
     teacher = None

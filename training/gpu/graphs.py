@@ -81,7 +81,7 @@ class GraphedStep:
                 return objective.forward(model, prepared)
 
         # Once before the capture: kernels are compiled and chosen, which must not happen in it.
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             made = forward()
@@ -163,9 +163,7 @@ class StepGraphs:
         with torch.no_grad():
             for buffer, before in zip(model.buffers(), buffers, strict=True):
                 buffer.copy_(before)
-        self._steps = {
-            example.features.shape: step for example, step in zip(examples, steps, strict=True)
-        }
+        self._steps = {example.features.shape: step for example, step in zip(examples, steps, strict=True)}
 
 
 def prepare_example(objective: Objective, shape: BatchShape, device: torch.device) -> PreparedBatch:

@@ -42,8 +42,8 @@ def library(folder: Path | None = None) -> Any:
         if opened is not None:
             return _declare(opened)
     raise TrainingError(
-        "libopus, which encodes and decodes packed audio, is missing: install it (Debian: the package libopus0), or put "
-        f"a copy beside the parts as {folder / LIBRARY_FILE if folder else LIBRARY_FILE}."
+        "libopus, which encodes and decodes packed audio, is missing: install it (Debian: the package libopus0), or "
+        f"put a copy beside the parts as {folder / LIBRARY_FILE if folder else LIBRARY_FILE}."
     )
 
 

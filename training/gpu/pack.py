@@ -172,7 +172,8 @@ def pack_noise(recipe: Recipe, data: Path, out: Path, report: Report) -> torch.T
 
 def to_int16(samples: FloatSamples, peak: float = 1.0) -> opus.Samples:
     """Samples in 16 bits, `peak` at full scale."""
-    return np.round(samples.clip(-peak, peak) / peak * FULL_SCALE).astype(np.int16)
+    scaled = samples.clip(-peak, peak) / peak * FULL_SCALE
+    return np.asarray(np.round(scaled), np.int16)
 
 
 def _start_encoder(bits_per_second: int, max_duration_s: float) -> None:

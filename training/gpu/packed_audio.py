@@ -1,5 +1,4 @@
-"""The audio of a packed folder on the training device, part by part as the parts arrive, and the batches drawn from it.
-"""
+"""The audio of a packed folder on the training device, part by part as the parts arrive, and the batches drawn from it."""
 
 import logging
 import time
@@ -12,12 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from acoustic.config import FeatureConfig
 from acoustic.constants import SAMPLE_RATE
 from training.augment import NoiseBanks
 from training.data.batch_shapes import BatchShape, shape_of
 from training.data.loader import Batch, Shard, batch_seed, encode
 from training.data.manifests import Clip
 from training.data.resident import ResidentAudio
+from training.distillation.blockwise import BlockwiseTeacher
 from training.errors import TrainingError
 from training.gpu.bundle import Bundle
 from training.gpu.parts import (
@@ -31,6 +32,7 @@ from training.gpu.parts import (
     part_files,
     read_part,
 )
+from training.recipe import Recipe
 
 log = logging.getLogger("silica.training")
 
@@ -46,6 +48,14 @@ class PackedFolder:
     map_jobs: MapJobs
     hours: float
     """Room for so much audio on the device."""
+
+    def open_teacher(self, recipe: Recipe, device: torch.device, student: FeatureConfig) -> BlockwiseTeacher:
+        """The packed teacher of blockwise distillation."""
+        if self.bundle.teacher is None:
+            raise TrainingError(
+                f"{self.path} was packed without a teacher, which this recipe needs: pack again with this recipe."
+            )
+        return self.bundle.teacher.open(recipe.blockwise.teacher_blocks, device, student)
 
     def noise_banks(self, device: torch.device) -> NoiseBanks | None:
         """The packed noise and impulse responses."""

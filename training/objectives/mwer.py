@@ -71,14 +71,10 @@ class MwerObjective:
         loss = self.objective.transcript_loss(prepared, log_probs)
         labels = torch.split(prepared.targets, prepared.target_lengths.tolist())
         transcripts = {
-            row: self._text(own)
-            for row, own in enumerate(labels)
-            if row in prepared.silent or len(own)
+            row: self._text(own) for row, own in enumerate(labels) if row in prepared.silent or len(own)
         }
         random = np.random.default_rng(batch_seed(prepared.batch.seed, 0, 2))
-        errors, metrics = self.expected_errors(
-            log_probs.float(), prepared.output_counts, transcripts, random
-        )
+        errors, metrics = self.expected_errors(log_probs.float(), prepared.output_counts, transcripts, random)
         return Loss(loss.total + self.config.weight * errors, {**loss.metrics, **metrics})
 
     def expected_errors(

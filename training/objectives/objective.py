@@ -173,12 +173,13 @@ def prepare_batch(
     augmented = augment_batch(batch.audio, batch.lengths, augment, generator, banks)
     audio, lengths = pad_to(augmented.audio, augmented.lengths, batch.augmented_samples)
     features, frames = batch_features(
-        front_end, audio, lengths, dither=dither, generator=generator, before=augment.preceding_audio
+        front_end, audio, lengths, dither=dither, generator=generator, preceding_audio=augment.preceding_audio
     )
     # A seed of its own: the same masks whatever the augmentation has drawn.
     mask_generator = torch.Generator().manual_seed(batch_seed(batch.seed, 0, 0))
     features = mask_features(features, frames, spec_augment, mask_generator)
-    counts = -(-(-(-lengths.cpu() // config.features.hop_samples)) // config.frames_per_output)
+    frame_counts = -(-lengths.cpu() // config.features.hop_samples)
+    counts = -(-frame_counts // config.frames_per_output)
     silent = set(augmented.silent)
     labels = torch.split(batch.targets.cpu(), batch.target_lengths.tolist())
     labels = tuple(own[:0] if row in silent else own for row, own in enumerate(labels))

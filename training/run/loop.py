@@ -146,9 +146,7 @@ class Loop:
         self.precision.set_tf32()
         train_mode(self.model)
         began = time.monotonic()
-        self.graphs.capture(
-            self.objective, self.model, self.precision, self.source.shapes, self.world.device
-        )
+        self.graphs.capture(self.objective, self.model, self.precision, self.source.shapes, self.world.device)
         reserved = torch.cuda.memory_reserved(self.world.device) / 1e9
         self.watch.say(
             f"CUDA graphs of {len(self.graphs)} shapes captured in {time.monotonic() - began:.1f} s, "
