@@ -133,7 +133,7 @@ def step_s(case: Case) -> tuple[float, float]:
     precision.switch_tf32()
     torch.backends.cudnn.benchmark = True
     model = build(config).to(device).train()
-    optimizer = build_optimizer("novograd", model, rate=0.001, decay=0.001)
+    optimizer = build_optimizer("novograd", model, learning_rate=0.001, weight_decay=0.001)
     objective = CtcObjective(
         config,
         device,

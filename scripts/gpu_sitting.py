@@ -164,9 +164,9 @@ def prepare(arguments: argparse.Namespace, device: torch.device, pool: Any) -> S
     optimizer = build_optimizer(
         recipe.optimizer.name,
         model,
-        rate=arguments.rate,
+        learning_rate=arguments.rate,
         betas=(recipe.optimizer.betas[0], recipe.optimizer.betas[1]) if recipe.optimizer.betas else None,
-        decay=recipe.optimizer.weight_decay,
+        weight_decay=recipe.optimizer.weight_decay,
         momentum=recipe.optimizer.momentum,
     )
     every, decay = config.frames_per_output, recipe.run.ema_decay

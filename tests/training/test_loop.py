@@ -70,7 +70,7 @@ def test_ten_utterances_are_learnt_by_heart(spoken: Path, small_network: ModelCo
         small_network,
         CtcObjective(small_network, torch.device("cpu")),
         Loader(clips, small_network.alphabet, batch_duration_s=10.0, resident=True),
-        build_optimizer("adamw", model, rate=0.005, decay=0.001),
+        build_optimizer("adamw", model, learning_rate=0.005, weight_decay=0.001),
         Schedule(peak=0.005, total_steps=120, warmup_steps=20),
         RunFolder(tmp_path),
         settings=LoopSettings(grad_clip=5.0, log_every=40, evaluate_every=60, ema_decay=0.9),

@@ -72,7 +72,7 @@ def make(
             resident=True,
             threads=1,
         ),
-        build_optimizer(optimizer, model, rate=0.02, betas=(0.95, 0.5), decay=0.001),
+        build_optimizer(optimizer, model, learning_rate=0.02, betas=(0.95, 0.5), weight_decay=0.001),
         Schedule(peak=0.02, total_steps=steps, warmup_steps=min(3, steps - 1)),
         RunFolder(out),
         settings=LoopSettings(

@@ -322,7 +322,9 @@ class BlockwiseObjective:
 
     def transcript_loss(self, prepared: PreparedBatch, log_probs: Tensor) -> Loss:
         """CTC per character."""
-        loss = ctc_per_character(prepared, log_probs, self.config.blank).sum()
+        loss = ctc_per_character(
+            log_probs, prepared.output_counts, prepared.targets, prepared.target_lengths, self.config.blank
+        ).sum()
         return Loss(self.blockwise.ctc_weight * loss, {"ctc": loss})
 
     def _targets(self, prepared: BlockwiseBatch) -> tuple[list[Tensor], list[Tensor]]:

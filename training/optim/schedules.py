@@ -1,4 +1,4 @@
-"""The learning rate of every step: warm-up, hold, decay. Pure arithmetic; nothing here knows an optimizer."""
+"""Learning rate schedules: warm-up, hold, decay. Pure arithmetic, independent of the optimizer."""
 
 import math
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ DECAYS: tuple[Decay, ...] = ("constant", "exponential", "polynomial", "cosine", 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Straight up to `peak` in `warmup_steps`, `hold_steps` there, then down to `floor` at `total_steps`.
+    """Linear warm-up to `peak` in `warmup_steps`, `hold_steps` at the peak, then decay to `floor` at `total_steps`.
 
-    exponential: rate = peak * gamma ** (decay steps / decay_every), never below the floor.
-    polynomial: falls with (1 - progress) ** power; linear is its power 1; cosine is half a cosine.
+    exponential: peak * gamma ** (decay steps / decay_every), at least the floor. polynomial: (1 - progress) ** power;
+    linear is power 1. cosine: half a cosine.
     """
 
     peak: float
@@ -32,7 +32,7 @@ class Schedule:
         if self.decay not in DECAYS:
             raise TrainingError(f"Unknown decay {self.decay!r}: expected one of {', '.join(DECAYS)}.")
         if self.total_steps < 1 or self.warmup_steps < 0 or self.hold_steps < 0 or self.decay_every < 1:
-            raise TrainingError("A schedule needs at least one step, and no negative number of steps.")
+            raise TrainingError("A schedule needs at least one step; expected numbers of steps of 0 or more.")
         if self.warmup_steps + self.hold_steps > self.total_steps:
             raise TrainingError(
                 f"Warm-up ({self.warmup_steps}) and hold ({self.hold_steps}) together are longer than the "

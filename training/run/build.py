@@ -20,8 +20,13 @@ from training.data.loader import Loader, Shard, filter_clips
 from training.data.manifests import Clip, read_manifest
 from training.data.noise import read_noise_banks
 from training.distillation.blockwise import BlockwiseObjective, BlockwiseTeacher, attach_block_hooks
-from training.distillation.objective import PseudoLabelObjective, labelled_clips
-from training.distillation.pseudo_labels import LabelFolder, labelled_as, refuse_namesakes
+from training.distillation.objective import PseudoLabelObjective
+from training.distillation.pseudo_labels import (
+    LabelFolder,
+    check_unique_names,
+    label_name,
+    with_pseudo_labels,
+)
 from training.errors import TrainingError
 from training.gpu.average_file import AverageFile
 from training.gpu.deadline import Deadline
@@ -199,9 +204,9 @@ def assemble(
     optimizer = build_optimizer(
         part.name,
         model,
-        rate=part.learning_rate,
+        learning_rate=part.learning_rate,
         betas=(part.betas[0], part.betas[1]) if part.betas else None,
-        decay=part.weight_decay,
+        weight_decay=part.weight_decay,
         momentum=part.momentum,
     )
     settings = LoopSettings(
@@ -303,10 +308,10 @@ def _read_train(recipe: Recipe, data: Path | None) -> list[Clip]:
     labels = _paths((recipe.data.pseudo_labels,), data)[0] if recipe.data.pseudo_labels else None
     manifests = _paths(recipe.data.train, data)
     if labels:
-        refuse_namesakes(manifests)
+        check_unique_names(manifests)
     for path in manifests:
-        base, name = labelled_as(path)
-        clips += labelled_clips(read_manifest(path), base, LabelFolder(labels / name) if labels else None)
+        base, name = label_name(path)
+        clips += with_pseudo_labels(read_manifest(path), base, LabelFolder(labels / name) if labels else None)
     return clips
 
 
