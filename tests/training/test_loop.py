@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from acoustic import checkpoint
 from acoustic.config import ModelConfig
@@ -24,10 +24,11 @@ from acoustic.network import build
 from lm.score import ErrorCounts
 from tests.full_disk import full_disk
 from tests.training.worker import make
+from training.data.batch_shapes import BatchShape
 from training.data.loader import Batch, Loader
 from training.data.manifests import read_manifest
 from training.errors import TrainingError
-from training.objectives.objective import CtcObjective, Loss, PreparedBatch
+from training.objectives.objective import CtcObjective, ForwardPass, Graphed, Loss, PreparedBatch
 from training.optim.optimizers import build_optimizer
 from training.optim.schedules import Schedule
 from training.run.checkpoints import RunFolder
@@ -165,13 +166,18 @@ class Poisoned:
     def __init__(self, inner: CtcObjective, steps: range) -> None:
         self.inner, self.steps, self.calls = inner, steps, 0
 
-    def hear(self, batch: Batch) -> PreparedBatch:
-        return self.inner.hear(batch)
+    graphed: Sequence[Graphed] = ()
 
-    def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
-        loss = self.inner(model, heard)
+    def prepare(self, batch: Batch) -> PreparedBatch:
+        return self.inner.prepare(batch)
+
+    def forward(self, model: nn.Module, prepared: PreparedBatch) -> ForwardPass:
+        return self.inner.forward(model, prepared)
+
+    def transcript_loss(self, prepared: PreparedBatch, log_probs: Tensor) -> Loss:
+        loss = self.inner.transcript_loss(prepared, log_probs)
         self.calls += 1
-        return Loss(loss.total * float("nan"), loss.rows) if self.calls - 1 in self.steps else loss
+        return Loss(loss.total * float("nan")) if self.calls - 1 in self.steps else loss
 
 
 def poison(loop: Loop, steps: range) -> Loop:
@@ -313,10 +319,10 @@ def test_a_best_model_that_could_not_be_written_is_not_the_best_so_far(spoken: P
     loop = make(spoken, tmp_path, World(), steps=1)
     loop.evaluate = scored(20)
     with full_disk():
-        loop.hear()
+        loop.validate()
     assert loop.progress.best_rate is None
     loop.evaluate = scored(30)
-    loop.hear()
+    loop.validate()
     assert loop.progress.best_rate == checkpoint.load(loop.folder.best).card["dev_wer"] == 0.3
 
 
@@ -338,7 +344,7 @@ def test_all_processes_agree_on_the_best_model(
 ) -> None:
     loop = make(spoken, tmp_path, Following(told=told), steps=1)
     loop.evaluate = scored(20)
-    loop.hear()
+    loop.validate()
     assert loop.progress.best_rate == best
     assert not loop.folder.best.exists()
 
@@ -370,9 +376,11 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(
 
 def test_the_loop_takes_any_source_of_batches(spoken: Path, tmp_path: Path) -> None:
     loop = make(spoken, tmp_path, World(), steps=2)
-    inner = loop.feed
+    inner = loop.source
 
     class Doubled:
+        shapes: Sequence[BatchShape] = ()
+
         def from_step(self, first_step: int) -> Iterator[list[Batch]]:
             for batches in inner.from_step(first_step):
                 yield [*batches, *batches]
@@ -380,5 +388,5 @@ def test_the_loop_takes_any_source_of_batches(spoken: Path, tmp_path: Path) -> N
         def place(self, step: int) -> tuple[int, int]:
             return inner.place(step)
 
-    loop.feed = Doubled()
+    loop.source = Doubled()
     assert loop.run().finished

@@ -4,17 +4,18 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from acoustic.architectures import published
 from acoustic.config import BlockConfig, ModelConfig, Norm
 from acoustic.network import build
 from training.data.loader import Batch, Loader, Shard
 from training.data.manifests import read_manifest
-from training.objectives.objective import CtcObjective, Loss, Objective, PreparedBatch
+from training.objectives.objective import CtcObjective, ForwardPass, Graphed, Loss, Objective, PreparedBatch
 from training.optim.optimizers import build_optimizer
 from training.optim.schedules import Schedule
 from training.run.checkpoints import RunFolder
@@ -88,19 +89,24 @@ def make(
 
 
 class Killed:
-    """The objective, but for one step: in the middle of that the process is killed, as `kill -9` does."""
+    """The objective, until the process is killed in the middle of a step, as `kill -9` does."""
 
     def __init__(self, inner: Objective, steps: int) -> None:
         self.inner, self.steps_left = inner, steps
 
-    def hear(self, batch: Batch) -> PreparedBatch:
-        return self.inner.hear(batch)
+    graphed: Sequence[Graphed] = ()
 
-    def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
+    def prepare(self, batch: Batch) -> PreparedBatch:
+        return self.inner.prepare(batch)
+
+    def forward(self, model: nn.Module, prepared: PreparedBatch) -> ForwardPass:
         if self.steps_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self.steps_left -= 1
-        return self.inner(model, heard)
+        return self.inner.forward(model, prepared)
+
+    def transcript_loss(self, prepared: PreparedBatch, log_probs: Tensor) -> Loss:
+        return self.inner.transcript_loss(prepared, log_probs)
 
 
 def main() -> None:
