@@ -55,7 +55,7 @@ def test_rows_without_speech_learn_to_output_blanks() -> None:
     objective = PseudoLabelObjective(
         published["tiny"],
         torch.device("cpu"),
-        alteration=replace(NO_AUGMENT, silence=1.0),
+        augment=replace(NO_AUGMENT, silence=1.0),
     )
     student = build(published["tiny"]).train()
     audio = torch.randn(2, 16000, generator=torch.Generator().manual_seed(1))

@@ -23,22 +23,22 @@ class PseudoLabelObjective:
         config: ModelConfig,
         device: torch.device,
         *,
-        alteration: AugmentConfig = AugmentConfig(),  # noqa: B008 (frozen)
+        augment: AugmentConfig = AugmentConfig(),  # noqa: B008 (frozen)
         banks: NoiseBanks | None = None,
-        masks: SpecAugmentConfig = NO_SPEC_AUGMENT,
+        spec_augment: SpecAugmentConfig = NO_SPEC_AUGMENT,
         dither: float = DITHER,
     ) -> None:
         self.config = config
         self.front_end = FrontEnd(config.features).to(device)
-        self.alteration = alteration
+        self.augment = augment
         self.banks = banks
-        self.masks = masks
+        self.spec_augment = spec_augment
         self.dither = dither
 
     def hear(self, batch: Batch) -> PreparedBatch:
         """Augment the batch at the strength of its step, and compute its features."""
-        config = self.alteration.at_step(batch.step)
-        return hear(batch, self.front_end, config, self.banks, self.dither, self.masks)
+        config = self.augment.at_step(batch.step)
+        return hear(batch, self.front_end, config, self.banks, self.dither, self.spec_augment)
 
     def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
         log_probs, outputs = model(heard.features, heard.frames)

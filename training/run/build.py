@@ -222,9 +222,9 @@ def objective_for(
     return PseudoLabelObjective(
         config,
         device,
-        alteration=recipe.augment,
+        augment=recipe.augment,
         banks=banks,
-        masks=recipe.spec_augment,
+        spec_augment=recipe.spec_augment,
     )
 
 

@@ -237,17 +237,17 @@ class Loop:
         epoch, _ = self.feed.place(max(0, self.progress.step - 1))
         means = sums.means()
         self.progress.losses.append(means["loss"])
-        self.watch.step(
+        self.watch.log_step(
             {
                 "step": self.progress.step,
                 "epoch": float(epoch),
                 **means,
-                "rate": sums.rate,
-                "gradient": sums.grad_norm,
+                "learning_rate": sums.learning_rate,
+                "grad_norm": sums.grad_norm,
                 "hours_seen": self.progress.seconds_heard / 3600,
                 "utterances_per_s": sums.rows / max(seconds, 1e-9),
                 "times_real_time": sums.audio_s / max(seconds, 1e-9),
-                "seconds": since_start,
+                "elapsed_s": since_start,
                 "skipped": float(self.progress.skipped),
             }
         )
