@@ -46,10 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
     recipe = with_settings(load_recipe(arguments.recipe), arguments.set)
     if arguments.dry_run:
-        from training.run.dry_run import forecast
+        from training.run.dry_run import dry_run
 
-        told = forecast(recipe, arguments.data, arguments.device)
-        print(told.as_json() if arguments.json else told.text())
+        report = dry_run(recipe, arguments.data, arguments.device)
+        print(report.as_json() if arguments.json else report.text())
         return 0
     from training.run.run import train_recipe
 

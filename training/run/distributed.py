@@ -86,8 +86,8 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 
 
 class SyncedBatchNorm(BatchNorm):
-    """Batch norm with the statistics of the global batch, on CPUs and GPUs. torch's SyncBatchNorm supports GPUs only and
-    no padding mask.
+    """Batch norm with the statistics of the global batch, on CPUs and GPUs. torch's SyncBatchNorm supports GPUs only,
+    and no padding mask.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""One sitting of a run: join the processes, put the recipe together, train, say how it ended."""
+"""`train_recipe`: join the process group, build the run, train, report the result."""
 
 import contextlib
 import ctypes
@@ -24,29 +24,29 @@ def train_recipe(
     as_json: bool = False,
     evaluate_first: bool = False,
 ) -> int:
-    """Train by a recipe in a folder; 0 when the run came to its end, 3 when it stopped before (it can be
-    continued).
-    """
+    """Train a recipe in a run folder. Returns 0 if the run is finished, 3 if it stopped earlier and can be resumed."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.captureWarnings(True)
-    # Numbers too small to matter take a CPU a hundred times as long.
+    # Arithmetic on denormal numbers is up to a hundred times slower on a CPU.
     torch.set_flush_denormal(True)
-    keep_memory()
+    keep_freed_memory()
     with (
         distributed_world(device) as world,
         RunFolder(folder).exclusive() if world.is_main else contextlib.nullcontext(),
     ):
         loop = assemble(recipe, folder, data=data, world=world, stop_after_s=stop_after_s)
         if world.is_main:
-            loop.watch.say(f"{recipe.title}: {loop.config.name} in {folder}, {loop.precision.name}")
+            loop.watch.message(f"{recipe.title}: {loop.config.name} in {folder}, {loop.precision.name}")
             if world.size != recipe.run.processes:
                 pieces = recipe.run.accumulation * recipe.run.processes // world.size or 1
-                loop.watch.say(
-                    f"the recipe is meant for {recipe.run.processes} processes, here are {world.size}: for its "
-                    f"batch, set run.accumulation to {pieces}"
+                loop.watch.message(
+                    f"the recipe is for {recipe.run.processes} processes, this run has {world.size}: set "
+                    f"run.accumulation={pieces} for the same batch"
                 )
             if loop.progress.step:
-                loop.watch.say(f"continuing at step {loop.progress.step:,} of {loop.schedule.total_steps:,}")
+                loop.watch.message(
+                    f"resuming at step {loop.progress.step:,} of {loop.schedule.total_steps:,}"
+                )
         if evaluate_first and loop.progress.step == 0 and loop.evaluate:
             loop.hear()
         progress = loop.run()
@@ -55,21 +55,19 @@ def train_recipe(
             "folder": str(folder),
             "finished": progress.finished,
             "step": progress.step,
-            "hours_heard": round(progress.seconds_heard / 3600, 3),
+            "audio_hours": round(progress.seconds_heard / 3600, 3),
             "best_dev_wer": progress.best_rate,
             "skipped_steps": progress.skipped,
         }
         if as_json:
-            print(json.dumps(result))  # noqa: T201 (the verb's answer)
+            print(json.dumps(result))  # noqa: T201 (the output of the command)
         else:
-            loop.watch.say(_ending(result, folder))
+            loop.watch.message(_summary(result, folder))
     return 0 if progress.finished else 3
 
 
-def keep_memory() -> None:
-    """Tell the C library (glibc's) to keep large pieces that are freed: handing each back to the system and asking for
-    it again costs a step on a CPU some six per cent of its time.
-    """
+def keep_freed_memory() -> None:
+    """Make glibc's malloc keep large freed blocks: returning them to the system costs 6 % of a CPU training step."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -79,11 +77,13 @@ def keep_memory() -> None:
     mallopt(mmap_threshold, 2**30)
 
 
-def _ending(result: dict[str, object], folder: Path) -> str:
-    words = (
-        "finished" if result["finished"] else f"stopped at step {result['step']}, continue with the same line"
+def _summary(result: dict[str, object], folder: Path) -> str:
+    text = (
+        "finished"
+        if result["finished"]
+        else f"stopped at step {result['step']}, run the same command to resume"
     )
     best = result["best_dev_wer"]
     if isinstance(best, float):
-        words += f"; best on dev: {100 * best:.2f} % of words wrong, in {folder / 'best.safetensors'}"
-    return words
+        text += f"; best dev WER {100 * best:.2f} %, in {folder / 'best.safetensors'}"
+    return text
