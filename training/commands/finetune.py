@@ -56,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from training.recipe import load_recipe, with_settings
+    from training.run.build import RunOptions
     from training.run.run import train_recipe
 
     recipe = load_recipe(arguments.recipe)
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         recipe,
         arguments.out,
         device=arguments.device,
-        stop_after_s=arguments.stop_after_s,
+        options=RunOptions(stop_after_s=arguments.stop_after_s),
         as_json=arguments.json,
         evaluate_first=True,
     )

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from acoustic.constants import SAMPLE_RATE
 from training.data.audio import ClipError, Samples, read_clip
+from training.data.batch_shapes import BatchShape, plan_shaped_epoch, shape_of
 from training.data.manifests import Clip
-from training.data.resident import ResidentSound
+from training.data.resident import ResidentAudio, decode_clips
 from training.data.sampler import Budget, plan_epoch
 from training.errors import TrainingError
 
@@ -31,7 +32,8 @@ class Batch:
     """Right-padded rows of audio and their transcripts as label indices, concatenated in `targets`.
 
     Rows without a transcript have a target length of 0. All random values of a batch (augmentation, masks) come from
-    its `seed`, so that a resumed run repeats them.
+    its `seed`, so that a resumed run repeats them. Batches of fixed shapes are padded to `augmented_samples` after the
+    augmentation.
     """
 
     audio: Tensor
@@ -41,19 +43,14 @@ class Batch:
     names: tuple[str, ...]
     seed: int
     step: int = 0
+    augmented_samples: int | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on a device."""
-        return replace(
-            self,
-            audio=self.audio.to(device, non_blocking=True),
-            lengths=self.lengths.to(device, non_blocking=True),
-            targets=self.targets.to(device, non_blocking=True),
-            target_lengths=self.target_lengths.to(device, non_blocking=True),
-        )
+        """The same batch with its audio on a device. Lengths and labels stay where the host reads them at once."""
+        return replace(self, audio=self.audio.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True)
@@ -86,8 +83,10 @@ class Loader:
         device: torch.device = torch.device("cpu"),  # noqa: B008 (immutable)
         threads: int = 2,
         ahead: int = 4,
+        shapes: Sequence[BatchShape] = (),
     ) -> None:
         self.clips = list(clips)
+        self.shapes = tuple(shapes)
         self.seed = seed
         self.shard = shard
         self.labels = [encode(clip, alphabet) for clip in self.clips]
@@ -95,8 +94,11 @@ class Loader:
         self.broken: dict[int, str] = {}
         self._threads = threads
         self._ahead = ahead
-        self._resident = ResidentSound(self.clips, device, threads) if resident else None
-        for index, reason in (self._resident.broken if self._resident else {}).items():
+        self._resident: ResidentAudio | None = None
+        unreadable: dict[int, str] = {}
+        if resident:
+            self._resident, unreadable = decode_clips(self.clips, device, threads)
+        for index, reason in unreadable.items():
             self._drop(index, reason)
         self._epoch_plans: dict[int, list[tuple[int, ...]]] = {}
         self._epoch_ends: list[int] = [0]
@@ -112,7 +114,11 @@ class Loader:
             durations = [clip.duration_s for clip in self.clips]
             for old in [known for known in self._epoch_plans if known < epoch - 1]:
                 del self._epoch_plans[old]
-            self._epoch_plans[epoch] = plan_epoch(durations, self.budget, self.seed, epoch)
+            self._epoch_plans[epoch] = (
+                plan_shaped_epoch(durations, self.shapes, self.seed, epoch, self.shard.parts)
+                if self.shapes
+                else plan_epoch(durations, self.budget, self.seed, epoch)
+            )
         return self._epoch_plans[epoch]
 
     def place(self, step: int) -> tuple[int, int]:
@@ -150,24 +156,29 @@ class Loader:
 
     def _batch(self, rows: Sequence[int], max_duration_s: float, seed: int) -> Batch:
         taken, decoded, counts = self._take(rows)
-        # All parts of a step are padded to its longest clip: batch norm then sees the same padding for any number of
-        # processes.
-        longest = max(math.ceil((max_duration_s + 0.01) * SAMPLE_RATE), *counts)
-        longest = -(-longest // PADDED_TO_SAMPLES) * PADDED_TO_SAMPLES
-        if self._resident is not None:
-            padded = self._resident.rows(taken, longest)
+        shape = self.shapes[shape_of(max_duration_s, self.shapes)] if self.shapes else None
+        if shape is not None:
+            longest = shape.samples
         else:
-            padded = torch.zeros(len(rows), longest)
-            for row, samples in zip(padded, decoded, strict=True):
-                row[: len(samples)] = torch.from_numpy(samples)
+            # All parts of a step are padded to its longest clip: batch norm then sees the same padding for any number
+            # of processes.
+            longest = max(math.ceil((max_duration_s + 0.01) * SAMPLE_RATE), *counts)
+            longest = -(-longest // PADDED_TO_SAMPLES) * PADDED_TO_SAMPLES
+        if self._resident is not None:
+            padded, lengths = self._resident.rows(taken, longest)
+        else:
+            padded, lengths = torch.zeros(len(rows), longest), torch.tensor(counts).clamp(max=longest)
+            for place, audio in zip(padded, decoded, strict=True):
+                place[: len(audio)] = torch.from_numpy(audio[:longest])
         labels = [self.labels[row] for row in taken]
         return Batch(
             padded,
-            torch.tensor(counts),
+            lengths,
             torch.tensor([label for row in labels for label in row], dtype=torch.long),
             torch.tensor([len(row) for row in labels]),
             tuple(str(self.clips[row].audio) for row in taken),
             seed,
+            augmented_samples=shape.augmented_samples if shape else None,
         )
 
     def _take(self, rows: Sequence[int]) -> tuple[list[int], list[Samples], list[int]]:

@@ -1,52 +1,28 @@
 """The objective for transcripts and pseudo-labels: CTC loss per character, and blanks only in rows without speech."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
-from acoustic.config import ModelConfig
-from acoustic.features.front_end import FrontEnd
-from training.augment import NoiseBanks
-from training.augment.config import NO_SPEC_AUGMENT, AugmentConfig, SpecAugmentConfig
-from training.data.features import DITHER
-from training.data.loader import Batch
 from training.objectives.ctc import ctc
-from training.objectives.objective import Loss, PreparedBatch, hear, spoken_targets
+from training.objectives.objective import CtcObjective, ForwardPass, Loss, PreparedBatch
 
 
-class PseudoLabelObjective:
-    """CTC loss per character; rows without speech are to output blanks. Augmentation follows its ramp."""
+class PseudoLabelObjective(CtcObjective):
+    """CTC loss per character; rows without speech are to output blanks."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        device: torch.device,
-        *,
-        augment: AugmentConfig = AugmentConfig(),  # noqa: B008 (frozen)
-        banks: NoiseBanks | None = None,
-        spec_augment: SpecAugmentConfig = NO_SPEC_AUGMENT,
-        dither: float = DITHER,
-    ) -> None:
-        self.config = config
-        self.front_end = FrontEnd(config.features).to(device)
-        self.augment = augment
-        self.banks = banks
-        self.spec_augment = spec_augment
-        self.dither = dither
-
-    def hear(self, batch: Batch) -> PreparedBatch:
-        """Augment the batch at the strength of its step, and compute its features."""
-        config = self.augment.at_step(batch.step)
-        return hear(batch, self.front_end, config, self.banks, self.dither, self.spec_augment)
-
-    def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
-        log_probs, outputs = model(heard.features, heard.frames)
+    def forward(self, model: nn.Module, prepared: PreparedBatch) -> ForwardPass:
+        """The loss is that of the rows without speech."""
+        log_probs, outputs = model(prepared.features, prepared.frames)
         log_probs = log_probs.float()
-        targets, lengths = spoken_targets(heard.batch, heard.altered.silent)
-        losses = ctc_per_character(log_probs, outputs, targets, lengths, self.config.blank)
-        losses = losses + blank_loss(log_probs, outputs, heard.altered.silent, self.config.blank)
-        return Loss(losses.sum(), len(heard.batch), {"ctc": losses.sum()})
+        loss = blank_loss(log_probs, outputs, prepared.speech, self.config.blank).sum()
+        return ForwardPass(log_probs, loss, {"ctc": loss})
+
+    def transcript_loss(self, prepared: PreparedBatch, log_probs: Tensor) -> Loss:
+        """CTC loss of each row divided by its number of characters."""
+        loss = ctc_per_character(
+            log_probs, prepared.output_counts, prepared.targets, prepared.target_lengths, self.config.blank
+        ).sum()
+        return Loss(loss, {"ctc": loss})
 
 
 def ctc_per_character(
@@ -56,16 +32,15 @@ def ctc_per_character(
     does not fit into their outputs.
     """
     losses = ctc(log_probs, outputs, targets, target_lengths, blank)
-    return losses / target_lengths.to(losses.device).clamp(min=1) * (target_lengths.to(losses.device) > 0)
+    characters = target_lengths.to(losses.device)
+    return losses / characters.clamp(min=1) * (characters > 0)
 
 
-def blank_loss(log_probs: Tensor, outputs: Tensor, silent: Sequence[int], blank: int) -> Tensor:
-    """Mean negative log-probability of blank over the outputs of the rows in `silent`; 0 for the other rows."""
-    losses = log_probs.new_zeros(len(log_probs))
-    if not silent:
-        return losses
-    rows = torch.tensor(silent, device=log_probs.device)
+def blank_loss(log_probs: Tensor, outputs: Tensor, speech: Tensor, blank: int) -> Tensor:
+    """For rows where `speech` is false, the mean negative log-probability of blank over their outputs; 0 for the
+    others.
+    """
     index = torch.arange(log_probs.shape[1], device=log_probs.device)[None, :]
-    count = outputs.to(log_probs.device)[rows]
-    costs = torch.where(index < count[:, None], -log_probs[rows, :, blank], 0.0)
-    return losses.index_copy(0, rows, costs.sum(1) / count.clamp(min=1))
+    counted = (index < outputs[:, None]) & ~speech[:, None]
+    losses = torch.where(counted, -log_probs[..., blank], 0.0).sum(1)
+    return losses / outputs.clamp(min=1)

@@ -41,8 +41,10 @@ class Schedule:
         if not 0.0 <= self.floor <= self.peak:
             raise TrainingError(f"The floor {self.floor} must lie between 0 and the peak {self.peak}.")
 
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+    def rate(self, step: int, elapsed: float | None = None) -> float:
+        """The learning rate of the step with that number, counted from 0. In a run with a deadline `elapsed`, the share
+        of its time that is over, takes the place of the steps in the decay (exponential decay still counts steps).
+        """
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         past = step - self.warmup_steps - self.hold_steps
@@ -51,7 +53,7 @@ class Schedule:
         if self.decay == "exponential":
             return max(self.floor, self.peak * math.pow(self.gamma, past / self.decay_every))
         length = self.total_steps - self.warmup_steps - self.hold_steps
-        progress = min(1.0, past / max(1, length))
+        progress = min(1.0, past / max(1, length) if elapsed is None else elapsed)
         if self.decay == "cosine":
             share = 0.5 * (1 + math.cos(math.pi * progress))
         else:

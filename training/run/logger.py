@@ -23,7 +23,7 @@ class RunLogger:
     """Writes the records of one run; does nothing without a folder, as in all processes but the main one."""
 
     def __init__(
-        self, folder: Path | None, *, total_steps: int, resumed_at: int = 0, live: bool | None = None,
+        self, folder: Path | None, *, total_steps: int | None, resumed_at: int = 0, live: bool | None = None,
         tensorboard: bool = True, stream: TextIO | None = None,
     ) -> None:  # fmt: skip
         self.total_steps = total_steps
@@ -56,7 +56,8 @@ class RunLogger:
     def line(self, values: Mapping[str, float]) -> str:
         """A logging step as one readable line."""
         step = int(values["step"])
-        parts = [f"step {step:,} of {self.total_steps:,} (epoch {int(values.get('epoch', 0)) + 1})"]
+        of = f" of {self.total_steps:,}" if self.total_steps else ""
+        parts = [f"step {step:,}{of} (epoch {int(values.get('epoch', 0)) + 1})"]
         parts.append(f"loss {values['loss']:.2f}")
         parts += [f"{name} {value:.3g}" for name, value in values.items() if name not in COLUMNS]
         parts.append(f"learning rate {values['learning_rate']:.2g}")
@@ -75,7 +76,7 @@ class RunLogger:
 
     def _remaining(self, step: int) -> list[str]:
         done = step - self.first_step
-        if done <= 0:
+        if done <= 0 or self.total_steps is None:
             return []
         return [f"{duration((time.monotonic() - self.began) / done * (self.total_steps - step))} left"]
 
@@ -161,7 +162,7 @@ def _is_before(row: Mapping[str, Any], step: int) -> bool:
         return False
 
 
-def _live_display(total_steps: int, done: int, stream: TextIO) -> "tuple[Progress, TaskID]":
+def _live_display(total_steps: int | None, done: int, stream: TextIO) -> "tuple[Progress, TaskID]":
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 

@@ -31,10 +31,10 @@ class Precision:
             raise TrainingError(f"{self.name} needs a CUDA device; on a CPU use fp32 or bf16.")
 
     @contextmanager
-    def autocast(self) -> Iterator[None]:
-        """The context of the forward pass."""
+    def autocast(self, *, cache: bool = True) -> Iterator[None]:
+        """The context of the forward pass. `cache` False: no cached weight casts, as CUDA graph capture needs."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
-        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None, cache_enabled=cache):
             yield
 
     def scaler(self) -> torch.amp.GradScaler:
