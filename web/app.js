@@ -65,7 +65,7 @@ function addSession(title, { cancellable = false, cancel = () => {} } = {}) {
     title,
     cancellable,
     on: {
-      announceLine,
+      say: announceLine,
       cancel,
       remove() {
         removeSession(view);

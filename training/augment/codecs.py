@@ -18,7 +18,7 @@ CODECS: dict[str, tuple[str, str, int, tuple[int, int]]] = {
     "amr": ("libopencore_amrnb", "amr", 8000, (4750, 12200)),
     "g722": ("g722", "g722", 16000, (64000, 64000)),
 }
-"""Name: encoder, container, sample rate, range of bit rates. AMR replaces GSM, which common FFmpeg builds cannot encode."""
+"""Name: encoder, container, sample rate, range of bit rates. AMR stands in for GSM, which few FFmpeg builds encode."""
 
 AMR_BIT_RATES = (4750, 5150, 5900, 6700, 7400, 7950, 10200, 12200)
 

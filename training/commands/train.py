@@ -102,10 +102,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
     recipe = with_settings(recipe, arguments.set)
     if arguments.dry_run:
-        from training.run.dry_run import forecast
+        from training.run.dry_run import dry_run
 
-        expected = forecast(recipe, arguments.data, arguments.device)
-        print(expected.as_json() if arguments.json else expected.text())
+        report = dry_run(recipe, arguments.data, arguments.device)
+        print(report.as_json() if arguments.json else report.text())
         return 0
     from acoustic import checkpoint
     from training.gpu.average_file import AverageFile

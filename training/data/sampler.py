@@ -38,8 +38,8 @@ def plan_epoch(
         )
     durations = np.asarray(durations_s, np.float64)
     random = np.random.default_rng([seed, epoch])
-    # Durations are jittered before sorting, so that the batches differ between epochs. With 33,000 clips, a jitter of 3 %
-    # costs 3 % padding, 10 % costs 9 %.
+    # Durations are jittered before sorting, so that batches differ between epochs. With 33,000 clips, a jitter of 3 %
+    # costs 3 % padding, and 10 % costs 9 %.
     keys = durations * random.uniform(0.97, 1.03, len(durations)) if shuffle else durations
     order = np.argsort(keys, kind="stable")
     batches: list[tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""NovoGrad and Muon, and `build_optimizer` by name (also AdamW and SGD). Learning rate schedules are in schedules.py."""
+"""NovoGrad and Muon; `build_optimizer` makes them, AdamW and SGD by name. Schedules are in schedules.py."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, overload

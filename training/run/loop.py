@@ -148,7 +148,7 @@ class Loop:
         began = time.monotonic()
         self.graphs.capture(self.objective, self.model, self.precision, self.source.shapes, self.world.device)
         reserved = torch.cuda.memory_reserved(self.world.device) / 1e9
-        self.watch.say(
+        self.watch.message(
             f"CUDA graphs of {len(self.graphs)} shapes captured in {time.monotonic() - began:.1f} s, "
             f"{reserved:.1f} GB reserved"
         )
@@ -311,18 +311,18 @@ class Loop:
         epoch, _ = self.source.place(max(0, self.progress.step - 1))
         means = sums.means()
         self.progress.losses.append(means["loss"])
-        self.watch.step(
+        self.watch.log_step(
             {
                 "step": self.progress.step,
                 "epoch": float(epoch),
                 **means,
                 "waited": waited_s / max(seconds, 1e-9),
-                "rate": sums.rate,
-                "gradient": sums.grad_norm,
+                "learning_rate": sums.learning_rate,
+                "grad_norm": sums.grad_norm,
                 "hours_seen": self.progress.audio_s / 3600,
                 "utterances_per_s": sums.rows / max(seconds, 1e-9),
                 "times_real_time": sums.audio_s / max(seconds, 1e-9),
-                "seconds": since_start,
+                "elapsed_s": since_start,
                 "skipped": float(self.progress.skipped),
             }
         )

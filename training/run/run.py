@@ -1,4 +1,4 @@
-"""Runs a recipe in a folder: joins the processes, builds the loop, trains, and reports how it ended."""
+"""`train_recipe`: join the process group, build the loop, train, report the result."""
 
 import contextlib
 import ctypes
@@ -23,7 +23,9 @@ from training.run.loop import Loop
 
 @dataclass(frozen=True)
 class PackedOptions:
-    """A folder that `silica pack` wrote, room on the device for so many hours of it, and processes that decode it."""
+    """Packed training data: the folder that `silica pack` wrote, hours of audio to hold on the device, and the number of
+    decoding processes.
+    """
 
     path: Path
     hours: float
@@ -41,16 +43,17 @@ def train_recipe(
     as_json: bool = False,
     evaluate_first: bool = False,
 ) -> int:
-    """Train by a recipe in a folder; 0 when the run came to its end, 3 when it stopped before (it can be continued).
-    GraphCaptureError when CUDA graphs fail: only a new process, without graphs, can use the device then.
+    """Train a recipe in a run folder. Returns 0 if the run is finished, 3 if it stopped earlier and can be resumed.
+
+    Raises GraphCaptureError if a CUDA graph cannot be captured; only a new process can use the device then.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.captureWarnings(True)
-    # Denormal numbers do not matter and take a CPU a hundred times as long.
+    # Arithmetic on denormal numbers is up to a hundred times slower on a CPU.
     torch.set_flush_denormal(True)
-    keep_memory()
+    keep_freed_memory()
     with contextlib.ExitStack() as stack:
-        # The processes are forked before CUDA is initialized.
+        # The decoding processes must be forked before CUDA is initialized.
         opened = open_packed(packed, stack) if packed else None
         world = stack.enter_context(distributed_world(device))
         if world.is_main:
@@ -76,14 +79,14 @@ def train_recipe(
             "skipped_steps": progress.skipped,
         }
         if as_json:
-            print(json.dumps(result))  # noqa: T201 (the verb's answer)
+            print(json.dumps(result))  # noqa: T201 (the output of the command)
         else:
-            loop.watch.say(_ending(result, folder))
+            loop.watch.message(_summary(result, folder))
     return 0 if progress.finished else 3
 
 
 def open_packed(packed: PackedOptions, stack: contextlib.ExitStack) -> PackedFolder:
-    """A packed folder, with processes that decode its parts until the stack ends."""
+    """Open a packed folder; its decoding processes end with the stack."""
     opus.library(packed.path)  # a missing library is reported before anything else happens
     bundle = read_bundle(packed.path)
     map_jobs = stack.enter_context(decoding_processes(packed.workers))
@@ -91,22 +94,20 @@ def open_packed(packed: PackedOptions, stack: contextlib.ExitStack) -> PackedFol
 
 
 def _announce(loop: Loop, recipe: Recipe, folder: Path, world: World) -> None:
-    loop.watch.say(f"{recipe.title}: {loop.config.name} in {folder}, {loop.precision.name}")
+    loop.watch.message(f"{recipe.title}: {loop.config.name} in {folder}, {loop.precision.name}")
     if world.size != recipe.run.processes:
         pieces = recipe.run.accumulation * recipe.run.processes // world.size or 1
-        loop.watch.say(
-            f"the recipe is meant for {recipe.run.processes} processes, here are {world.size}: for its batch, set "
-            f"run.accumulation to {pieces}"
+        loop.watch.message(
+            f"the recipe is for {recipe.run.processes} processes, this run has {world.size}: set "
+            f"run.accumulation={pieces} for the same batch"
         )
     if loop.progress.step:
         total = "" if loop.settings.deadline else f" of {loop.schedule.total_steps:,}"
-        loop.watch.say(f"continuing at step {loop.progress.step:,}{total}")
+        loop.watch.message(f"resuming at step {loop.progress.step:,}{total}")
 
 
-def keep_memory() -> None:
-    """Tell the C library (glibc's) to keep large pieces that are freed: handing each back to the system and asking for
-    it again costs a step on a CPU some six per cent of its time.
-    """
+def keep_freed_memory() -> None:
+    """Make glibc's malloc keep large freed blocks: returning them to the system costs 6 % of a CPU training step."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -116,11 +117,13 @@ def keep_memory() -> None:
     mallopt(mmap_threshold, 2**30)
 
 
-def _ending(result: dict[str, object], folder: Path) -> str:
-    words = (
-        "finished" if result["finished"] else f"stopped at step {result['step']}, continue with the same line"
+def _summary(result: dict[str, object], folder: Path) -> str:
+    text = (
+        "finished"
+        if result["finished"]
+        else f"stopped at step {result['step']}, run the same command to resume"
     )
     best = result["best_dev_wer"]
     if isinstance(best, float):
-        words += f"; best on dev: {100 * best:.2f} % of words wrong, in {folder / 'best.safetensors'}"
-    return words
+        text += f"; best dev WER {100 * best:.2f} %, in {folder / 'best.safetensors'}"
+    return text
