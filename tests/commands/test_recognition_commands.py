@@ -236,7 +236,7 @@ def test_pseudo_label_uses_the_clips_without_a_text(
     (clips / "clip1.wav").write_bytes(b"not audio")
     for new_hours in (0.001, 0.0):
         assert main(["pseudo-label", str(clips), "--teacher", "tiny", "--out", out, "--json"]) == 0
-        (row,) = json.loads(capsys.readouterr().out)["labelled"]
+        (row,) = json.loads(capsys.readouterr().out)["labeled"]
         assert (row["clips"], row["unreadable"]) == (1, 1) and row["new_hours"] == new_hours
     lines = (tmp_path / "labels" / clips.name / "labels.jsonl").read_text().splitlines()
     assert [json.loads(line)["clip"] for line in lines] == ["clip2.wav"]
