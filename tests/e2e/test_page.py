@@ -37,9 +37,9 @@ window.AudioWorkletNode = class extends AudioWorkletNode {
 # Every visible text whose contrast is below WCAG 2.1 AA: [text, ratio].
 LOW_CONTRAST = """() => {
   const paint = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-  const over = (colours) => {
+  const over = (colors) => {
     paint.clearRect(0, 0, 1, 1);
-    for (const colour of colours) { paint.fillStyle = colour; paint.fillRect(0, 0, 1, 1); }
+    for (const color of colors) { paint.fillStyle = color; paint.fillRect(0, 0, 1, 1); }
     return [...paint.getImageData(0, 0, 1, 1).data].slice(0, 3).map((part) => part / 255);
   };
   const light = (rgb) => {
@@ -47,7 +47,7 @@ LOW_CONTRAST = """() => {
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const pale = [];
-  const judge = (text, node, colour, size, weight) => {
+  const judge = (text, node, color, size, weight) => {
     const behind = [];
     let seen = 1;
     for (let at = node; at; at = at.parentElement) {
@@ -57,7 +57,7 @@ LOW_CONTRAST = """() => {
     }
     if (seen < 0.01) return;
     const back = light(over(behind));
-    const front = light(over([...behind, colour]));
+    const front = light(over([...behind, color]));
     const ratio = (Math.max(back, front) + 0.05) / (Math.min(back, front) + 0.05);
     const large = size >= 24 || (size >= 18.66 && weight >= 700);
     if (ratio < (large ? 3 : 4.5)) pale.push([text, ratio]);
