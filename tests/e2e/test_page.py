@@ -36,31 +36,32 @@ window.AudioWorkletNode = class extends AudioWorkletNode {
 """
 # Every visible text whose contrast is below WCAG 2.1 AA: [text, ratio].
 LOW_CONTRAST = """() => {
-  const paint = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-  const over = (colors) => {
-    paint.clearRect(0, 0, 1, 1);
-    for (const color of colors) { paint.fillStyle = color; paint.fillRect(0, 0, 1, 1); }
-    return [...paint.getImageData(0, 0, 1, 1).data].slice(0, 3).map((part) => part / 255);
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const blend = (colors) => {
+    canvas.clearRect(0, 0, 1, 1);
+    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((part) => part / 255);
   };
-  const light = (rgb) => {
+  const luminance = (rgb) => {
     const [r, g, b] = rgb.map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const pale = [];
-  const judge = (text, node, color, size, weight) => {
-    const behind = [];
-    let seen = 1;
+  const failures = [];
+  const check = (text, node, color, size, weight) => {
+    const backgrounds = [];
+    let opacity = 1;
     for (let at = node; at; at = at.parentElement) {
       const style = getComputedStyle(at);
-      behind.unshift(style.backgroundColor);
-      seen *= Number(style.opacity);
+      backgrounds.unshift(style.backgroundColor);
+      opacity *= Number(style.opacity);
     }
-    if (seen < 0.01) return;
-    const back = light(over(behind));
-    const front = light(over([...behind, color]));
-    const ratio = (Math.max(back, front) + 0.05) / (Math.min(back, front) + 0.05);
+    if (opacity < 0.01) return;
+    const backgroundLuminance = luminance(blend(backgrounds));
+    const textLuminance = luminance(blend([...backgrounds, color]));
+    const [dark, bright] = [backgroundLuminance, textLuminance].sort((a, b) => a - b);
+    const ratio = (bright + 0.05) / (dark + 0.05);
     const large = size >= 24 || (size >= 18.66 && weight >= 700);
-    if (ratio < (large ? 3 : 4.5)) pale.push([text, ratio]);
+    if (ratio < (large ? 3 : 4.5)) failures.push([text, ratio]);
   };
   const open = document.querySelector("dialog[open]");
   const walker = document.createTreeWalker(open ?? document.body, NodeFilter.SHOW_TEXT);
@@ -70,12 +71,12 @@ LOW_CONTRAST = """() => {
     if (!text || !node.checkVisibility({ visibilityProperty: true })) continue;
     if (node.closest(".unseen, .skip, .dropzone")) continue;
     const style = getComputedStyle(node);
-    judge(text, node, style.color, parseFloat(style.fontSize), Number(style.fontWeight));
+    check(text, node, style.color, parseFloat(style.fontSize), Number(style.fontWeight));
   }
   for (const field of open?.querySelectorAll("[placeholder]") ?? []) {
-    judge(field.placeholder, field, getComputedStyle(field, "::placeholder").color, 16, 400);
+    check(field.placeholder, field, getComputedStyle(field, "::placeholder").color, 16, 400);
   }
-  return pale;
+  return failures;
 }"""
 
 
