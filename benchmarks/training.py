@@ -28,10 +28,10 @@ from acoustic.architectures import published
 from acoustic.config import ModelConfig
 from acoustic.network import build, modules
 from benchmarks.acoustic import provenance
-from training.augment.config import NO_AUGMENT, AugmentConfig, FeatureMasks
+from training.augment.config import NO_AUGMENT, AugmentConfig, SpecAugmentConfig
 from training.data.loader import Batch
 from training.objectives import objective
-from training.objectives.objective import CtcObjective
+from training.objectives.objective import CtcObjective, compute_loss
 from training.optim.optimizers import build_optimizer
 from training.run.precision import Precision
 
@@ -133,12 +133,12 @@ def step_s(case: Case) -> tuple[float, float]:
     precision.switch_tf32()
     torch.backends.cudnn.benchmark = True
     model = build(config).to(device).train()
-    optimizer = build_optimizer("novograd", model, rate=0.001, decay=0.001)
+    optimizer = build_optimizer("novograd", model, learning_rate=0.001, weight_decay=0.001)
     objective = CtcObjective(
         config,
         device,
-        alteration=AugmentConfig() if case.altered else NO_AUGMENT,
-        masks=FeatureMasks(time_masks=2, mel_masks=2),
+        augment=AugmentConfig() if case.altered else NO_AUGMENT,
+        spec_augment=SpecAugmentConfig(time_masks=2, freq_masks=2),
     )
     scaler = precision.scaler()
     batch = made_up(config, case.rows, case.seconds, device)
@@ -150,7 +150,7 @@ def step_s(case: Case) -> tuple[float, float]:
         began = clock()
         optimizer.zero_grad(set_to_none=True)
         with precision.region():
-            loss = objective(model, objective.hear(batch))
+            loss = compute_loss(objective, model, objective.prepare(batch))
         scaler.scale(loss.total / case.rows).backward()
         scaler.step(optimizer)
         scaler.update()

@@ -12,7 +12,7 @@ from acoustic.architectures import FIXED
 from acoustic.config import FeatureConfig
 from acoustic.errors import AcousticError
 from acoustic.features.limiter import LevelLimiter
-from training.data.features import turned_down
+from training.data.features import limit_level
 
 CONFIG = replace(FIXED, normalize="causal", prior_frames=50, memory_frames=500, max_level_db=-26)
 SECOND = 16_000
@@ -85,13 +85,13 @@ def test_a_sample_that_is_not_finite_does_not_affect_later_audio(value: float) -
 def test_training_batches_match_streams(samples: int) -> None:
     """Also for audio longer than the memory."""
     rows = np.stack([noise(13, level, seed)[:samples] for seed, level in enumerate((-8.0, -24.0, -40.0))])
-    limited = turned_down(CONFIG, torch.from_numpy(rows))
+    limited = limit_level(CONFIG, torch.from_numpy(rows))
     np.testing.assert_allclose(limited.numpy(), [limit(row) for row in rows], atol=1e-6)
 
 
 def test_without_a_limit_audio_is_unchanged() -> None:
     loud = torch.from_numpy(noise(1, -5.0))[None]
-    assert turned_down(replace(CONFIG, max_level_db=None), loud) is loud
+    assert limit_level(replace(CONFIG, max_level_db=None), loud) is loud
 
 
 def test_invalid_limits_are_refused() -> None:
