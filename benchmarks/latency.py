@@ -60,13 +60,13 @@ def follow(
         seen.windows += 1
         return WindowOutput(window.span, log_probs[window.span.keep_first : window.span.keep_end])
 
-    loop = SynchronousDriver(network, StreamSettings(), config, plan, utterances)
+    driver = SynchronousDriver(network, StreamSettings(), config, plan, utterances)
     look_ahead_s = plan.look_ahead_frames / config.frames_per_second
     shown: dict[int, tuple[str, float]] = {}
     for end in range(MESSAGE, sound.size + MESSAGE, MESSAGE):
-        now_s, told = min(end, sound.size) / RATE, len(loop.events)
-        loop.take(AudioReceived(sound[None, end - MESSAGE : end]))
-        for event in loop.events[told:]:
+        now_s, told = min(end, sound.size) / RATE, len(driver.events)
+        driver.handle(AudioReceived(sound[None, end - MESSAGE : end]))
+        for event in driver.events[told:]:
             if not isinstance(event, Partial | Final):
                 continue
             words = event.words if isinstance(event, Partial) else event.alternatives[0].words
@@ -81,9 +81,9 @@ def follow(
                     seen.hop.append(now_s - event.end_s - look_ahead_s)
                     seen.final.append(now_s - words[-1].end_s)
                 seen.word += [shown[place][1] - word.end_s for place, word in enumerate(words)]
-                seen.taken_back += loop.session.channels[0].transcript.revision_ratio * max(1, len(words))
+                seen.taken_back += driver.session.channels[0].transcript.revision_ratio * max(1, len(words))
                 shown = {}
-    loop.take(Finish())
+    driver.handle(Finish())
     return seen
 
 

@@ -40,24 +40,26 @@ def measure(
     settled: list[float] = []
     for clip in clips:
         transcript, utterance = Transcript(), decoder.start(settings)
-        shown: list[tuple[float, list[str]]] = []
+        partial_words: list[tuple[float, list[str]]] = []
         for first in range(0, len(clip.log_probs), HOP_FRAMES):
             frames = clip.log_probs[first : first + HOP_FRAMES]
             utterance.push(frames)
             transcript.partial(utterance.best(), 0, len(clip.log_probs) * 320)
-            shown.append(((first + len(frames)) * OUTPUT_S, [word.text for word in transcript.shown]))
+            partial_words.append(
+                ((first + len(frames)) * OUTPUT_S, [word.text for word in transcript.partial_words])
+            )
         final = utterance.finish()
         readings = transcript.final(final, 0, len(clip.log_probs) * 320)
         taken_back += transcript.revision_ratio * max(1, len(readings[0].words))
         words += len(final[0].words)
         errors += word_errors(clip.text, final[0].text)
-        shown.append((len(clip.log_probs) * OUTPUT_S, [word.text for word in final[0].words]))
+        partial_words.append((len(clip.log_probs) * OUTPUT_S, [word.text for word in final[0].words]))
         for place, word in enumerate(final[0].words):
-            right = [len(texts) > place and texts[place] == word.text for _, texts in shown]
+            right = [len(texts) > place and texts[place] == word.text for _, texts in partial_words]
             end_s = word.end_frame * OUTPUT_S
-            seen.append(shown[right.index(True)][0] - end_s)
+            seen.append(partial_words[right.index(True)][0] - end_s)
             for_good = len(right) - (right[::-1].index(False) if False in right else len(right))
-            settled.append(shown[for_good][0] - end_s)
+            settled.append(partial_words[for_good][0] - end_s)
     return {
         "taken_back_a_word": round(taken_back / max(words, 1), 3),
         "seen_after_s": round(float(np.mean(seen)), 3),

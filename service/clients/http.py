@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import aiohttp
 
 from service.clients import KEY_ADVICE, server_address, untrusted
-from service.errors import ErrorCode, ServiceError, code_named
+from service.errors import ErrorCode, ServiceError, find_error_code
 
 Response = TypeVar("Response")
 MAX_RETRY_S = 900.0
@@ -100,7 +100,7 @@ class HttpClient:
             ) from None
         if not isinstance(body, dict):
             raise ServiceError(ErrorCode.NETWORK, f"{self.server} did not answer as a Silica server does.")
-        code = code_named(str(body.get("err_code", "request")))
+        code = find_error_code(str(body.get("err_code", "request")))
         raise ServiceError(
             code,
             str(body.get("err_msg")),

@@ -24,7 +24,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from service.clients import KEY_ADVICE, server_address, untrusted
 from service.clients.replay import ReplayLog, SentMessage
-from service.errors import ErrorCode, ServiceError, code_named
+from service.errors import ErrorCode, ServiceError, find_error_code
 
 Message = dict[str, Any]
 ConnectionState = Literal["connecting", "listening", "reconnecting", "closed"]
@@ -217,7 +217,7 @@ class StreamClient:
             return 0.0
         if status in FATAL_STATUS:
             fields = body.get("err_msg") or f"The server refused the connection with HTTP {status}."
-            code = code_named(str(body.get("err_code", "")))
+            code = find_error_code(str(body.get("err_code", "")))
             raise ServiceError(code, fields, KEY_ADVICE if code is ErrorCode.KEY else body.get("advice", ""))
         try:
             return min(float(error.response.headers.get("Retry-After", "0")), self._max_wait_s)
@@ -341,7 +341,7 @@ class StreamClient:
         fields = self._last_error or {}
         name = fields.get("code") or reason.partition(":")[0]
         return ServiceError(
-            code_named(name),
+            find_error_code(name),
             fields.get("message") or reason or f"closed with {code}",
             fields.get("advice", ""),
         )

@@ -105,7 +105,7 @@ def refuse_unused_windows(arguments: argparse.Namespace) -> None:
     given = [name for name in ("left", "hop", "look_ahead") if getattr(arguments, name) is not None]
     if given and not arguments.streamed:
         raise ServiceError(
-            ErrorCode.LINE,
+            ErrorCode.COMMAND_LINE,
             f"--{given[0].replace('_', '-')} says how a stream is cut, and the recordings are heard whole.",
             "Add --streamed, or leave it out.",
         )

@@ -62,11 +62,11 @@ def serve(settings: "Settings", folder: Path, ready: "Callable[[], None]", as_js
 
     # Before our own imports, which take as long as those of the workers: side by side.
     start_fork_server()
-    from service.logs import start_logging
+    from service.logs import configure_logging
     from service.startup.event_loop import loop_factory
     from service.startup.startup_banner import print_banner
 
-    start_logging(settings.log_format, settings.log_level)
+    configure_logging(settings.log_format, settings.log_level)
 
     async def in_one_process() -> None:
         from service.http.server import Server
@@ -88,7 +88,7 @@ def serve(settings: "Settings", folder: Path, ready: "Callable[[], None]", as_js
 
             def announce() -> None:
                 ready()
-                room = supervisor.counters.total(f"most:{settings.model}")
+                room = supervisor.counters.total(f"stream_capacity:{settings.model}")
                 print_banner(settings, supervisor.port, round(room), open_keys(settings).needed, as_json)
 
             await supervisor.run_until_stopped(announce)

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     files = expand(arguments.files)
     if form in ("srt", "vtt") and len(files) > 1 and arguments.out is None:
         raise ServiceError(
-            ErrorCode.LINE,
+            ErrorCode.COMMAND_LINE,
             f"The subtitles of {len(files)} recordings cannot be one file: each counts its time from zero.",
             "Add --out FOLDER, and each gets a file of its own there.",
         )
@@ -117,13 +117,15 @@ def _transcribe_on_server(files: list[str], arguments: argparse.Namespace, bar: 
     for name, default in arguments.local_only.items():
         if getattr(arguments, name) != default:
             raise ServiceError(
-                ErrorCode.LINE,
+                ErrorCode.COMMAND_LINE,
                 f"--{name.replace('_', '-')} is the server's own business.",
                 "Leave it out with --server.",
             )
     if arguments.jobs and arguments.realtime:
         raise ServiceError(
-            ErrorCode.LINE, "A job is heard in the background and cannot be watched.", "One of the two."
+            ErrorCode.COMMAND_LINE,
+            "A job is heard in the background and cannot be watched.",
+            "One of the two.",
         )
     model = asyncio.run(resolve_model(arguments.server, arguments.key, arguments.model))
     if arguments.realtime:

@@ -12,8 +12,8 @@ from acoustic.windows import LogProbs, WindowPlan
 from lm.decoders import Decoder, Utterance
 from lm.hypothesis import Hypothesis
 from lm.search.settings import SearchSettings
-from service.session.endpoint import EndpointRule, EndpointSignal, SilenceDetector
-from service.session.energy import QuietFrames
+from service.session.endpoint import EndpointRule, EndpointSignal
+from service.session.energy import SilenceDetector, SilenceTracker
 from service.session.events import Final
 from service.session.segmenter import Segmenter
 from service.session.transcript import Transcript
@@ -28,10 +28,10 @@ class _Measured:
     def __init__(self, sound: Iterable[Samples]) -> None:
         self._sound = sound
         self.samples = 0
-        self.quiet = QuietFrames(SilenceDetector())
+        self.quiet = SilenceTracker(SilenceDetector())
 
     def __iter__(self) -> Iterator[Samples]:
-        self.samples, self.quiet = 0, QuietFrames(SilenceDetector())
+        self.samples, self.quiet = 0, SilenceTracker(SilenceDetector())
         for block in self._sound:
             self.samples += block.size
             self.quiet.push(block)
@@ -61,7 +61,7 @@ def utterances_of(
     for log_probs in network(measured):
         for step in segmenter.walk(log_probs, measured.quiet):
             if utterance is None:  # the first step of each utterance is STARTED
-                utterance, start = decoder.start(settings), done + step.frame - 1 - step.lead
+                utterance, start = decoder.start(settings), done + step.frame - 1 - step.preroll
                 continue
             utterance.push(step.log_probs)
             if step.signal in (EndpointSignal.ENDED, EndpointSignal.CUT):

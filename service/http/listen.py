@@ -278,11 +278,11 @@ def _open_stream(
         ),
         n_best=options.alternatives,
         priority="batch" if options.source_is_file else "live",
-        declared_file=options.source_is_file,
+        faster_than_realtime=options.source_is_file,
         decoder=settings.decoder,
         owner=key.id,
-        idle_limit_s=idle_timeout_s,
-        progress_every_s=settings.heartbeat_interval_s if options.extensions else None,
+        idle_timeout_s=idle_timeout_s,
+        progress_interval_s=settings.heartbeat_interval_s if options.extensions else None,
     )
     try:
         return recognizer.open(wanted)

@@ -64,7 +64,7 @@ async def response_middleware(request: web.Request, handler: Handler) -> web.Str
             raise
     except Exception:
         logging.getLogger("silica").exception(
-            "answer failed", extra={"facts": {"request": request_id, "route": route}}
+            "answer failed", extra={"fields": {"request": request_id, "route": route}}
         )
         failure = ServiceError(
             ErrorCode.INTERNAL, "Something went wrong here; it is logged.", "Quote the request id."

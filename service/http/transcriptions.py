@@ -163,8 +163,8 @@ def base_settings(state: AppState) -> StreamSettings:
     return StreamSettings(
         interim=False,
         priority="batch",
-        declared_file=True,
-        progress_every_s=PROGRESS_S,
+        faster_than_realtime=True,
+        progress_interval_s=PROGRESS_S,
         endpointing_ms=state.settings.endpointing_ms,
         max_utterance_s=state.settings.max_utterance_s,
         decoder=state.settings.decoder,

@@ -153,7 +153,7 @@ class WebSocketConnection:
 
     def _log(self, error: Exception) -> None:
         facts = {"session": self.session.id}
-        logging.getLogger("silica").error("connection failed", exc_info=error, extra={"facts": facts})
+        logging.getLogger("silica").error("connection failed", exc_info=error, extra={"fields": facts})
 
     async def _take(self, commands: Sequence[Command]) -> None:
         """Carry out the commands of one message. Its sound counts as received, also when it fails on the way."""
@@ -187,7 +187,7 @@ class WebSocketConnection:
             stream.keep_alive()
             await self.client.send(command.text)
         elif isinstance(command, Reply):
-            await stream.wait_processed(SETTLE_S)
+            await stream.wait_until_processed(SETTLE_S)
             answer = None if session.finishing else session.protocol.reply()
             if answer is not None:
                 await self.client.send(answer)
@@ -201,7 +201,7 @@ class WebSocketConnection:
         elif isinstance(command, Finalize):
             await stream.finalize()
         elif isinstance(command, PlaceMarker):
-            await stream.mark(command.name)
+            await stream.place_marker(command.name)
         elif isinstance(command, Finish):
             session.finishing = True
             async for sound in session.decoder.finish():
@@ -258,7 +258,7 @@ class WebSocketConnection:
             if self.resumed:
                 for text in session.protocol.resumed(session.received):
                     await self.client.send(text)
-            async for number, event in session.stream.numbered(after):
+            async for number, event in session.stream.numbered_events(after):
                 if isinstance(event, Failed):
                     self._failure = (event.code, event.message)
                 for text in session.protocol.write(number, event, session.received):

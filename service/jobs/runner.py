@@ -123,7 +123,7 @@ class JobRunner:
                 return
             status, error = "failed", {"code": known.code, "message": known.message, "advice": known.advice}
         except Exception:
-            logging.getLogger("silica").exception("job failed", extra={"facts": {"job": job.id}})
+            logging.getLogger("silica").exception("job failed", extra={"fields": {"job": job.id}})
             status, error = (
                 "failed",
                 {"code": ErrorCode.INTERNAL, "message": "Something went wrong here.", "advice": ""},
@@ -207,8 +207,8 @@ class JobRunner:
             hotwords=words,
             priority="batch",
             interim=False,
-            declared_file=True,
-            progress_every_s=PROGRESS_S,
+            faster_than_realtime=True,
+            progress_interval_s=PROGRESS_S,
         )
 
     async def _sweep(self) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 
 from service.errors import ErrorCode, ServiceError
 from service.logs import log_event
-from service.metrics import Metrics, forget_process
-from service.recognizer import FINISH_S
+from service.metrics import Metrics, mark_process_dead
+from service.recognizer import FINALS_TIMEOUT_S
 from service.scheduling.process import OVERLOADED_ADVICE, START_TIMEOUT_S, WorkerProcess
-from service.scheduling.shared_counters import SharedCounters, columns_for
+from service.scheduling.shared_counters import SharedCounters, column_names
 from service.settings import Settings
 from service.startup.preflight import reserve_ports
 from service.workers import worker
@@ -59,7 +59,7 @@ class Supervisor:
         self.settings, self.folder = settings, folder
         self.port = settings.port
         self.metrics = Metrics()
-        self.counters = SharedCounters(columns_for(settings.models), settings.workers + 1, shared=True)
+        self.counters = SharedCounters(column_names(settings.models), settings.workers + 1, shared=True)
         self.router = Router(settings, self.metrics, self.counters, self._send)
         self.slots = [WorkerSlot(number) for number in range(1, settings.workers + 1)]
         self._ports: list[socket.socket] = []
@@ -87,7 +87,9 @@ class Supervisor:
         except TimeoutError:
             await self._close()
             raise ServiceError(
-                ErrorCode.FRONTS, f"Not every front was ready after {START_TIMEOUT_S:g} s.", OVERLOADED_ADVICE
+                ErrorCode.WORKERS,
+                f"Not every front was ready after {START_TIMEOUT_S:g} s.",
+                OVERLOADED_ADVICE,
             ) from None
         except BaseException:
             await self._close()
@@ -123,7 +125,7 @@ class Supervisor:
         log_event(logging.INFO, "draining", workers=len(self.slots), seconds=self.settings.drain_timeout_s)
         for slot in self.slots:
             self._signal(slot, signal.SIGTERM)
-        patience_s = self.settings.drain_timeout_s + FINISH_S + self.settings.send_timeout_s + 5.0
+        patience_s = self.settings.drain_timeout_s + FINALS_TIMEOUT_S + self.settings.send_timeout_s + 5.0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while any(slot.process is not None for slot in self.slots) and not self._stopping.is_set():
@@ -176,7 +178,7 @@ class Supervisor:
         self.counters.clear(slot.number)
         self.router.gone(slot.number)
         if pid is not None:
-            forget_process(pid)
+            mark_process_dead(pid)
         self._changed.set()
         if self._draining:
             return
@@ -185,7 +187,7 @@ class Supervisor:
         if len(self._deaths) == MAX_DEATHS and now_s - self._deaths[0] < DEATHS_WINDOW_S:
             advice = "What they wrote before they died tells why."
             self._fail(
-                ServiceError(ErrorCode.FRONTS, f"Fronts died {MAX_DEATHS} times within minutes.", advice)
+                ServiceError(ErrorCode.WORKERS, f"Fronts died {MAX_DEATHS} times within minutes.", advice)
             )
             return
         self._deaths.append(now_s)

@@ -13,7 +13,7 @@ from lm.search.settings import SearchSettings
 from service.embedded.batch import utterances_of
 from service.session.events import Final
 from service.session.stream_settings import LIVE, OFFLINE, StreamSettings
-from tests.session.synchronous_driver import PLAN, TINY, spelling_model, spoken, transcribe
+from tests.session.synchronous_driver import PLAN, TINY, alignment, spelling_model, transcribe
 
 LETTER_FRAMES = 3
 TEXTS = {
@@ -25,7 +25,7 @@ TEXTS = {
 
 def network(text: str, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """The windows of a stream, each through a network that spells the text."""
-    stream, spell = StreamWindows(TINY, PLAN), spelling_model(spoken(text, LETTER_FRAMES))
+    stream, spell = StreamWindows(TINY, PLAN), spelling_model(alignment(text, LETTER_FRAMES))
     for block in blocks:
         yield from (spell(window).log_probs for window in stream.push(block))
     yield from (spell(window).log_probs for window in stream.finish())
@@ -50,7 +50,7 @@ def utterances(text: str, preset: StreamSettings, block: int = 160_000) -> list[
 @pytest.mark.parametrize("preset", [LIVE, OFFLINE], ids=["live", "offline"])
 def test_boundaries_are_those_of_a_stream_with_the_same_preset(text: str, preset: StreamSettings) -> None:
     settings = replace(preset, decoder="greedy")
-    events = transcribe(spelling_model(spoken(text, LETTER_FRAMES)), sound_of(text)[None], settings)
+    events = transcribe(spelling_model(alignment(text, LETTER_FRAMES)), sound_of(text)[None], settings)
     assert utterances(text, preset) == [event for event in events if isinstance(event, Final)]
 
 

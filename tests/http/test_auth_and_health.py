@@ -228,22 +228,22 @@ async def test_full_is_503_before_the_upgrade_with_retry_after(server, open_clie
             await first.to_the_end()
     finally:
         recognizer.device.options = before
-        recognizer.device._tell()
+        recognizer.device._publish()
 
 
 async def test_metrics_are_whole_and_count_sockets_once(make_server, open_client, speech):
     async with make_server() as server:
         async with open_client(server) as client:
             assert (
-                'silica_sockets_open{dialect="deepgram"} 1.0' in (await get(f"{server.address}/metrics"))[2]
+                'silica_sockets_open{protocol="deepgram"} 1.0' in (await get(f"{server.address}/metrics"))[2]
             )
             await client.send(speech, {"type": "CloseStream"})
             await client.to_the_end()
         await server.app[APP_STATE].client_streams._idle.wait()
         status, headers, text = await get(f"{server.address}/metrics")
         assert status == 200 and headers["Content-Type"].startswith("text/plain")
-        assert 'silica_sockets_open{dialect="deepgram"} 0.0' in text
-        assert 'silica_sockets_closed_total{code="1000",dialect="deepgram"} 1.0' in text
+        assert 'silica_sockets_open{protocol="deepgram"} 0.0' in text
+        assert 'silica_sockets_closed_total{code="1000",protocol="deepgram"} 1.0' in text
         assert f"silica_audio_received_bytes_total {float(len(speech))}" in text
 
 
@@ -256,8 +256,8 @@ async def test_codes_that_clients_make_up_are_one_series(make_server, open_clien
         _, _, text = await get(f"{server.address}/metrics")
         closed = [line for line in text.splitlines() if line.startswith("silica_sockets_closed_total{")]
         assert sorted(closed) == [
-            'silica_sockets_closed_total{code="1001",dialect="deepgram"} 1.0',
-            'silica_sockets_closed_total{code="other",dialect="deepgram"} 3.0',
+            'silica_sockets_closed_total{code="1001",protocol="deepgram"} 1.0',
+            'silica_sockets_closed_total{code="other",protocol="deepgram"} 3.0',
         ]
 
 

@@ -135,7 +135,7 @@ async def test_a_container_with_garbage_behind_its_head_is_counted_as_a_failed_d
         await client.send(b"fLaC" + bytes(range(256)) * 200, {"type": "CloseStream"})
         code, reason = await client.to_the_end()
     assert (code, reason.partition(":")[0]) == (1008, "DATA-0000")
-    assert failures.get() == before + 1 and server.metrics.container_children._value.get() == 0
+    assert failures.get() == before + 1 and server.metrics.audio_decoder_processes._value.get() == 0
 
 
 async def test_an_unmodified_client_never_sees_our_types(server, open_client):
@@ -343,7 +343,7 @@ async def test_who_is_gone_while_being_answered_may_come_back(server, open_clien
 
         connection.client.socket.pong = gone
         await client.socket.ping()
-        await connection._over.wait()
+        await connection._ended.wait()
     async with open_client(server, f"extensions=true&resume={session}&after=0") as client:
         assert (await client.until("Started"))["resumed"] is True
         await client.send({"type": "CloseStream"})

@@ -170,7 +170,7 @@ async def test_a_message_or_a_ping_is_a_sign_of_life(server, speech, monkeypatch
             await asyncio.sleep(1.2)
             await socket.ping()
         stream = (await taken(socket, speech, server)).stream
-        assert stream.settings.idle_limit_s == 2.0
+        assert stream.settings.idle_timeout_s == 2.0
         for again in (send(socket, "session.update", session={}), socket.ping()):
             before_s = stream.last_activity_s
             answer = await again

@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.errors import ErrorCode, code_named
+from service.errors import ErrorCode, find_error_code
 
 CLOSE_CODES = {1008, 1009, 1011, 1012, 1013}
 
@@ -33,4 +33,4 @@ def test_there_is_no_code_by_default():
     ],
 )
 def test_a_client_knows_the_code_that_a_server_sent(sent, code):
-    assert code_named(sent) is code
+    assert find_error_code(sent) is code

@@ -71,13 +71,17 @@ def test_predicting_the_mean_has_a_loss_of_one() -> None:
     inside[1, 20:] = False
     targets = torch.randn(2, 30, 5) * inside[..., None]
     mean, weights = targets.sum((0, 1)) / inside.sum(), torch.tensor([0.0, 2.0, 0.5, 1.5, 1.0])
-    assert float(block_loss(mean.expand_as(targets), targets, inside, weights)) == pytest.approx(1.0, abs=1e-5)
+    assert float(block_loss(mean.expand_as(targets), targets, inside, weights)) == pytest.approx(
+        1.0, abs=1e-5
+    )
     outputs = torch.where(inside[..., None], targets, 100.0)
     outputs[..., 0] = 7.0  # a channel of weight 0
     assert float(block_loss(outputs, targets, inside, weights)) == 0.0
 
 
-def test_channels_that_the_next_block_ignores_have_the_least_weight(teacher: Checkpoint, spoken: Path) -> None:
+def test_channels_that_the_next_block_ignores_have_the_least_weight(
+    teacher: Checkpoint, spoken: Path
+) -> None:
     state = {name: value.clone() for name, value in teacher.state.items()}
     for name, value in state.items():
         if name.startswith("blocks.3") and value.ndim == 3 and value.shape[1] > 1:

@@ -1,4 +1,4 @@
-"""A small run as a process of its own, to be killed, or to be one of two: `worker.py SPOKEN OUT JSON-SETTINGS`."""
+"""A small training run in its own process, for tests with kills or two processes: `worker.py SPOKEN OUT JSON`."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from training.run.loop import Loop, LoopSettings
 
 
 def network(norm: Norm = "batch") -> ModelConfig:
-    """Small, with a bypass and (batch) norms, so that everything a process must share is there."""
+    """A small network with a residual connection and batch norm, everything that processes share."""
     blocks = (
         BlockConfig(9, 24, stride=2, separable=True),
         BlockConfig(9, 24, 2, separable=True, residual="residual", dropout=0.1 if norm == "batch" else 0.0),
@@ -49,7 +49,7 @@ def make(
     sync_batchnorm: bool = True,
     optimizer: str = "novograd",
 ) -> Loop:
-    """The run of these tests; everything in it is small, nothing is left out."""
+    """A small but complete run."""
     torch.manual_seed(0)
     config = network(norm)
     model = build(config)
@@ -110,12 +110,12 @@ class Killed:
 
 
 def main() -> None:
-    """In a function, so that what holds the group of processes is gone before the interpreter is taken down."""
+    """A function, so that objects that use the process group are freed before the interpreter exits."""
     torch.set_num_threads(1)
-    given = json.loads(sys.argv[3])
-    killed_after = given.pop("killed_after", None)
-    with distributed_world("cpu") as joined:
-        loop = make(Path(sys.argv[1]), Path(sys.argv[2]), joined, **given)
+    settings = json.loads(sys.argv[3])
+    killed_after = settings.pop("killed_after", None)
+    with distributed_world("cpu") as world:
+        loop = make(Path(sys.argv[1]), Path(sys.argv[2]), world, **settings)
         if killed_after is not None:
             loop.objective = Killed(loop.objective, killed_after)
         loop.run()

@@ -23,8 +23,8 @@ from training.run.loop import Loop
 
 @dataclass(frozen=True)
 class PackedOptions:
-    """Packed training data: the folder that `silica pack` wrote, hours of audio to hold on the device, and the number of
-    decoding processes.
+    """Packed training data: the folder that `silica pack` wrote, hours of audio to hold on the device, and the number
+    of decoding processes.
     """
 
     path: Path
