@@ -15,7 +15,7 @@ from lm.errors import LanguageError
 from lm.search.hotwords import Hotword
 from lm.text.normalize import normalize
 from service.audio.decoder import AudioDecoder
-from service.audio.pcm import WIDTHS
+from service.audio.pcm import BYTES_PER_SAMPLE
 from service.auth.keys import Key
 from service.errors import ErrorCode, ServiceError
 from service.http.app_state import APP_STATE, AppState
@@ -53,7 +53,7 @@ async def listen(request: web.Request) -> web.StreamResponse:
             log_event(logging.INFO, "resumed", session=session.id, after=options.after)
         else:
             check_accepting(state)
-            if options.encoding is not None and options.encoding not in WIDTHS:
+            if options.encoding is not None and options.encoding not in BYTES_PER_SAMPLE:
                 state.client_streams.audio_decoders.check_free()
             session = open_deepgram(request, state, options, key)
         return await run_connection(

@@ -8,7 +8,7 @@ import uuid
 
 from aiohttp import web
 
-from service.audio.decoder import open_decoder
+from service.audio.decoder import AudioDecoder
 from service.auth.keys import Key
 from service.errors import ErrorCode, ServiceError
 from service.http.app_state import APP_STATE, AppState
@@ -71,7 +71,7 @@ async def realtime(request: web.Request) -> web.StreamResponse:
 def open_realtime(state: AppState, protocol: RealtimeProtocol, key: Key) -> ClientStream:
     """A stream as the session's settings want it. The key's slot stays with the socket."""
     asked = protocol.settings.request
-    decoder = open_decoder(asked.encoding, asked.sample_rate)
+    decoder = AudioDecoder(asked.encoding, asked.sample_rate)
     return open_session(
         state, asked, lambda *_: protocol, decoder, key, lambda: None, idle_timeout_s=IDLE_TIMEOUT_S
     )

@@ -56,7 +56,7 @@ def test_a_model_that_the_server_does_not_have_is_refused(served: Served, record
 @pytest.mark.parametrize("form", ["srt", "vtt", "json"])
 def test_every_output_holds_every_word(served: Served, recording: Path, tmp_path: Path, form: str) -> None:
     done = mic(
-        served, "--from", str(recording), "--output", form, "--out", str(tmp_path / "out"), "--seconds", "2"
+        served, "--from", str(recording), "--format", form, "--out", str(tmp_path / "out"), "--seconds", "2"
     )
     assert done.returncode == 0 and done.stdout == "", done.stderr
     text = (tmp_path / "out").read_text()
@@ -68,9 +68,9 @@ def test_every_output_holds_every_word(served: Served, recording: Path, tmp_path
     ("file", "options", "told"),
     [
         ("talk.wav", ["--hotword", "word:99"], "weight"),
-        ("talk.wav", ["--server", "ws://127.0.0.1:9"], "No server at"),
+        ("talk.wav", ["--server", "ws://127.0.0.1:9"], "Cannot connect to"),
         ("absent.wav", [], "does not exist"),
-        ("no-sound.wav", [], "not readable as sound"),
+        ("no-sound.wav", [], "cannot be decoded as audio"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(
@@ -88,7 +88,7 @@ def test_without_a_sound_card_it_says_so(served: Served) -> None:
         pytest.skip(f"this machine has a sound card: {listed.stdout}")
     done = mic(served)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("silica: There is no microphone") and "silica mic --list" in done.stderr
+    assert done.stderr.startswith("silica: No microphone") and "silica mic --list" in done.stderr
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_what_a_sound_card_hears_is_written(
         served.address,
         "--device",
         "room",
-        "--output",
+        "--format",
         "json",
     ]
     hearing = subprocess.Popen(

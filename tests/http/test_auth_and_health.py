@@ -315,10 +315,10 @@ async def test_tls_serves_the_same_over_wss(make_server, speech, tmp_path):
             kinds = [json.loads(message)["type"] async for message in socket]
         # Our own clients do not trust it, and say so: it is neither absent nor forbidden.
         https = f"https://localhost:{server.port}"
-        with pytest.raises(ServiceError, match=r"No safe connection to .*self-signed"):
+        with pytest.raises(ServiceError, match=r"TLS connection to .*self-signed"):
             async with JobsClient(https) as jobs:
                 await jobs.list(None)
-        with pytest.raises(ServiceError, match=r"No safe connection to .*self-signed"):
+        with pytest.raises(ServiceError, match=r"TLS connection to .*self-signed"):
             async with StreamClient(https) as stream:
                 await anext(aiter(stream))
     assert kinds[-1] == "Metadata" and "Results" in kinds

@@ -226,7 +226,7 @@ def test_bf16_trains_on_a_cpu_and_fp16_is_refused_there(spoken: Path, tmp_path: 
     wide, narrow = ([float(loss) for _, loss in records(tmp_path / name)] for name in ("wide", "narrow"))
     assert narrow == pytest.approx(wide, rel=0.05)
     assert narrow != wide
-    with pytest.raises(TrainingError, match="fp16 needs a CUDA device; on a CPU take fp32 or bf16"):
+    with pytest.raises(TrainingError, match="fp16 needs a CUDA device; on a CPU use fp32 or bf16"):
         make(spoken, tmp_path, World(), precision="fp16")
 
 
@@ -235,7 +235,7 @@ def test_auto_takes_16_bits_only_where_they_are_quicker(
     narrow_s: float, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {torch.float32: 1.0, torch.bfloat16: narrow_s}
-    monkeypatch.setattr("training.run.precision._product_s", lambda dtype: times[dtype])
+    monkeypatch.setattr("training.run.precision._matmul_s", lambda dtype: times[dtype])
     assert fastest_precision(torch.device("cpu")) == chosen
 
 
@@ -259,7 +259,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_goes_on(
     assert (tmp_path / "last.pt").read_bytes() == good
     assert not list(tmp_path.glob(".*.part"))
     assert "could not be written" in caplog.text
-    assert "the last good one stays" in caplog.text
+    assert "the last good one is kept" in caplog.text
     assert loop.run().finished
     assert torch.load(tmp_path / "last.pt", weights_only=True)["step"] == 3
 

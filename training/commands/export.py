@@ -1,4 +1,4 @@
-"""`silica export`: write a trained run as a model that can be served (FP16 or INT8 weights, and an INT8 ONNX file),
+"""Write a trained run as a model that can be served (FP16 or INT8 weights, and an INT8 ONNX file),
 then reload every file and compare it with the trained network.
 """
 

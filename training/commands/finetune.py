@@ -1,4 +1,4 @@
-"""`silica finetune`: adapt a trained model to your own recordings. The settings come from the recipe `finetune`; every
+"""Adapt a trained model to your own recordings. The settings come from the recipe `finetune`; every
 value can be changed with --set.
 """
 

@@ -1,4 +1,4 @@
-"""`silica prepare`: make a manifest of a corpus (LibriSpeech, Common Voice, WSJ, AN4, speechocean762, LJ Speech, or any
+"""Make a manifest of a corpus (LibriSpeech, Common Voice, WSJ, AN4, speechocean762, LJ Speech, or any
 folder of recordings). Every clip is decoded and measured, every transcript is normalized and checked. A command that
 was stopped continues where it was when it is run again.
 """

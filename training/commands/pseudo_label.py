@@ -1,4 +1,4 @@
-"""`silica pseudo-label`: transcribe the clips that have no transcript with a trained model (the teacher), for training.
+"""Transcribe the clips that have no transcript with a trained model (the teacher), for training.
 
 Writes one folder of labels per manifest. A stopped command resumes where it was when it is run again. Unreadable clips
 are reported and skipped.

@@ -168,8 +168,8 @@ class Loader:
             padded, lengths = self._resident.rows(taken, longest)
         else:
             padded, lengths = torch.zeros(len(rows), longest), torch.tensor(counts).clamp(max=longest)
-            for place, audio in zip(padded, decoded, strict=True):
-                place[: len(audio)] = torch.from_numpy(audio[:longest])
+            for row, audio in zip(padded, decoded, strict=True):
+                row[: len(audio)] = torch.from_numpy(audio[:longest])
         labels = [self.labels[row] for row in taken]
         return Batch(
             padded,

@@ -59,7 +59,7 @@ def plan_epoch(
             "processes or less accumulation, or more data."
         )
     if shuffle:
-        batches = [batches[place] for place in random.permutation(len(batches))]
+        batches = [batches[index] for index in random.permutation(len(batches))]
     return batches
 
 
