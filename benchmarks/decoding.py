@@ -29,7 +29,7 @@ from benchmarks.baselines import Flashlight
 from lm.decoders import Hotword, SearchSettings, open_decoder
 from lm.ngram.trie import NGram
 from lm.score import ErrorCounts, word_errors
-from lm.search.beam import BeamDecoder, BeamUtterance, warm
+from lm.search.beam import BeamDecoder, BeamUtterance, warm_up
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
 OUTPUT_S = 0.02
@@ -344,7 +344,7 @@ def main() -> None:
     if ngram is None:
         sys.exit("there is no language model in the box: give --lm")
     clips = load(arguments)
-    warm()
+    warm_up()
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
     )

@@ -19,7 +19,7 @@ import numpy as np
 from lm.decoders import DecoderKind, SearchSettings, open_decoder
 from lm.ngram.trie import NGram
 from lm.score import ErrorCounts, word_errors
-from lm.search.beam import warm
+from lm.search.beam import warm_up
 from lm.search.tuning import ALPHABET, Clip, read_clips
 from service.scheduling.device import alphabet_and_search
 from service.session.transcript import Transcript
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=4, help="one clip in this many (default 4)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
-    warm()
+    warm_up()
     today = datetime.now(UTC).date().isoformat()
     results: dict[str, Any] = {"date": today}
     lines = [

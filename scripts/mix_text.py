@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lm.ngram.recipe import Part, read_recipe
-from lm.text.corpus import normal_lines, sentences
+from lm.text.corpus import normalized_lines, sentences
 from lm.text.normalize import normalize
 from lm.text.spelled_letters import spelled_lines
 
@@ -54,7 +54,7 @@ def general(part: Part, draw: random.Random) -> tuple[Runs, int]:
     words = 0
     counts: Counter[str] = Counter()
     for path in part.texts:
-        lines = list(normal_lines([path]))
+        lines = list(normalized_lines([path]))
         counts.update(word for line in lines for word in line.split())
         words += length(lines)
         here = list(cut(lines, RUN_LINES))

@@ -10,6 +10,6 @@ settings.load_profile("no deadline")
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if session.items and not session.config.option.collectonly:
-        from lm.search.beam import warm
+        from lm.search.beam import warm_up
 
-        warm()
+        warm_up()

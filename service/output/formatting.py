@@ -24,4 +24,4 @@ def formatter(figures: bool, punctuate: bool) -> Formatter | None:
     punctuator = shipped_punctuator() if punctuate else None
     if not figures and punctuator is None:
         return None
-    return partial(format_words, figures=figures, punctuator=punctuator)
+    return partial(format_words, numerals=figures, punctuator=punctuator)

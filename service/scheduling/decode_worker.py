@@ -117,12 +117,12 @@ class UtteranceTable:
 
     def _warm_up_rescoring(self) -> None:
         """Rescore as many hypotheses as an utterance usually has."""
-        from lm.rescoring.n_best import log_probs
+        from lm.rescoring.n_best import score_sentences
 
         words = WARM_UP_TEXT.split()
         hypotheses = [" ".join(words[:place] + words[place + 1 :]) for place in range(WARM_UP_HYPOTHESES)]
         for rescorer in self._language.rescoring.rescorers if self._language.rescoring else ():
-            log_probs(rescorer, hypotheses)
+            score_sentences(rescorer, hypotheses)
 
     def handle(self, batch: DecodeBatch) -> list[DecodeResult]:
         """Process the commands in order; returns the answers that do not wait for rescoring."""

@@ -144,7 +144,7 @@ def test_the_warm_up_measures_the_cost_of_rescoring(language_model: str) -> None
         yield [0.0] * len(texts)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rescoring.rescorers[0], "slices", slow)
+        patch.setattr(rescoring.rescorers[0], "score_in_slices", slow)
         decode_s_per_s = utterances.warm_up()
     assert sizes[-1] == WARM_UP_HYPOTHESES
     assert decode_s_per_s >= 0.2 / (len(WARM_UP_TEXT) * FRAMES_PER_CHARACTER * OUTPUT_S)

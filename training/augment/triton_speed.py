@@ -1,5 +1,5 @@
-"""Speed perturbation on a GPU by Triton: windowed-sinc interpolation of every row at its own rate. The Fourier transform
-of the CPU path needs a plan for every length and number of rows.
+"""Speed perturbation on a GPU by Triton: windowed-sinc interpolation of every row at its own rate. The Fourier
+transform of the CPU path needs a plan for every length and number of rows.
 """
 
 import torch

@@ -121,7 +121,9 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def compare(data: Path, tmp_path: Path, device: torch.device, settings: Sequence[str], tolerance: float) -> None:
+def compare(
+    data: Path, tmp_path: Path, device: torch.device, settings: Sequence[str], tolerance: float
+) -> None:
     eager = make(data, tmp_path / "eager", device, *settings)
     captured = make(data, tmp_path / "captured", device, *settings)
     captured.model.load_state_dict(eager.model.state_dict())

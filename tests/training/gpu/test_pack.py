@@ -37,7 +37,9 @@ def audio_of(folder: Path, packed: Path, student: ModelConfig, hours: float = 0.
     return PackedAudio(opened, SHAPES, student.alphabet, CPU)
 
 
-def test_packed_clips_have_their_weights_and_transcripts(packed: SimpleNamespace, teacher: Checkpoint) -> None:
+def test_packed_clips_have_their_weights_and_transcripts(
+    packed: SimpleNamespace, teacher: Checkpoint
+) -> None:
     assert "left out: " in packed.printed and "recorded/3.wav" in packed.printed
     assert "1 left out that cannot be read" in packed.printed
     assert "left out: 3 clips, no transcript" in packed.printed

@@ -29,7 +29,9 @@ def test_a_run_trains_and_continues_from_its_average(
     assert "step 3 of 3 " in done.stderr and "waited" in done.stderr and "part-00.zip" in done.stderr
     start, average = checkpoint.load(data / "mini.safetensors"), checkpoint.load(out / "average.safetensors")
     assert average.config == start.config and average.card["training"]["steps"] == 3
-    moved = [name for name, value in average.state.items() if not torch.equal(value, start.state[name].half())]
+    moved = [
+        name for name, value in average.state.items() if not torch.equal(value, start.state[name].half())
+    ]
     assert "blocks.1.units.0.conv.weight" in moved
     assert all(torch.isfinite(value).all() for value in average.state.values())
     pieces = sorted(out.glob("average-3.?of2"))
