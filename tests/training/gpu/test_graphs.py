@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from acoustic.constants import SAMPLE_RATE
 from training.augment.config import NO_AUGMENT, AugmentConfig
 from training.data.batch_shapes import batch_shapes, plan_shaped_epoch, shape_of
-from training.data.loader import Loader
+from training.data.loader import Loader, Shard
 from training.gpu.graphs import GraphCaptureError, GraphedFunction
 from training.recipe import load_recipe, with_settings
 from training.run.build import RunOptions, assemble, shapes_for
@@ -96,6 +96,7 @@ def make(data: Path, out: Path, device: torch.device, *settings: str) -> Loop:
         loop.config.alphabet,
         batch_duration_s=recipe.data.batch_duration_s,
         shapes=shapes_for(recipe),
+        shard=Shard(accumulation=recipe.run.accumulation),
     )
     return loop
 
