@@ -86,7 +86,7 @@ def serve(settings: "Settings", folder: Path, ready: "Callable[[], None]", as_js
             def announce() -> None:
                 ready()
                 capacity = server.models.default.capacity().stream_capacity
-                print_banner(settings, server.port, capacity, server.keys.needed, as_json)
+                print_banner(settings, server.port, capacity, server.keys.required, as_json)
 
             await server.run_until_stopped(announce)
 
@@ -98,8 +98,10 @@ def serve(settings: "Settings", folder: Path, ready: "Callable[[], None]", as_js
 
             def announce() -> None:
                 ready()
-                capacity = supervisor.counters.total(f"most:{settings.model}")
-                print_banner(settings, supervisor.port, round(capacity), open_keys(settings).needed, as_json)
+                capacity = supervisor.counters.total(f"stream_capacity:{settings.model}")
+                print_banner(
+                    settings, supervisor.port, round(capacity), open_keys(settings).required, as_json
+                )
 
             await supervisor.run_until_stopped(announce)
 

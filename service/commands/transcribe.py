@@ -130,7 +130,9 @@ def _transcribe_on_server(
                 "Omit it: the server's settings apply.",
             )
     if arguments.jobs and arguments.realtime:
-        raise ServiceError(ErrorCode.COMMAND_LINE, "--jobs and --realtime exclude each other.", "Omit one of them.")
+        raise ServiceError(
+            ErrorCode.COMMAND_LINE, "--jobs and --realtime exclude each other.", "Omit one of them."
+        )
     model = asyncio.run(resolve_model(arguments.server, arguments.key, arguments.model))
     if arguments.realtime:
         asyncio.run(transcribe.stream_files(files, arguments, on_transcript))

@@ -31,7 +31,7 @@ RESERVED_FILES = 500
 
 def check_settings(settings: Settings) -> None:
     """Raise a ServiceError for the first problem."""
-    check_exposed(settings, open_keys(settings).needed)
+    check_exposed(settings, open_keys(settings).required)
     tls_context(settings)
     reserved = reserve_ports(settings.host, settings.port)
     for one in reserved:
