@@ -62,7 +62,9 @@ def started(
             process.kill()
 
 
-def test_a_small_network_overfits_ten_utterances(spoken: Path, small_network: ModelConfig, tmp_path: Path) -> None:
+def test_a_small_network_overfits_ten_utterances(
+    spoken: Path, small_network: ModelConfig, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     clips = read_manifest(spoken)
     model = build(small_network)
@@ -195,9 +197,7 @@ def test_a_non_finite_step_changes_nothing_and_is_counted(spoken: Path, tmp_path
         assert torch.equal(value, before[name]), name
 
 
-def test_many_non_finite_steps_end_the_run_and_keep_the_checkpoint(
-    spoken: Path, tmp_path: Path
-) -> None:
+def test_many_non_finite_steps_end_the_run_and_keep_the_checkpoint(spoken: Path, tmp_path: Path) -> None:
     loop = make_non_finite(make(spoken, tmp_path, World(), steps=60), range(3, 60))
     with pytest.raises(
         TrainingError, match=r"25 steps in a row gave no finite loss .* clips such as .*\.wav"
