@@ -119,7 +119,7 @@ def _reject_duplicate_names(lines: Sequence[dict[str, Any]]) -> None:
 
 
 def reject_unused_windows(arguments: argparse.Namespace) -> None:
-    """Window options have no effect on whole recordings."""
+    """Window options have no effect without --streamed."""
     from service.errors import ErrorCode, ServiceError
 
     given = [name for name in ("left", "hop", "look_ahead") if getattr(arguments, name) is not None]
@@ -277,7 +277,7 @@ def _interval(errors: "list[ErrorCounts]", draws: int = 1000) -> tuple[float, fl
 
 
 def _report_lines(report: dict[str, Any]) -> list[str]:
-    how = "streamed" if report["streamed"] else "whole"
+    how = "streamed" if report["streamed"] else "offline"
     lines = [
         f"{report['model']} ({report['precision']} on {report['device']}), {report['decoder']}, language model "
         f"{report['language_model']}, {report['recordings']} recordings {how}"

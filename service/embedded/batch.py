@@ -59,12 +59,12 @@ def iter_utterances(
         return Final(0, begin / SAMPLE_RATE, end / SAMPLE_RATE, alternatives, speech_final)
 
     for log_probs in network(measured):
-        for step in segmenter.walk(log_probs, measured.quiet):
+        for step in segmenter.process(log_probs, measured.quiet):
             if utterance is None:  # the first step of an utterance has the signal STARTED
                 utterance, start = decoder.start(settings), done + step.frame - 1 - step.preroll
                 continue
             utterance.push(step.log_probs)
-            if step.signal in (EndpointSignal.ENDED, EndpointSignal.CUT):
+            if step.signal in (EndpointSignal.ENDED, EndpointSignal.SPLIT):
                 yield final(utterance, done + step.frame, step.signal is EndpointSignal.ENDED)
                 utterance = None
             elif on_partial is not None:
