@@ -41,7 +41,7 @@ class FeatureConfig:
     `deviation`), `running` (what the stream has shown by the end of a window, with those constants as a prior that
     weighs `prior_frames`; older sound fades once `memory_frames` are exceeded) or `causal` (each frame by what the
     stream has shown up to it, with the same prior; what came before counts half whenever `memory_frames` are full).
-    loudest_db: sound that is louder on average, in decibels of full scale, is turned down to that first
+    max_level_db: sound that is louder on average, in decibels of full scale, is turned down to that first
     (`acoustic.features.limiter`).
     """
 

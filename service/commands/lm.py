@@ -269,7 +269,7 @@ def _adapt(arguments: argparse.Namespace) -> int:
 
     base, out = _model(arguments.base), arguments.out
     out = out if out.suffix == ".binary" else out.with_name(out.name + ".binary")
-    given = {"share": arguments.share, "half_after": arguments.half_weight_count}
+    given = {"share": arguments.share, "half_weight_count": arguments.half_weight_count}
     settings = AdaptSettings(**{name: value for name, value in given.items() if value is not None})
     report = adapt(base, normal_lines(arguments.texts), out, settings, _progress)
     evaluate_rescoring: dict[str, object] = {

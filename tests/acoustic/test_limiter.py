@@ -95,7 +95,7 @@ def test_without_a_limit_nothing_is_turned_down() -> None:
 
 
 def test_a_limit_needs_a_level_and_a_prior() -> None:
-    with pytest.raises(AcousticError, match="loudest_db"):
+    with pytest.raises(AcousticError, match="max_level_db"):
         replace(CONFIG, max_level_db=6)
     with pytest.raises(AcousticError, match="prior_frames"):
         replace(CONFIG, prior_frames=0)

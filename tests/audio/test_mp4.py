@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from service.audio.decoder import open_decoder
 from service.audio.decoder_pool import AudioDecoderPool, SandboxLimits
-from service.errors import ServiceError
+from service.errors import ErrorCode, ServiceError
 from service.jobs.recordings import AudioFormat, ReadProgress, channels_of, decode_file
 from tests.audio.test_decoder_pool import CASES, container, everything, limits_of
 
@@ -115,7 +115,7 @@ async def test_what_is_whole_of_a_cut_off_file_is_decoded(audio_decoders, tmp_pa
 async def test_a_stream_with_its_index_at_the_end_is_told_what_to_do(audio_decoders):
     with pytest.raises(ServiceError, match="upload it as a file") as error:
         await everything(open_decoder("mp4", mix=True, audio_decoders=audio_decoders), index_last(), 5000)
-    assert error.value.code == "DATA-0000"
+    assert error.value.code is ErrorCode.AUDIO
     assert audio_decoders.children == 0
 
 

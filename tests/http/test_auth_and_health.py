@@ -228,7 +228,7 @@ async def test_full_is_503_before_the_upgrade_with_retry_after(server, open_clie
             await first.to_the_end()
     finally:
         recognizer.device.options = before
-        recognizer.device._tell()
+        recognizer.device._publish()
 
 
 async def test_metrics_are_whole_and_count_sockets_once(make_server, open_client, speech):

@@ -343,7 +343,7 @@ async def test_who_is_gone_while_being_answered_may_come_back(server, open_clien
 
         connection.client.socket.pong = gone
         await client.socket.ping()
-        await connection._over.wait()
+        await connection._ended.wait()
     async with open_client(server, f"extensions=true&resume={session}&after=0") as client:
         assert (await client.until("Started"))["resumed"] is True
         await client.send({"type": "CloseStream"})

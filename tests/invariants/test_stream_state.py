@@ -51,7 +51,7 @@ async def test_a_stream_in_company_hears_what_it_hears_alone(
     carrying: Recognizer, stepping: Path, sound: Samples
 ) -> None:
     """Against a plain loop with one held hop: here the hops change with the load, and pushes are ragged."""
-    assert carrying.device.engine.plan.carried
+    assert carrying.device.engine.plan.stateful
     backend = open_backend(stepping)
     plan = with_hop(backend.config, backend.plan, 0.32)
     utterances = UtteranceTable(backend.config.alphabet, None)

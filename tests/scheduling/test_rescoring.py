@@ -142,7 +142,7 @@ def test_what_ranking_costs_is_measured_at_the_start(language_model: str) -> Non
         yield [0.0] * len(texts)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rescoring.rescorers[0], "score_in_slices", slow)
+        patch.setattr(rescoring.rescorers[0], "slices", slow)
         told_s_per_s = utterances.warm_up()
     assert ranked[-1] == WARM_UP_HYPOTHESES
     assert told_s_per_s >= 0.2 / (len(WARM_UP_TEXT) * FRAMES_PER_CHARACTER * OUTPUT_S)

@@ -154,7 +154,7 @@ def heard_like(teacher: FeatureConfig, student: FeatureConfig | None) -> Feature
     (experiments.csv: run Q)."""
     if student is None or student.normalize != "causal" or student.mels != teacher.mels:
         return teacher
-    known = ("normalize", "mean", "deviation", "prior_frames", "memory_frames", "loudest_db")
+    known = ("normalize", "mean", "deviation", "prior_frames", "memory_frames", "max_level_db")
     same: dict[str, Any] = {name: getattr(student, name) for name in known}
     return replace(teacher, **same)
 

@@ -306,10 +306,10 @@ def test_the_command_searches_as_it_is_told_and_writes_what_a_decoder_opens(
 def test_the_box_ranks_again_and_needs_no_pytorch_for_it() -> None:
     code = (
         "import sys\n"
-        "from lm.language_model import Language\n"
+        "from lm.language_model import LanguageModel\n"
         "from lm.rescoring.n_best import RescoringDecoder\n"
         "from lm.search.tuning import ALPHABET\n"
-        "language = Language.load('shipped')\n"
+        "language = LanguageModel.load('shipped')\n"
         "assert isinstance(language.decoder('beam', ALPHABET), RescoringDecoder)\n"
         "list(language.rescoring.rescorers[0].slices(['the house', 'a house']))\n"
         "assert 'torch' not in sys.modules\n"
