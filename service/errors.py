@@ -77,7 +77,7 @@ class ErrorCode(StrEnum):
     ENGINE = "engine", 500, 1011, "INTERNAL", "the inference engine failed"
     LANGUAGE_MODEL = "language_model", 500, 1011, "INTERNAL", "the language model cannot be loaded"
     HOP = "hop", 500, 1011, "INTERNAL", "the hop does not fit the model"
-    FRONTS = "fronts", 500, 1011, "INTERNAL", "a worker process failed"
+    WORKERS = "workers", 500, 1011, "INTERNAL", "a worker process failed"
     INTERNAL = "internal", 500, 1011, "INTERNAL", "an internal error, logged under the request id"
     # The server cannot start. No client sees these.
     SETTINGS = "settings", 500, 1011, "INTERNAL", "a setting is wrong"

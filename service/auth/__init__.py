@@ -1,1 +1,1 @@
-"""API keys and what each has used."""
+"""API keys and their usage."""

@@ -1,7 +1,7 @@
-"""API keys: a file of their hashes, who they are, what each may use. No HTTP here.
+"""API keys: the file of their hashes, and the limits of each key. Requests are authenticated in http/auth.py.
 
-A key is 32 random bytes, so one SHA-256 of it cannot be guessed back; slow password hashing would only slow the
-handshake. The key itself is shown once, when it is made.
+A key has 32 random bytes, so SHA-256 suffices: a slow password hash would protect no better and delay every handshake.
+The key itself is shown once, when it is made.
 """
 
 import fcntl
@@ -20,6 +20,7 @@ from service.auth.usage import Usage
 from service.errors import ErrorCode, ServiceError
 
 PREFIX = "sk_silica_"
+CHECK_INTERVAL_S = 2.0
 log = logging.getLogger("silica.keys")
 
 
@@ -40,17 +41,17 @@ ANONYMOUS = Key("", "anonymous", "", "", admin=True)
 
 
 def default_keys_file() -> Path:
-    """Where keys lie when no setting says otherwise."""
+    """The keys file if no setting names one."""
     return data_folder() / "keys.json"
 
 
-def hashed(secret: str) -> str:
-    """What the file keeps of a key."""
+def hash_secret(secret: str) -> str:
+    """The hash of a key, which the file contains."""
     return hashlib.sha256(secret.encode(errors="backslashreplace")).hexdigest()
 
 
 def read_keys(file: Path) -> tuple[Key, ...]:
-    """All keys of a file; none when it does not exist."""
+    """All keys of a file; none if it does not exist."""
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
         known = {item.name for item in fields(Key)}
@@ -63,12 +64,12 @@ def read_keys(file: Path) -> tuple[Key, ...]:
         raise ServiceError(
             ErrorCode.KEYS,
             f"{file} is not a keys file.",
-            "Move it away and make keys with `silica keys add NAME`.",
+            "Move it elsewhere, and make new keys with `silica keys add NAME`.",
         ) from None
 
 
 def write_keys(file: Path, keys: tuple[Key, ...]) -> None:
-    """Replace the file in one step; only its owner may read it."""
+    """Replace the file atomically; only its owner can read it."""
     try:
         document = {"keys": [asdict(key) for key in keys]}
         write_file(file, json.dumps(document, indent=1) + "\n", private=True)
@@ -78,13 +79,13 @@ def write_keys(file: Path, keys: tuple[Key, ...]) -> None:
 
 @contextmanager
 def _file_lock(file: Path) -> Iterator[None]:
-    """Nobody else changes the file between reading and writing it: a key that was revoked would come back."""
+    """Lock the file between reading and writing it: a concurrent change could bring back a revoked key."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         lock = file.with_name(f".{file.name}.lock").open("a")
     except OSError as error:
         raise ServiceError(
-            ErrorCode.KEYS, f"cannot write beside the keys file {file}: {error.strerror}."
+            ErrorCode.KEYS, f"cannot write in the folder of the keys file {file}: {error.strerror}."
         ) from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -99,30 +100,30 @@ def add_key(
     minutes_per_day: float | None = None,
     admin: bool = False,
 ) -> tuple[Key, str]:
-    """A new key in the file, and its secret, which is kept nowhere."""
+    """Add a key to the file; the key and its secret, which is stored nowhere."""
     if not name or len(name) > 64 or not name.isprintable():
         raise ServiceError(
-            ErrorCode.KEYS, f"{name!r} is no name for a key: 1 to 64 printable characters, please."
+            ErrorCode.KEYS, f"{name!r} is not a valid key name: it must have 1 to 64 printable characters."
         )
     if (max_streams is not None and max_streams < 1) or (
         minutes_per_day is not None and minutes_per_day <= 0
     ):
-        raise ServiceError(ErrorCode.KEYS, "a limit must be above zero; leave it out for no limit.")
+        raise ServiceError(ErrorCode.KEYS, "a limit must be positive.", "Leave it out for no limit.")
     secret = PREFIX + secrets.token_urlsafe(32)
     made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    key = Key(secrets.token_hex(4), name, hashed(secret), made, max_streams, minutes_per_day, admin)
+    key = Key(secrets.token_hex(4), name, hash_secret(secret), made, max_streams, minutes_per_day, admin)
     with _file_lock(file):
         keys = read_keys(file)
         if any(other.name == name for other in keys):
             raise ServiceError(
-                ErrorCode.KEYS, f"there is a key named {name!r} already.", "Revoke it or choose another name."
+                ErrorCode.KEYS, f"a key named {name!r} already exists.", "Revoke it, or choose another name."
             )
         write_keys(file, (*keys, key))
     return key, secret
 
 
 def revoke_key(file: Path, name_or_id: str) -> Key:
-    """Take one key out of the file; a running server notices within seconds."""
+    """Remove a key from the file. A running server notices within seconds."""
     with _file_lock(file):
         keys = read_keys(file)
         for key in keys:
@@ -130,122 +131,122 @@ def revoke_key(file: Path, name_or_id: str) -> Key:
                 write_keys(file, tuple(other for other in keys if other.id != key.id))
                 return replace(key, hash="")
     raise ServiceError(
-        ErrorCode.KEYS, f"there is no key {name_or_id!r} in {file}.", "`silica keys list` shows them."
+        ErrorCode.KEYS, f"there is no key {name_or_id!r} in {file}.", "`silica keys list` shows the keys."
     )
 
 
 class ApiKeys:
-    """The keys in force, what each uses now, and what it has used today. Follows changes of the file."""
+    """The valid keys, with the open streams and today's usage of each. Follows changes of the file."""
 
     def __init__(self, file: Path | None, usage: Usage | None = None) -> None:
-        """Without `usage`, what keys use is not counted: nobody is served through such a ring."""
+        """Without `usage`, usage is not counted and limits are not enforced: for commands, not for servers."""
         self.file = file
         self.usage = usage
         self.streams: dict[str, int] = {}
-        self._stamp: tuple[int, int] | None = None
-        self._complaint = ""
-        self._looked_s = float("-inf")
+        self._file_stamp: tuple[int, int] | None = None
+        self._reported_error = ""
+        self._checked_s = float("-inf")
         self._keys: dict[str, Key] = {}
         self.reload_if_changed(0.0)
 
     @property
-    def needed(self) -> bool:
-        """Whether a key must be shown at all. A keys file that lost its last key still asks for one."""
-        return self.file is not None and self._stamp is not None
+    def required(self) -> bool:
+        """Whether requests need a key: yes, once there is a keys file, even without keys in it."""
+        return self.file is not None and self._file_stamp is not None
 
     def reload_if_changed(self, now_s: float) -> None:
-        """Read the file again if it changed; at most once in two seconds. While what was put there cannot be read, the
-        keys known before stay good: whoever edits the file by hand must not end everybody's streams.
+        """Reload the file if it has changed, checking at most every `CHECK_INTERVAL_S`. While it cannot be parsed, the
+        previous keys stay valid, so that a mistake in a manual edit ends no streams.
         """
-        if self.file is None or now_s - self._looked_s < 2.0:
+        if self.file is None or now_s - self._checked_s < CHECK_INTERVAL_S:
             return
-        self._looked_s = now_s
+        self._checked_s = now_s
         try:
             found = self.file.stat()
         except FileNotFoundError:
-            # Keys that vanish while serving must not open the door: whoever had a key loses it.
+            # A deleted file must not open the server to everyone: no key is valid then.
             self._keys = {}
             return
         stamp = (found.st_mtime_ns, found.st_size)
-        if stamp == self._stamp:
+        if stamp == self._file_stamp:
             return
         try:
             self._keys = {key.hash: key for key in read_keys(self.file)}
-            self._stamp, self._complaint = stamp, ""
+            self._file_stamp, self._reported_error = stamp, ""
         except ServiceError as error:
-            if self._stamp is None:
+            if self._file_stamp is None:
                 raise
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                log.error("the keys known before stay in force: %s", error)
+            if str(error) != self._reported_error:
+                self._reported_error = str(error)
+                log.error("the previous keys stay valid: %s", error)
 
     def find(self, secret: str | None, now_s: float) -> Key:
-        """Whose key this is; ServiceError "key" when nobody's."""
+        """The key with this secret; ServiceError "key" if there is none."""
         self.reload_if_changed(now_s)
-        if not self.needed:
+        if not self.required:
             return ANONYMOUS
         if not secret:
             raise ServiceError(
                 ErrorCode.KEY,
-                "This server asks for an API key and none was sent.",
+                "This server requires an API key, and none was sent.",
                 "Send `Authorization: Token KEY`, `Bearer KEY`, `?token=KEY`, or the subprotocols `token, KEY`.",
             )
-        # Looked up by hash: how long that takes tells nothing about the secret.
-        key = self._keys.get(hashed(secret))
+        # The lookup is by hash, so that its timing reveals nothing about the secret.
+        key = self._keys.get(hash_secret(secret))
         if key is None:
             raise ServiceError(
-                ErrorCode.KEY, "This API key is not known here.", "Was it revoked? `silica keys list` tells."
+                ErrorCode.KEY, "This API key is unknown.", "It may be revoked: see `silica keys list`."
             )
         return key
 
     def is_valid(self, key: Key, now_s: float) -> bool:
-        """Whether a key that was good is still good."""
+        """Whether a key that was found earlier is still valid."""
         self.reload_if_changed(now_s)
-        return not self.needed or key.hash in self._keys
+        return not self.required or key.hash in self._keys
 
     def acquire_stream(self, key: Key) -> None:
-        """One more stream for this key; ServiceError when it may not have it. Give it back with `release_stream`."""
+        """Count a new stream of this key; ServiceError if a limit forbids it. Undone by `release_stream`."""
         elsewhere = 0
         if key.max_streams is not None and self.usage is not None:
             elsewhere = self.usage.streams_elsewhere(key.id)
         if key.max_streams is not None and self.streams.get(key.id, 0) + elsewhere >= key.max_streams:
             raise ServiceError(
                 ErrorCode.KEY_STREAMS,
-                f"Key {key.name!r} already has its {key.max_streams} streams open.",
+                f"Key {key.name!r} already has {key.max_streams} streams open, its limit.",
                 "Close one, or ask for a higher limit.",
                 retry_after_s=5.0,
             )
         self.check_minutes(key)
-        self._count(key, 1)
+        self._change_count(key, 1)
 
     def check_minutes(self, key: Key) -> None:
-        """ServiceError "key_minutes" when the day's audio of this key is used up."""
+        """ServiceError "key_minutes" if this key's minutes of today are used up."""
         limit = key.minutes_per_day
         if limit is not None and self.usage is not None and self.usage.seconds(key.id) >= limit * 60:
             raise ServiceError(
                 ErrorCode.KEY_MINUTES,
                 f"Key {key.name!r} has used its {limit:g} minutes of audio for today (UTC).",
-                "It counts anew at midnight UTC.",
+                "The count restarts at midnight UTC.",
                 retry_after_s=3600.0,
             )
 
     def add_usage(self, key: Key, seconds: float) -> None:
-        """So much audio of this key was taken in."""
-        if self.usage is not None and self.needed:
+        """Count audio of this key."""
+        if self.usage is not None and self.required:
             self.usage.add(key.id, seconds)
 
     def release_stream(self, key: Key) -> None:
-        """One stream of this key ended."""
-        self._count(key, -1)
+        """Count a closed stream of this key."""
+        self._change_count(key, -1)
 
     def close(self) -> None:
-        """What was used is written down."""
+        """Write the usage to its database, and close it."""
         if self.usage is not None:
             self.usage.close()
 
-    def _count(self, key: Key, change: int) -> None:
-        now = self.streams[key.id] = max(0, self.streams.get(key.id, 0) + change)
-        if not now:
+    def _change_count(self, key: Key, change: int) -> None:
+        streams = self.streams[key.id] = max(0, self.streams.get(key.id, 0) + change)
+        if not streams:
             del self.streams[key.id]
         if key.max_streams is not None and self.usage is not None:
-            self.usage.set_streams(key.id, now)
+            self.usage.set_streams(key.id, streams)

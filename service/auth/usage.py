@@ -1,6 +1,6 @@
-"""What each key has used today, and its open streams: one small database that every serving process shares.
+"""The minutes that each key has used today, and its open streams: one SQLite database that all processes share.
 
-Minutes survive a restart. A process writes every few seconds; in between it counts by itself.
+Minutes survive a restart. A process writes every few seconds, and counts in memory in between.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from service.logs import log_event
 
-WRITE_S = 2.0
-"""Between two writings; so much may be lost when a process is killed, and be unseen by its sisters."""
+WRITE_INTERVAL_S = 2.0
+"""Interval between writes. A process that is killed loses its usage since the last one."""
 KEEP_DAYS = 7
 TABLES = """
 CREATE TABLE IF NOT EXISTS minutes (day TEXT, key TEXT, seconds REAL, PRIMARY KEY (day, key));
@@ -23,17 +23,17 @@ CREATE TABLE IF NOT EXISTS streams (process TEXT, key TEXT, count INTEGER, PRIMA
 
 
 def usage_file(keys_file: Path) -> Path:
-    """Beside the keys."""
+    """The usage database, in the same folder as the keys file."""
     return keys_file.with_name(f"{keys_file.stem}-usage.sqlite")
 
 
 def utc_day() -> str:
-    """Today, as keys count it."""
+    """Today's date in UTC."""
     return time.strftime("%Y-%m-%d", time.gmtime())
 
 
 class Usage:
-    """The database, and what has not been written into it yet."""
+    """The database, and the usage that is not written to it yet."""
 
     def __init__(
         self,
@@ -45,84 +45,84 @@ class Usage:
         self._pending: dict[str, float] = {}
         self._seconds: dict[str, float] = {}
         self._day = today()
-        self._wrote_s = float("-inf")
+        self._written_s = float("-inf")
         self._process = process_name(os.getpid())
         self._reported = False
-        self._database = self._opened(file)
-        self._clean()
+        self._database = self._open(file)
+        self._delete_stale_rows()
         self.write()
 
     def seconds(self, key: str) -> float:
-        """Sound of this key today, by everybody, as far as it is known here."""
-        self._turn_day()
+        """Seconds of audio of this key today, in all processes as of the last write."""
+        self._start_new_day()
         return self._seconds.get(key, 0.0) + self._pending.get(key, 0.0)
 
     def add(self, key: str, seconds: float) -> None:
-        """So much more."""
-        self._turn_day()
+        """Count audio of this key."""
+        self._start_new_day()
         self._pending[key] = self._pending.get(key, 0.0) + seconds
-        if self._clock() - self._wrote_s >= WRITE_S:
+        if self._clock() - self._written_s >= WRITE_INTERVAL_S:
             self.write()
 
     def write(self) -> None:
-        """Bring the database up to date, and see what others have counted."""
-        self._wrote_s = self._clock()
-        with self._writing() as database:
+        """Add the pending usage to the database, and read the totals of all processes."""
+        self._written_s = self._clock()
+        with self._access() as database:
             database.execute("BEGIN IMMEDIATE")
             database.executemany(
                 "INSERT INTO minutes VALUES (?, ?, ?) "
                 "ON CONFLICT DO UPDATE SET seconds = seconds + excluded.seconds",
                 [(self._day, key, seconds) for key, seconds in self._pending.items()],
             )
-            found = database.execute(
+            totals = database.execute(
                 "SELECT key, seconds FROM minutes WHERE day = ?", (self._day,)
             ).fetchall()
             database.execute("COMMIT")
-            self._seconds, self._pending = dict(found), {}
+            self._seconds, self._pending = dict(totals), {}
 
     def set_streams(self, key: str, count: int) -> None:
-        """This process has so many streams of this key open."""
-        with self._writing() as database:
+        """Store how many streams of this key this process has open."""
+        with self._access() as database:
             database.execute(
                 "INSERT INTO streams VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET count = excluded.count",
                 (self._process, key, count),
             )
 
     def streams_elsewhere(self, key: str) -> int:
-        """Streams of this key in other processes."""
-        found = 0
-        with self._writing() as database:
-            (found,) = database.execute(
+        """Open streams of this key in other processes."""
+        streams = 0
+        with self._access() as database:
+            (streams,) = database.execute(
                 "SELECT COALESCE(SUM(count), 0) FROM streams WHERE key = ? AND process != ?",
                 (key, self._process),
             ).fetchone()
-        return int(found)
+        return int(streams)
 
     def close(self) -> None:
-        """The last writing."""
+        """Write the pending usage, and close the database."""
         self.write()
         self._database.close()
-        self._reported = True  # what is heard after the end is lost without a word
+        self._reported = True  # usage after the end is lost without an error
 
-    # ---- inside
+    # ---- database
 
-    def _turn_day(self) -> None:
+    def _start_new_day(self) -> None:
         if self._today() != self._day:
             self.write()
             self._day = self._today()
             self._seconds, self._pending = {}, {}
 
-    def _clean(self) -> None:
-        """Days long past and processes that are no more."""
-        with self._writing() as database:
+    def _delete_stale_rows(self) -> None:
+        """Delete rows of days older than `KEEP_DAYS`, and of processes that have ended."""
+        with self._access() as database:
             oldest = time.strftime("%Y-%m-%d", time.gmtime(time.time() - KEEP_DAYS * 86400))
             database.execute("DELETE FROM minutes WHERE day < ?", (oldest,))
             for (process,) in database.execute("SELECT DISTINCT process FROM streams").fetchall():
                 if process == self._process or process_name(int(process.split("-")[0])) != process:
                     database.execute("DELETE FROM streams WHERE process = ?", (process,))
 
-    def _opened(self, file: Path) -> sqlite3.Connection:
-        """The database; one in memory where there can be no file: each process then counts by itself."""
+    def _open(self, file: Path) -> sqlite3.Connection:
+        """The database; if the file cannot be opened, one in memory, so that each process counts alone."""
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             database = sqlite3.connect(file, timeout=2.0, isolation_level=None)
@@ -131,31 +131,31 @@ class Usage:
             database.execute("PRAGMA synchronous=NORMAL")
             database.executescript(TABLES)
         except (sqlite3.Error, OSError) as error:
-            self._complain(error)
+            self._report_once(error)
             database = sqlite3.connect(":memory:", isolation_level=None)
             database.executescript(TABLES)
         return database
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A database that cannot be used now costs shared limits, not the service: counted here meanwhile."""
+    def _access(self) -> Iterator[sqlite3.Connection]:
+        """The database. If it fails, the process goes on counting in memory, without shared limits."""
         try:
             yield self._database
         except (sqlite3.Error, OSError) as error:
             with contextlib.suppress(sqlite3.Error):
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
-            self._complain(error)
+            self._report_once(error)
 
-    def _complain(self, error: Exception) -> None:
-        """Once."""
+    def _report_once(self, error: Exception) -> None:
+        """Log the first error only."""
         if not self._reported:
             self._reported = True
-            log_event(logging.ERROR, "key usage cannot be kept", reason=str(error))
+            log_event(logging.ERROR, "key usage cannot be stored", reason=str(error))
 
 
 def process_name(pid: int) -> str:
-    """A process that cannot be mistaken for a later one of the same number; empty when there is none."""
+    """Process id and start time, since ids are reused; empty if there is no such process."""
     try:
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
         return f"{pid}-{started}"

@@ -76,7 +76,7 @@ def serve(settings: "Settings", folder: Path, ready: "Callable[[], None]", as_js
             def announce() -> None:
                 ready()
                 room = server.models.default.capacity().stream_capacity
-                print_banner(settings, server.port, room, server.keys.needed, as_json)
+                print_banner(settings, server.port, room, server.keys.required, as_json)
 
             await server.run_until_stopped(announce)
 
@@ -89,7 +89,7 @@ def serve(settings: "Settings", folder: Path, ready: "Callable[[], None]", as_js
             def announce() -> None:
                 ready()
                 room = supervisor.counters.total(f"most:{settings.model}")
-                print_banner(settings, supervisor.port, round(room), open_keys(settings).needed, as_json)
+                print_banner(settings, supervisor.port, round(room), open_keys(settings).required, as_json)
 
             await supervisor.run_until_stopped(announce)
 

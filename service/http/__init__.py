@@ -1,1 +1,1 @@
-"""The faces on the one port: websockets, HTTP, the page, health. Each module adds its own routes."""
+"""The server's one port: websockets, HTTP, the web page, health. Each module adds its own routes."""

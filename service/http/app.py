@@ -1,4 +1,4 @@
-"""Puts the one port together: middlewares, every face's routes, the admin's reload. Starts nothing itself."""
+"""The aiohttp application: middlewares, all routes, and POST /admin/reload. Starts no server and no model."""
 
 import importlib
 import importlib.util
@@ -20,7 +20,7 @@ from service.metrics import Metrics
 from service.scheduling.served_models import ServedModels
 from service.settings import Settings
 
-# Faces that are added when their module is there: module -> function that takes the application.
+# Routes that are added when their module is installed: module -> function that takes the application.
 OPTIONAL_ROUTES = {
     "service.http.pages": "add_page_routes",
     "service.http.transcriptions": "add_transcription_routes",
@@ -37,7 +37,7 @@ def make_app(
     keys: ApiKeys,
     peers: Peers | None = None,
 ) -> web.Application:
-    """The application of one process. The models are started by whoever runs it."""
+    """The application of one process. The caller starts the models."""
     app = web.Application(middlewares=[response_middleware, auth_middleware], client_max_size=MAX_BODY_BYTES)
     app[APP_STATE] = AppState(
         settings, metrics, models, keys, ClientStreams(settings, metrics, models.counters), peers
@@ -53,13 +53,13 @@ def make_app(
 
 
 async def reload(request: web.Request) -> web.Response:
-    """POST /admin/reload[?model=NAME]: load a model's files anew; open streams keep the old one to their end."""
+    """POST /admin/reload[?model=NAME]: reload a model's files, or all; open streams keep the old ones."""
     state = request.app[APP_STATE]
     if not key_of(request).admin:
         raise ServiceError(
-            ErrorCode.FORBIDDEN, "This key may not reload models.", "Use one made with --admin."
+            ErrorCode.FORBIDDEN, "This key may not reload models.", "Use a key made with --admin."
         )
     name = request.query.get("model")
-    done = await state.models.reload(name)
-    log_event(logging.INFO, "reload asked for", key=key_of(request).name, models=",".join(done))
-    return web.json_response({"reloaded": list(done)})
+    reloaded = await state.models.reload(name)
+    log_event(logging.INFO, "models reloaded", key=key_of(request).name, models=",".join(reloaded))
+    return web.json_response({"reloaded": list(reloaded)})

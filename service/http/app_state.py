@@ -1,4 +1,4 @@
-"""What every handler of one application may reach: settings, metrics, models, keys, open sessions, the clock."""
+"""What every request handler can use: settings, metrics, models, keys, client streams, the clock."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from service.settings import Settings
 
 @dataclass
 class AppState:
-    """One application's belongings."""
+    """The state of one application."""
 
     settings: Settings
     metrics: Metrics
@@ -24,10 +24,10 @@ class AppState:
     keys: ApiKeys
     client_streams: ClientStreams
     peers: Peers | None = None
-    """The other processes behind this port, if there are any."""
+    """The other worker processes on this port; None without `--workers`."""
     clock: Callable[[], float] = time.monotonic
     draining: bool = False
-    ticked_s: float = field(default_factory=time.monotonic)
+    last_tick_s: float = field(default_factory=time.monotonic)
 
 
 APP_STATE: web.AppKey[AppState] = web.AppKey("state", AppState)

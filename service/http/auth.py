@@ -1,6 +1,6 @@
-"""Who may come in: keys in any of the places clients put them, the origin of browser pages, the host they asked for.
+"""Authentication of requests: the API key, the Origin of browser pages, and the Host header.
 
-Keys themselves lie in service/auth/keys.py.
+The keys themselves are in service/auth/keys.py.
 """
 
 from urllib.parse import SplitResult, urlsplit
@@ -21,8 +21,8 @@ OPENAI_KEY = "openai-insecure-api-key."
 
 
 def api_key_of(request: web.BaseRequest) -> str | None:
-    """The key a client sent: Authorization header, ?token=, or a subprotocol, which is all that browsers can set:
-    `token, KEY` as Deepgram has it, `openai-insecure-api-key.KEY` as OpenAI has it."""
+    """The key that the client sent: Authorization header, ?token=, or a subprotocol, all that browsers can set:
+    `token, KEY` (Deepgram) or `openai-insecure-api-key.KEY` (OpenAI)."""
     scheme, _, value = request.headers.get("Authorization", "").strip().partition(" ")
     if scheme.lower() in SUBPROTOCOLS and value.strip():
         return value.strip()
@@ -38,24 +38,24 @@ def api_key_of(request: web.BaseRequest) -> str | None:
 
 
 def split(address: str, what: str) -> SplitResult:
-    """An address a client sent, in parts; ServiceError "origin" for what is none."""
+    """Parse an address that the client sent; ServiceError "origin" if it is invalid."""
     try:
         return urlsplit(address)
     except ValueError:
         raise ServiceError(
-            ErrorCode.ORIGIN, f"{what} is no address.", "Send it as HTTP has it: host[:port]."
+            ErrorCode.ORIGIN, f"{what} is not a valid address.", "The form is host[:port]."
         ) from None
 
 
 def check_origin(request: web.BaseRequest, settings: Settings) -> None:
-    """Refuse web pages of other origins, and names that merely resolve to this machine (DNS rebinding)."""
+    """Refuse pages of other origins, and host names that only resolve to this machine (DNS rebinding)."""
     host = (split(f"//{request.host}", f"Host {request.host!r}").hostname or "").lower()
     listed = {(urlsplit(origin).hostname or origin).lower() for origin in settings.allowed_origins}
     if is_loopback(settings.host) and not is_loopback(host) and host not in listed and "*" not in listed:
         raise ServiceError(
             ErrorCode.ORIGIN,
-            f"This server listens on loopback only and was asked for as {request.host!r}.",
-            "Use localhost, or list that name's origin in `allowed_origins`.",
+            f"This server listens on loopback only, and {request.host!r} is not a loopback name.",
+            "Use localhost, or add that name's origin to the setting `allowed_origins`.",
         )
     origin = request.headers.get("Origin")
     if origin is None or "*" in settings.allowed_origins or origin in settings.allowed_origins:
@@ -64,14 +64,14 @@ def check_origin(request: web.BaseRequest, settings: Settings) -> None:
     if page != request.host.lower() or not page:
         raise ServiceError(
             ErrorCode.ORIGIN,
-            f"Pages of {origin!r} may not connect here.",
-            "Add that origin to the setting `allowed_origins` if they should.",
+            f"Pages of the origin {origin!r} may not connect.",
+            "To allow them, add the origin to the setting `allowed_origins`.",
         )
 
 
 @web.middleware
 async def auth_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Guarded routes see request[KEY]; without a good key (where keys are needed) they see nothing."""
+    """Check origin and key of the guarded routes, and set request[KEY] for their handlers."""
     state = request.app[APP_STATE]
     metrics_guarded = request.path == "/metrics" and not state.settings.public_metrics
     if request.path.startswith(GUARDED_PREFIXES) or metrics_guarded:

@@ -1,6 +1,6 @@
-"""One client's websocket with its protocol: messages come in as commands, texts go out, and it is closed with a reason.
+"""One client's websocket with its protocol: messages are parsed into commands, texts are sent, limits are enforced.
 
-The limits on both ways hold for every protocol. What the commands do is for conversation.py.
+The commands are executed in websocket_connection.py.
 """
 
 import asyncio
@@ -15,63 +15,67 @@ from service.protocols.commands import Command, KeepAlive
 from service.protocols.wire_protocol import Received, WireProtocol
 from service.session.events import Failed
 
-LEAVING = (WSCloseCode.OK, WSCloseCode.GOING_AWAY)
-HANDED_OVER_CLOSE = 4000
-CLOSE_S = 2.0
+NORMAL_CLOSE_CODES = (WSCloseCode.OK, WSCloseCode.GOING_AWAY)
+RESUMED_CLOSE_CODE = 4000
+CLOSE_TIMEOUT_S = 2.0
 
 
 class ClientSocket:
     """Reads, writes and closes one websocket. One task may read while another writes."""
 
     def __init__(
-        self, state: AppState, socket: web.WebSocketResponse, protocol: WireProtocol, max_message_bytes: int
+        self,
+        state: AppState,
+        websocket: web.WebSocketResponse,
+        protocol: WireProtocol,
+        max_message_bytes: int,
     ) -> None:
-        self.socket = socket
+        self.websocket = websocket
         self.protocol = protocol
-        self.left = False
-        """The client closed the socket in order."""
-        self.too_slow = False
-        """The client took nothing for too long; the connection was cut."""
+        self.closed_by_client = False
+        """The client closed the socket with a normal close code."""
+        self.send_timed_out = False
+        """The client did not read for `send_timeout_s`; the connection was aborted."""
         self._send_timeout_s = state.settings.send_timeout_s
         self._max_message_bytes = max_message_bytes
         self._close_code = 0
-        """The code that this side closed with, if it was the first."""
+        """The code that the server closed with, if it closed first."""
         self._messages_in = state.metrics.messages_received.labels(protocol.name)
         self._messages_out = state.metrics.messages_sent.labels(protocol.name)
         self._sockets_closed = state.metrics.sockets_closed
 
     async def receive(self) -> list[Command] | None:
-        """The commands of the next message; a ping is a KeepAlive. None when the connection is over.
+        """The commands of the next message; KeepAlive for a ping. None when the connection is over.
 
         ServiceError "size" for a message over the limit.
         """
-        message = await self.socket.receive()
+        message = await self.websocket.receive()
         if message.type is WSMsgType.BINARY or message.type is WSMsgType.TEXT:
             self._messages_in.inc()
             if len(message.data) > self._max_message_bytes:
                 raise ServiceError(
                     ErrorCode.SIZE,
-                    f"a message of {len(message.data)} bytes is over {self._max_message_bytes}.",
-                    "Cut it: how sound is cut changes nothing.",
+                    f"a message of {len(message.data)} bytes exceeds the limit of {self._max_message_bytes}.",
+                    "Send smaller messages: the transcript does not depend on their size.",
                 )
             return self.protocol.receive(message.data)
         if message.type is WSMsgType.PING:
-            await self._taken(self.socket.pong(message.data))
+            await self._send_with_timeout(self.websocket.pong(message.data))
             return [KeepAlive()]
         if message.type is WSMsgType.CLOSE:
-            self.left = message.data in LEAVING
+            self.closed_by_client = message.data in NORMAL_CLOSE_CODES
             return None
         if message.type in (WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR):
             return None
         return []
 
     async def send(self, text: str) -> None:
-        """One message. TimeoutError when the client takes nothing for too long."""
-        await self._taken(self.socket.send_str(text))
+        """Send one message. TimeoutError when the client does not read for `send_timeout_s`."""
+        await self._send_with_timeout(self.websocket.send_str(text))
         self._messages_out.inc()
 
-    async def refuse(self, error: ServiceError) -> None:
-        """Close a connection that has no stream yet, and say why where the protocol has a message for that."""
+    async def reject(self, error: ServiceError) -> None:
+        """Close a connection that has no stream yet, after sending the error if the protocol has a message for it."""
         failed = Failed(error.code, error.message, error.advice)
         with contextlib.suppress(TimeoutError, ConnectionError):
             for text in self.protocol.write(0, failed, Received(0, 0, 0)):
@@ -79,46 +83,47 @@ class ClientSocket:
         await self.close(error.code, error.message)
 
     async def close(self, error: ErrorCode | None = None, message: str = "") -> None:
-        """Close the socket, for this reason if it is an error."""
+        """Close the socket with 1000, or with the error's close code and reason."""
         code = WSCloseCode.OK if error is None else error.close_code
         self._close_code = self._close_code or code
         reason = "" if error is None else self.protocol.close_reason(error, message)
         with contextlib.suppress(Exception):
-            async with asyncio.timeout(CLOSE_S):
-                await self.socket.close(code=code, message=reason.encode()[:120])
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self.websocket.close(code=code, message=reason.encode()[:120])
 
-    async def hand_over(self) -> None:
-        """Close the socket: its session goes on with another connection."""
+    async def close_resumed(self) -> None:
+        """Close the socket because another connection has resumed its session."""
         with contextlib.suppress(Exception):
-            async with asyncio.timeout(CLOSE_S):
-                await self.socket.close(code=HANDED_OVER_CLOSE, message=b"RESUMED on another connection")
-        self._aborted()
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self.websocket.close(code=RESUMED_CLOSE_CODE, message=b"RESUMED on another connection")
+        self._abort()
 
     def count_closed(self) -> int:
-        """Count the end of the connection by its code, and return the code.
+        """Count the end of the connection by its close code, and return the code.
 
-        A client may close with any code: those that mean nothing here are counted together.
+        Codes that clients make up are counted as "other", which bounds the number of series.
         """
-        code = self._close_code or self.socket.close_code or WSCloseCode.ABNORMAL_CLOSURE
-        known = 1000 <= code <= 1015 or code == HANDED_OVER_CLOSE
+        code = self._close_code or self.websocket.close_code or WSCloseCode.ABNORMAL_CLOSURE
+        known = 1000 <= code <= 1015 or code == RESUMED_CLOSE_CODE
         self._sockets_closed.labels(self.protocol.name, str(int(code)) if known else "other").inc()
         return code
 
-    async def _taken(self, sending: Awaitable[None]) -> None:
-        """TimeoutError when the client takes nothing for too long: then the connection is cut.
+    async def _send_with_timeout(self, sending: Awaitable[None]) -> None:
+        """Abort the connection and raise TimeoutError when the client does not read for `send_timeout_s`.
 
-        At once, since reader and writer wait for room together: one that gives up spoils it for the other.
+        The abort is immediate: reader and writer wait for the same buffer, and one that only gives up would leave
+        the other waiting.
         """
         try:
             async with asyncio.timeout(self._send_timeout_s):
                 await sending
         except TimeoutError:
-            self.too_slow = True
-            self._aborted()
+            self.send_timed_out = True
+            self._abort()
             raise
 
-    def _aborted(self) -> None:
+    def _abort(self) -> None:
         """End the connection without waiting for the client."""
-        transport = self.socket._req.transport if self.socket._req is not None else None
+        transport = self.websocket._req.transport if self.websocket._req is not None else None
         if transport is not None:
             transport.abort()

@@ -1,6 +1,7 @@
-"""The sessions of this process: what belongs to each stream besides itself, and which may be resumed.
+"""The client streams of this process: each stream with what belongs to its client, and which streams can be resumed.
 
-A session outlives its connection when its client can resume. Every session is let go of exactly once.
+A stream outlives its connection when its client can resume. Every stream releases its resources exactly once. On the
+wire a stream is a "session": its id is the request id of its messages.
 """
 
 import asyncio
@@ -22,19 +23,19 @@ from service.settings import Settings
 
 
 class Connection(Protocol):
-    """The client's side of a session: what the sessions ask of whoever reads and writes its socket."""
+    """The connection of a stream, as far as ClientStreams needs it."""
 
     @property
     def busy(self) -> bool:
-        """At work on a message of the client, which therefore need not send another."""
+        """A message of the client is being executed."""
 
     async def hand_over(self) -> None:
-        """End this connection between two messages: the session goes on with another."""
+        """End this connection between two messages: another connection continues the stream."""
 
 
 @dataclass(eq=False)
 class ClientStream:
-    """One stream with its sound decoder, its wire, its key, and what has arrived of it."""
+    """One stream with its audio decoder, its protocol, its key, and the counts of what was received."""
 
     stream: Stream
     recognizer: Recognizer
@@ -42,8 +43,9 @@ class ClientStream:
     protocol: WireProtocol
     decoder: AudioDecoder
     key: Key
-    began_s: float
+    opened_s: float
     release: Callable[[], None]
+    """Gives back the key's stream slot."""
     received_bytes: int = 0
     received_commands: int = 0
     digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
@@ -57,14 +59,14 @@ class ClientStream:
 
     @property
     def received(self) -> Received:
-        """What has arrived, to be acknowledged."""
+        """What was received, for acknowledgements."""
         frame = self.decoder.frame_bytes
         samples = None if frame is None else self.received_bytes // frame
         return Received(self.received_bytes, samples, self.received_commands)
 
 
 class ClientStreams:
-    """Every session by its id."""
+    """Every client stream by its id, and the number of open sockets."""
 
     def __init__(self, settings: Settings, metrics: Metrics, counters: SharedCounters) -> None:
         self.settings = settings
@@ -78,108 +80,113 @@ class ClientStreams:
                 settings.audio_decoder_cpu_s,
                 settings.audio_decoder_timeout_s,
             ),
-            self._count_children,
+            self._count_decoders,
             lambda reason: metrics.audio_decoder_failures.labels(reason).inc(),
         )
-        self._sessions: dict[str, ClientStream] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._streams: dict[str, ClientStream] = {}
+        self._park_timers: dict[str, asyncio.TimerHandle] = {}
+        self.all_sockets_closed = asyncio.Event()
+        self.all_sockets_closed.set()
 
     @property
     def count(self) -> int:
-        """Sessions, the parked ones included."""
-        return len(self._sessions)
+        """Number of streams, parked ones included."""
+        return len(self._streams)
 
     def start(self) -> None:
-        """Begin to vouch, now and then, for clients who are silent because we are not done with what they said."""
-        for session in self._sessions.values():
-            busy = session.connection is not None and session.connection.busy
-            if busy or session.finishing:
-                session.stream.keep_alive()
-        self._idle_refresh = asyncio.get_running_loop().call_later(
-            self.settings.idle_timeout_s / 4, self.start
+        """Start the timer that keeps streams with unfinished messages from the idle timeout."""
+        self._refresh_idle_timers()
+
+    def _refresh_idle_timers(self) -> None:
+        """Keep alive streams whose clients are silent because the server is still executing their messages."""
+        for client_stream in self._streams.values():
+            busy = client_stream.connection is not None and client_stream.connection.busy
+            if busy or client_stream.finishing:
+                client_stream.stream.keep_alive()
+        self._refresh_timer = asyncio.get_running_loop().call_later(
+            self.settings.idle_timeout_s / 4, self._refresh_idle_timers
         )
 
     def socket_opened(self, protocol: str) -> None:
-        """One more open socket; ServiceError "sockets" when there are too many. Undone by `socket_closed`."""
+        """Count an open socket; ServiceError "sockets" when too many are open. Undone by `socket_closed`."""
         if self.counters.total("sockets") >= self.settings.max_connections:
             raise ServiceError(
-                ErrorCode.SOCKETS, "Too many sockets are open here.", "Try again soon.", retry_after_s=5.0
+                ErrorCode.SOCKETS, "Too many websockets are open.", "Try again later.", retry_after_s=5.0
             )
         self._sockets += 1
         self.counters.add("sockets", 1)
-        self._idle.clear()
+        self.all_sockets_closed.clear()
         self.metrics.sockets_open.labels(protocol).inc()
 
     def socket_closed(self, protocol: str) -> None:
-        """One less."""
+        """Count a closed socket."""
         self._sockets -= 1
         self.counters.add("sockets", -1)
         self.metrics.sockets_open.labels(protocol).dec()
         if self._sockets == 0:
-            self._idle.set()
+            self.all_sockets_closed.set()
 
-    def _count_children(self, change: int) -> int:
+    def _count_decoders(self, change: int) -> int:
         if change:
             self.counters.add("containers", change)
             self.metrics.container_children.inc(change)
         return round(self.counters.total("containers"))
 
-    def add(self, session: ClientStream) -> None:
-        """A session begins."""
-        self._sessions[session.id] = session
+    def add(self, client_stream: ClientStream) -> None:
+        """Register a stream."""
+        self._streams[client_stream.id] = client_stream
 
-    def park(self, session: ClientStream) -> None:
-        """Its client vanished; it may come back within `resume_timeout_s`."""
-        session.connection = None
-        session.recognizer.park(session.stream)
-        # The recognizer ends the stream by itself; this only lets go of what belongs to it here.
+    def park(self, client_stream: ClientStream) -> None:
+        """The client disconnected; it can resume within `resume_timeout_s`."""
+        client_stream.connection = None
+        client_stream.recognizer.park(client_stream.stream)
+        # The recognizer ends the stream itself; the timer releases the decoder and the key's slot just after that.
         loop = asyncio.get_running_loop()
-        self._timers[session.id] = loop.call_later(self.settings.resume_timeout_s + 0.2, self.forget, session)
+        delay_s = self.settings.resume_timeout_s + 0.2
+        self._park_timers[client_stream.id] = loop.call_later(delay_s, self.remove, client_stream)
 
     async def resume(self, id: str, key: Key, after: int) -> ClientStream:
-        """The session again, for the same key; ServiceError "resume" when it is gone."""
-        session = self._sessions.get(id)
-        if session is None or session.key.id != key.id or not session.request.extensions:
+        """The stream of this id, for the same key; ServiceError "resume" when it has ended."""
+        client_stream = self._streams.get(id)
+        if client_stream is None or client_stream.key.id != key.id or not client_stream.request.extensions:
             raise ServiceError(
                 ErrorCode.RESUME,
-                "There is no session to resume by this id.",
-                "It ended, or was gone too long: begin a new one.",
+                "There is no session with this id to resume.",
+                "It has ended, or the resume timeout is over: start a new session.",
             )
-        if session.connection is not None:
-            # The old connection is dead and does not know it yet. It ends between two messages.
-            await session.connection.hand_over()
-        timer = self._timers.pop(id, None)
+        if client_stream.connection is not None:
+            # The previous connection is broken without having noticed. It ends between two messages.
+            await client_stream.connection.hand_over()
+        timer = self._park_timers.pop(id, None)
         if timer is not None:
             timer.cancel()
         try:
-            session.recognizer.resume(id, session.stream.settings.owner, after)
+            client_stream.recognizer.resume(id, client_stream.stream.settings.owner, after)
         except ServiceError:
-            self.forget(session)
+            self.remove(client_stream)
             raise
-        return session
+        return client_stream
 
-    def forget(self, session: ClientStream) -> None:
-        """The session is over: everything that belonged to it is let go, once."""
-        timer = self._timers.pop(session.id, None)
+    def remove(self, client_stream: ClientStream) -> None:
+        """The stream is over: release its resources. Does nothing the second time."""
+        timer = self._park_timers.pop(client_stream.id, None)
         if timer is not None:
             timer.cancel()
-        if self._sessions.pop(session.id, None) is not None:
-            session.decoder.close()
-            session.release()
+        if self._streams.pop(client_stream.id, None) is not None:
+            client_stream.decoder.close()
+            client_stream.release()
 
-    async def wait_delivered(self, limit_s: float) -> None:
-        """Wait until no socket is open any more, at most so long."""
+    async def wait_sockets_closed(self, limit_s: float) -> None:
+        """Wait until all sockets are closed, at most `limit_s`."""
         try:
             async with asyncio.timeout(limit_s):
-                await self._idle.wait()
+                await self.all_sockets_closed.wait()
         except TimeoutError:
             pass
 
     def close(self) -> None:
-        """Let go of everything that is left."""
-        self._idle_refresh.cancel()
-        for session in tuple(self._sessions.values()):
-            session.stream.cancel("stopped")
-            self.forget(session)
+        """Cancel and release all remaining streams."""
+        self._refresh_timer.cancel()
+        for client_stream in tuple(self._streams.values()):
+            client_stream.stream.cancel("stopped")
+            self.remove(client_stream)

@@ -1,4 +1,4 @@
-"""The headers of every answer: which server it is, and the request's id under the names that clients look for."""
+"""The headers of every response: the server's name, and the request id under the names that clients look for."""
 
 from aiohttp import web
 
@@ -7,7 +7,7 @@ SERVER = "Silica"
 
 
 def set_headers(response: web.StreamResponse, request_id: str) -> None:
-    """Before the answer is sent."""
+    """Set the common headers, before the response is sent."""
     response.headers["Server"] = SERVER
     response.headers["X-Request-Id"] = request_id
     response.headers["dg-request-id"] = request_id

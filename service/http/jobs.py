@@ -1,4 +1,4 @@
-"""POST /v1/jobs and what belongs to it: recordings heard in the background. The work itself lies in service/jobs/."""
+"""The routes of /v1/jobs: recordings transcribed in the background. Storage and execution are in service/jobs/."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from service.protocols import openai
 
 STATUSES = ("queued", "running", "done", "failed", "cancelled")
 MAX_LISTED = 200
-IDEMPOTENCY = re.compile(r"[\x21-\x7e]{1,200}")
+IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 
 @dataclass(frozen=True)
 class JobApi:
-    """What the routes need: where jobs are kept and who hears them."""
+    """The job store and the job runner, for the routes."""
 
     store: JobStore
     runner: JobRunner
 
 
-JOB_API: web.AppKey[JobApi] = web.AppKey("desk", JobApi)
+JOB_API: web.AppKey[JobApi] = web.AppKey("job_api", JobApi)
 
 
 def add_job_routes(app: web.Application) -> None:
-    """The routes, and the runner that lives as long as the application."""
+    """Add the routes, and start the runner with the application."""
     app.router.add_post("/v1/jobs", create_job)
     app.router.add_get("/v1/jobs", list_jobs)
     app.router.add_get("/v1/jobs/{id}", show_job)
@@ -55,7 +55,7 @@ def add_job_routes(app: web.Application) -> None:
 
 
 async def jobs_lifespan(app: web.Application) -> AsyncIterator[None]:
-    """Opens the store and goes on with what an earlier process left."""
+    """Open the store and start the runner, which continues unfinished jobs of earlier processes."""
     state = app[APP_STATE]
     settings = state.settings
     store = await asyncio.to_thread(JobStore, jobs_folder(state))
@@ -84,15 +84,15 @@ async def jobs_lifespan(app: web.Application) -> AsyncIterator[None]:
 
 
 def jobs_folder(state: AppState) -> Path:
-    """In the data folder, unless a setting says otherwise."""
+    """The setting `jobs_folder`, or `jobs` in the data folder."""
     return state.settings.jobs_folder or data_folder() / "jobs"
 
 
 async def create_job(request: web.Request) -> web.Response:
-    """POST /v1/jobs: a multipart form with `file` and options; answered at once with the job."""
+    """POST /v1/jobs: store the `file` and the options of a multipart form, and return the queued job."""
     state, job_api, key = request.app[APP_STATE], request.app[JOB_API], key_of(request)
     idempotency = request.headers.get("Idempotency-Key")
-    if idempotency is not None and not IDEMPOTENCY.fullmatch(idempotency):
+    if idempotency is not None and not IDEMPOTENCY_KEY.fullmatch(idempotency):
         raise ServiceError(
             ErrorCode.REQUEST, "Idempotency-Key must be 1 to 200 printable ASCII characters without spaces."
         )
@@ -100,13 +100,15 @@ async def create_job(request: web.Request) -> web.Response:
     async with temporary_folder(job_api.store.uploads) as folder:
         form = await receive_form(request, folder, max_upload_bytes(state))
         if form.file is None:
-            raise ServiceError(ErrorCode.REQUEST, "The form has no field `file`.", "Send the sound there.")
+            raise ServiceError(
+                ErrorCode.REQUEST, "The form has no field `file`.", "Send the audio file as `file`."
+            )
         options = options_of(form)
         if container_of(form.file.path) is None and "encoding" not in options:
             raise ServiceError(
                 ErrorCode.AUDIO,
-                "The file is in no format known here.",
-                "Is it a sound file (WAV, FLAC, MP3, Ogg, WebM, MP4), and whole? Raw sound needs `encoding`.",
+                "The file's format is not supported.",
+                "Send a complete WAV, FLAC, MP3, Ogg, WebM or MP4 file; raw audio needs `encoding`.",
             )
         webhook = form.fields["webhook"][-1] if form.fields.get("webhook") else None
         if webhook is not None:
@@ -116,7 +118,7 @@ async def create_job(request: web.Request) -> web.Response:
             owner=key.id,
             status="queued",
             created=time.time(),
-            # Bytes that are no UTF-8 come as lone surrogates, which no database takes.
+            # Bytes that are not UTF-8 arrive as lone surrogates, which SQLite rejects.
             name=Path(form.file.name).name[:200].encode(errors="replace").decode(),
             bytes=form.file.bytes,
             sha256=form.file.sha256,
@@ -124,20 +126,20 @@ async def create_job(request: web.Request) -> web.Response:
             webhook=webhook,
             webhook_secret=secrets.token_urlsafe(32) if webhook is not None else None,
         )
-        kept = job_api.store.file(job.id)
-        # The file first: a job in the store always has its recording.
-        await asyncio.to_thread(shutil.move, form.file.path, kept)
+        recording = job_api.store.file(job.id)
+        # The file first, so that every job in the store has its recording.
+        await asyncio.to_thread(shutil.move, form.file.path, recording)
         try:
             quota = state.settings.jobs_quota_mb * 1024 * 1024
             found, new = await asyncio.to_thread(job_api.store.add, job, idempotency, quota)
         except BaseException:
-            kept.unlink(missing_ok=True)
+            recording.unlink(missing_ok=True)
             raise
         if not new:
-            kept.unlink(missing_ok=True)
+            recording.unlink(missing_ok=True)
     job_api.runner.wake()
     if state.peers is not None:
-        state.peers.notify_peers()  # another process may be the one that hears jobs
+        state.peers.notify_peers()  # the job runners may be in other workers
     as_json = found.as_json()
     if new and webhook is not None:
         as_json["webhook"]["secret"] = job.webhook_secret
@@ -147,20 +149,20 @@ async def create_job(request: web.Request) -> web.Response:
 
 
 def options_of(form: Form) -> dict[str, Any]:
-    """What a job keeps of its form: OpenAI's fields, and how raw sound is to be read."""
-    wanted = openai.parse_fields({name: values for name, values in form.fields.items() if name != "stream"})
+    """The options of a job from its form: OpenAI's fields, and the format of raw audio."""
+    request = openai.parse_fields({name: values for name, values in form.fields.items() if name != "stream"})
     options: dict[str, Any] = {}
-    if wanted.model:
-        options["model"] = wanted.model[:200]
-    if wanted.hotwords:
-        options["hotwords"] = [[one.phrase, one.weight] for one in wanted.hotwords]
+    if request.model:
+        options["model"] = request.model[:200]
+    if request.hotwords:
+        options["hotwords"] = [[hotword.phrase, hotword.weight] for hotword in request.hotwords]
     encoding = (form.fields.get("encoding") or [""])[-1]
     if encoding:
         if encoding not in ("linear16", "linear32", "mulaw", "alaw"):
             raise ServiceError(
                 ErrorCode.REQUEST,
                 f"encoding={encoding[:40]} is not supported.",
-                "linear16, linear32, mulaw, alaw.",
+                "Expected linear16, linear32, mulaw or alaw.",
             )
         options["encoding"] = encoding
     for name, low, high in (("sample_rate", 8000, 48000), ("channels", 1, 8)):
@@ -168,65 +170,69 @@ def options_of(form: Form) -> dict[str, Any]:
         if text:
             if not (text.isascii() and text.isdigit() and len(text) < 9 and low <= int(text) <= high):
                 raise ServiceError(
-                    ErrorCode.REQUEST, f"{name}={text[:40]} is not supported.", f"From {low} to {high}."
+                    ErrorCode.REQUEST,
+                    f"{name}={text[:40]} is not supported.",
+                    f"Expected an integer from {low} to {high}.",
                 )
             options[name] = int(text)
     return options
 
 
 async def list_jobs(request: web.Request) -> web.Response:
-    """GET /v1/jobs?status=&limit=&before=: newest first."""
+    """GET /v1/jobs?status=&limit=&before=: the key's jobs, newest first."""
     query = request.query
     status = query.get("status") or None
     if status is not None and status not in STATUSES:
         raise ServiceError(
-            ErrorCode.REQUEST, f"There is no status {status[:40]!r}.", f"One of {', '.join(STATUSES)}."
+            ErrorCode.REQUEST,
+            f"There is no status {status[:40]!r}.",
+            f"Expected one of {', '.join(STATUSES)}.",
         )
     try:
         limit = int(query.get("limit") or 50)
         before = float(query["before"]) if query.get("before") else None
     except ValueError:
-        raise ServiceError(ErrorCode.REQUEST, "`limit` and `before` are numbers.") from None
+        raise ServiceError(ErrorCode.REQUEST, "`limit` and `before` must be numbers.") from None
     if not 1 <= limit <= MAX_LISTED:
-        raise ServiceError(ErrorCode.REQUEST, f"`limit` is 1 to {MAX_LISTED}.")
+        raise ServiceError(ErrorCode.REQUEST, f"`limit` must be 1 to {MAX_LISTED}.")
     store = request.app[JOB_API].store
-    found = await asyncio.to_thread(store.owned_by, key_of(request).id, status, limit, before)
-    return web.json_response({"object": "list", "data": [job.as_json() for job in found]})
+    jobs = await asyncio.to_thread(store.owned_by, key_of(request).id, status, limit, before)
+    return web.json_response({"object": "list", "data": [job.as_json() for job in jobs]})
 
 
 async def show_job(request: web.Request) -> web.Response:
-    """GET /v1/jobs/{id}."""
-    job = await _found(request)
+    """GET /v1/jobs/{id}: the job and its progress."""
+    job = await _find_job(request)
     return web.json_response(job.as_json())
 
 
 async def transcript(request: web.Request) -> web.Response:
-    """GET /v1/jobs/{id}/transcript?response_format=: what was heard; while the job runs only with partial=true."""
+    """GET /v1/jobs/{id}/transcript?response_format=: the transcript; of an unfinished job only with partial=true."""
     fields = {name: request.query.getall(name) for name in request.query}
     partial = (fields.pop("partial", ["false"]))[-1].lower() in ("true", "1")
-    wanted = replace(openai.parse_fields(fields), stream=False)
-    job = await _found(request)
+    options = replace(openai.parse_fields(fields), stream=False)
+    job = await _find_job(request)
     if job.status != "done" and not partial:
         raise ServiceError(
-            ErrorCode.BUSY, f"The job is {job.status}.", "Wait until it is done, or ask with partial=true."
+            ErrorCode.BUSY, f"The job is {job.status}.", "Wait until it is done, or set partial=true."
         )
     finals = await asyncio.to_thread(request.app[JOB_API].store.finals, job.id)
-    content_type, body = openai.transcription(finals, job.length_s or job.processed_s, wanted)
+    content_type, body = openai.transcription(finals, job.length_s or job.processed_s, options)
     return web.Response(text=body, content_type=content_type, charset="utf-8")
 
 
 async def delete_job(request: web.Request) -> web.Response:
-    """DELETE /v1/jobs/{id}: cancel what is not over, forget what is."""
+    """DELETE /v1/jobs/{id}: cancel an unfinished job, delete a finished one."""
     store = request.app[JOB_API].store
-    job = await _found(request)
+    job = await _find_job(request)
     if job.status in OPEN:
         await asyncio.to_thread(store.end, job.id, None, "cancelled", time.time(), None, None)
-        return web.json_response((await _found(request)).as_json())
+        return web.json_response((await _find_job(request)).as_json())
     await asyncio.to_thread(store.remove, job.id)
     return web.Response(status=204)
 
 
-async def _found(request: web.Request) -> Job:
+async def _find_job(request: web.Request) -> Job:
     return await asyncio.to_thread(
         request.app[JOB_API].store.find, request.match_info["id"], key_of(request).id
     )

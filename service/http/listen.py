@@ -1,6 +1,7 @@
-"""The two websocket faces: /v1/listen speaks Deepgram's dialect, /vosk vosk's. Accepts, refuses, and hands over.
+"""The websocket routes /v1/listen (Deepgram's protocol) and /vosk: check the request, upgrade, open the stream.
 
-Everything that can be refused is refused before the upgrade, as an HTTP answer. What follows is conversation.py.
+Whatever can be checked before the upgrade is refused as an HTTP response. After the upgrade, websocket_connection.py
+runs the connection.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from service.auth.keys import Key
 from service.errors import ErrorCode, ServiceError
 from service.http.app_state import APP_STATE, AppState
 from service.http.auth import SUBPROTOCOLS, key_of
-from service.http.client_socket import CLOSE_S, ClientSocket
+from service.http.client_socket import CLOSE_TIMEOUT_S, ClientSocket
 from service.http.client_streams import ClientStream
 from service.http.headers import REQUEST_ID, set_headers
 from service.http.peers import proxy_websocket
@@ -29,8 +30,8 @@ from service.logs import log_event
 from service.metrics import build_version
 from service.output.formatting import formatter
 from service.protocols.commands import Command, KeepAlive, ListenRequest, Reject, SendText, Warn
-from service.protocols.deepgram import DeepgramProtocol, StreamFacts
-from service.protocols.formatted_words import uuid_of
+from service.protocols.deepgram import DeepgramProtocol, StreamInfo
+from service.protocols.formatted_words import uuid_for_model
 from service.protocols.query import read_query
 from service.protocols.vosk import VoskProtocol
 from service.protocols.wire_protocol import WireProtocol
@@ -38,152 +39,154 @@ from service.recognizer import Recognizer, Stream, StreamSettings
 
 
 async def listen(request: web.Request) -> web.StreamResponse:
-    """GET /v1/listen: a new stream, or a session resumed."""
+    """GET /v1/listen: open a new stream, or resume a session."""
     state = request.app[APP_STATE]
     check_upgrade(request)
     options = read_query(request.query.items())
     key = key_of(request)
     state.client_streams.socket_opened("deepgram")
     try:
-        peer = state.peers.owner(options.resume) if options.resume and state.peers else None
-        if peer is not None:
-            return await proxy_websocket(request, peer, state.settings.max_message_bytes)
+        owner = state.peers.owner_socket(options.resume) if options.resume and state.peers else None
+        if owner is not None:
+            return await proxy_websocket(request, owner, state.settings.max_message_bytes)
         if options.resume is not None:
-            session = await state.client_streams.resume(options.resume, key, options.after)
-            log_event(logging.INFO, "resumed", session=session.id, after=options.after)
+            client_stream = await state.client_streams.resume(options.resume, key, options.after)
+            log_event(logging.INFO, "resumed", session=client_stream.id, after=options.after)
         else:
             check_accepting(state)
             if options.encoding is not None and options.encoding not in WIDTHS:
                 state.client_streams.audio_decoders.check_free()
-            session = open_deepgram(request, state, options, key)
+            client_stream = open_deepgram(state, options, key)
         return await run_connection(
-            request, state, session, resumed=options.resume is not None, after=options.after
+            request, state, client_stream, resumed=options.resume is not None, after=options.after
         )
     finally:
         state.client_streams.socket_closed("deepgram")
 
 
 async def vosk(request: web.Request) -> web.StreamResponse:
-    """GET /vosk: the stream is opened with the first sound, when its configuration is known."""
+    """GET /vosk: the first audio opens the stream, when its configuration is known."""
     state = request.app[APP_STATE]
     check_upgrade(request)
     check_accepting(state)
     key = key_of(request)
-    room = state.models.pick(None).capacity()
-    if room.streams >= room.stream_capacity:
+    capacity = state.models.pick(None).capacity()
+    if capacity.streams >= capacity.stream_capacity:
         raise ServiceError(
-            ErrorCode.CAPACITY, "All streams are in use.", "Try again soon.", retry_after_s=2.0
+            ErrorCode.CAPACITY, "All streams are in use.", "Try again later.", retry_after_s=2.0
         )
     state.client_streams.socket_opened("vosk")
     try:
         limit = state.settings.max_message_bytes
-        socket = socket_for(limit)
-        await upgrade(request, socket)
+        websocket = make_websocket(limit)
+        await upgrade(request, websocket)
         protocol = VoskProtocol()
-        client = ClientSocket(state, socket, protocol, limit)
-        await converse_when_configured(state, client, lambda: open_vosk(state, protocol, key))
-        return socket
+        client_socket = ClientSocket(state, websocket, protocol, limit)
+        await run_when_configured(state, client_socket, lambda: open_vosk(state, protocol, key))
+        return websocket
     finally:
         state.client_streams.socket_closed("vosk")
 
 
 def open_vosk(state: AppState, protocol: VoskProtocol, key: Key) -> ClientStream:
-    """A stream for vosk's protocol, as its messages have configured it."""
+    """Open a stream for vosk's protocol, as its messages have configured it."""
     decoder = AudioDecoder("linear16", protocol.request.sample_rate, 1, True, None, lambda *_: None)
     state.keys.acquire_stream(key)
-    return open_session(
+    return open_client_stream(
         state, protocol.request, lambda *_: protocol, decoder, key, lambda: state.keys.release_stream(key)
     )
 
 
-async def converse_when_configured(
+async def run_when_configured(
     state: AppState,
-    client: ClientSocket,
+    client_socket: ClientSocket,
     open_stream: Callable[[], ClientStream],
     *,
     greeting: str | None = None,
     idle_timeout_s: float | None = None,
 ) -> None:
-    """For protocols whose messages configure the stream: it is opened by the first command that needs it."""
+    """Run a connection of a protocol whose messages configure the stream: the first command that needs it opens it."""
     opened: tuple[ClientStream, list[Command]] | None = None
     try:
         if greeting is not None:
-            await client.send(greeting)
-        opened = await first_commands(client, open_stream, idle_timeout_s or state.settings.idle_timeout_s)
+            await client_socket.send(greeting)
+        opened = await open_on_first_command(
+            client_socket, open_stream, idle_timeout_s or state.settings.idle_timeout_s
+        )
     except ServiceError as error:
-        await client.refuse(error)
+        await client_socket.reject(error)
     except TimeoutError:
-        await client.close(ErrorCode.SLOW_READER, "nothing was taken for too long")
+        await client_socket.close(ErrorCode.SLOW_READER, "the client does not read its messages")
     except ConnectionError:
-        pass  # the client is gone, and nothing was opened for it
+        pass  # the client disconnected before a stream was opened
     except Exception:
         logging.getLogger("silica").exception("connection failed")
-        await client.refuse(
+        await client_socket.reject(
             ServiceError(
-                ErrorCode.INTERNAL, "Something went wrong here; it is logged.", "Open a new session."
+                ErrorCode.INTERNAL, "An internal error occurred; it is logged.", "Start a new session."
             )
         )
     if opened is None:
-        client.count_closed()
+        client_socket.count_closed()
         return
-    session, commands = opened
-    await WebSocketConnection(state, session, client).run(0, commands)
+    client_stream, commands = opened
+    await WebSocketConnection(state, client_stream, client_socket).run(0, commands)
 
 
-async def first_commands(
-    client: ClientSocket, open_stream: Callable[[], ClientStream], idle_timeout_s: float
+async def open_on_first_command(
+    client_socket: ClientSocket, open_stream: Callable[[], ClientStream], idle_timeout_s: float
 ) -> tuple[ClientStream, list[Command]] | None:
-    """The session, and the commands that are for it. None when the client leaves before it needs one."""
+    """The stream, and the commands of the message that opened it. None if the connection ends before."""
     while True:
         try:
             async with asyncio.timeout(idle_timeout_s) as idle:
-                commands = await client.receive()
+                commands = await client_socket.receive()
         except TimeoutError:
             if not idle.expired():
                 raise
-            raise ServiceError(ErrorCode.IDLE, "no sound and no configuration came") from None
+            raise ServiceError(ErrorCode.IDLE, "no audio and no configuration arrived") from None
         if commands is None:
             return None
         for index, command in enumerate(commands):
             if isinstance(command, SendText):
-                await client.send(command.text)
+                await client_socket.send(command.text)
             elif isinstance(command, Reject):
                 raise ServiceError(command.code, command.message, command.advice)
             elif not isinstance(command, KeepAlive | Warn):
                 return open_stream(), commands[index:]
 
 
-async def upgrade(request: web.Request, socket: web.WebSocketResponse) -> None:
-    """Answer the handshake; ServiceError "gone" when nobody is there any more."""
+async def upgrade(request: web.Request, websocket: web.WebSocketResponse) -> None:
+    """Complete the handshake; ServiceError "gone" when the client has disconnected."""
     try:
-        await socket.prepare(request)
+        await websocket.prepare(request)
     except ConnectionError:
-        raise ServiceError(ErrorCode.GONE, "The client went away before it was answered.") from None
+        raise ServiceError(ErrorCode.GONE, "The client disconnected before the response.") from None
 
 
 def check_upgrade(request: web.Request) -> None:
-    """These addresses speak websocket only (to GET)."""
+    """ServiceError "upgrade" unless the request is a websocket handshake."""
     if request.headers.get("Upgrade", "").lower() != "websocket":
         raise ServiceError(
             ErrorCode.UPGRADE,
-            f"{request.path} is a websocket.",
-            "Connect with ws:// or wss://; see /v1/models for HTTP.",
+            f"GET {request.path} is a websocket endpoint.",
+            "Connect with ws:// or wss://; /openapi.yaml lists the HTTP routes.",
         )
 
 
 def check_accepting(state: AppState) -> None:
-    """Nothing new is taken in while draining."""
+    """ServiceError "draining" while the server shuts down."""
     if state.draining:
         raise ServiceError(
             ErrorCode.DRAINING,
-            "This server is being stopped.",
-            "Connect again: another will answer.",
+            "This server is shutting down.",
+            "Reconnect.",
             retry_after_s=5.0,
         )
 
 
-def open_deepgram(request: web.Request, state: AppState, options: ListenRequest, key: Key) -> ClientStream:
-    """A stream for Deepgram's dialect, with its facts and its sound decoder."""
+def open_deepgram(state: AppState, options: ListenRequest, key: Key) -> ClientStream:
+    """Open a stream for Deepgram's protocol."""
     settings = state.settings
     mix = not options.multichannel
     pending_warnings: list[Warn] = []
@@ -207,26 +210,28 @@ def open_deepgram(request: web.Request, state: AppState, options: ListenRequest,
 
     def make_protocol(stream_id: str, model: str) -> DeepgramProtocol:
         nonlocal protocol
-        facts = StreamFacts(
+        info = StreamInfo(
             request_id=stream_id,
             model=model,
-            model_uuid=uuid_of(model),
+            model_uuid=uuid_for_model(model),
             version=build_version(),
             created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             resume_s=settings.resume_timeout_s,
             max_message_bytes=settings.max_message_bytes,
         )
-        protocol = DeepgramProtocol(options, facts, formatter(options.figures, options.punctuate))
+        protocol = DeepgramProtocol(options, info, formatter(options.smart_format, options.punctuate))
         for warning in pending_warnings:
             if protocol.warn(warning):
                 state.metrics.warnings.labels(warning.code).inc()
         return protocol
 
     state.keys.acquire_stream(key)
-    return open_session(state, options, make_protocol, decoder, key, lambda: state.keys.release_stream(key))
+    return open_client_stream(
+        state, options, make_protocol, decoder, key, lambda: state.keys.release_stream(key)
+    )
 
 
-def open_session(
+def open_client_stream(
     state: AppState,
     options: ListenRequest,
     make_protocol: Callable[[str, str], WireProtocol],
@@ -235,9 +240,10 @@ def open_session(
     release: Callable[[], None],
     idle_timeout_s: float | None = None,
 ) -> ClientStream:
-    """Take a stream of the recognizer's. `release` gives back the key's slot, exactly once, and also if this fails.
+    """Open a stream of the recognizer and register it.
 
-    `make_protocol` answers the dialect of a stream with this id and model.
+    `make_protocol(stream_id, model)` makes the stream's protocol. `release` gives back the key's slot: it is called
+    exactly once, also if opening fails.
     """
     try:
         recognizer = state.models.pick(options.model)
@@ -247,19 +253,21 @@ def open_session(
     except BaseException:
         release()
         raise
-    session = ClientStream(
+    client_stream = ClientStream(
         stream=stream,
         recognizer=recognizer,
         request=options,
         protocol=make_protocol(stream.id, recognizer.model_name),
         decoder=decoder,
         key=key,
-        began_s=state.clock(),
+        opened_s=state.clock(),
         release=release,
     )
-    state.client_streams.add(session)
-    log_event(logging.INFO, "stream opened", session=session.id, key=key.name, model=recognizer.model_name)
-    return session
+    state.client_streams.add(client_stream)
+    log_event(
+        logging.INFO, "stream opened", session=client_stream.id, key=key.name, model=recognizer.model_name
+    )
+    return client_stream
 
 
 def _open_stream(
@@ -267,14 +275,16 @@ def _open_stream(
 ) -> Stream:
     settings = state.settings
     endpointing = settings.endpointing_ms if options.endpointing_ms == -1 else options.endpointing_ms
-    wanted = StreamSettings(
+    stream_settings = StreamSettings(
         channels=options.output_channels,
         interim=options.interim,
         endpointing_ms=endpointing,
         utterance_end_ms=options.utterance_end_ms,
         max_utterance_s=settings.max_utterance_s,
         hotwords=tuple(
-            Hotword(spelled, one.weight) for one in options.hotwords if (spelled := normalize(one.phrase))
+            Hotword(phrase, hotword.weight)
+            for hotword in options.hotwords
+            if (phrase := normalize(hotword.phrase))
         ),
         n_best=options.alternatives,
         priority="batch" if options.source_is_file else "live",
@@ -285,50 +295,50 @@ def _open_stream(
         progress_every_s=settings.heartbeat_interval_s if options.extensions else None,
     )
     try:
-        return recognizer.open(wanted)
+        return recognizer.open(stream_settings)
     except (LanguageError, AcousticError) as error:
         raise ServiceError(ErrorCode.REQUEST, str(error)) from None
 
 
-def socket_for(max_message_bytes: int, protocols: Sequence[str] = SUBPROTOCOLS) -> web.WebSocketResponse:
-    """A websocket with our limits. Pings are answered by `ClientSocket`: they count as life."""
+def make_websocket(max_message_bytes: int, protocols: Sequence[str] = SUBPROTOCOLS) -> web.WebSocketResponse:
+    """A websocket with the server's limits. `ClientSocket` answers pings, since they reset the idle timeout."""
     return web.WebSocketResponse(
-        # Over the soft limit the client is told why; beyond twice that the socket just closes with 1009.
+        # Over the limit, ClientSocket sends an error; over twice the limit, aiohttp closes with 1009.
         max_msg_size=2 * max_message_bytes,
         compress=False,
         autoping=False,
-        timeout=CLOSE_S,
+        timeout=CLOSE_TIMEOUT_S,
         protocols=protocols,
-        # Small, so that a client that does not read is noticed before much has been piled up for it.
+        # Small, so that a client that does not read is detected before many messages are buffered.
         writer_limit=4096,
     )
 
 
 async def run_connection(
-    request: web.Request, state: AppState, session: ClientStream, *, resumed: bool, after: int
+    request: web.Request, state: AppState, client_stream: ClientStream, *, resumed: bool, after: int
 ) -> web.StreamResponse:
-    """Upgrade and talk; a client that is gone before the upgrade leaves nothing behind but what it came back for."""
+    """Upgrade and run the connection. If the upgrade fails, end a new stream, and park a resumed one again."""
     limit = state.settings.max_message_bytes
-    socket = socket_for(limit)
-    request[REQUEST_ID] = session.id
-    set_headers(socket, session.id)
-    socket.headers["Silica-Session"] = session.id
+    websocket = make_websocket(limit)
+    request[REQUEST_ID] = client_stream.id
+    set_headers(websocket, client_stream.id)
+    websocket.headers["Silica-Session"] = client_stream.id
     try:
-        await upgrade(request, socket)
+        await upgrade(request, websocket)
     except BaseException:
         if resumed and not state.draining:
-            state.client_streams.park(session)
+            state.client_streams.park(client_stream)
         else:
-            session.stream.cancel("never_connected")
-            state.client_streams.forget(session)
+            client_stream.stream.cancel("never_connected")
+            state.client_streams.remove(client_stream)
         raise
-    client = ClientSocket(state, socket, session.protocol, limit)
-    await WebSocketConnection(state, session, client, resumed).run(after)
-    return socket
+    client_socket = ClientSocket(state, websocket, client_stream.protocol, limit)
+    await WebSocketConnection(state, client_stream, client_socket, resumed).run(after)
+    return websocket
 
 
-async def decoder_and_session_lifespan(app: web.Application) -> AsyncIterator[None]:
-    """The confined decoders and the sessions live as long as the application."""
+async def client_streams_lifespan(app: web.Application) -> AsyncIterator[None]:
+    """Start the audio decoder pool and the client streams with the application, and end them with it."""
     client_streams = app[APP_STATE].client_streams
     if client_streams.audio_decoders.max_children:
         client_streams.audio_decoders.start()
@@ -339,7 +349,7 @@ async def decoder_and_session_lifespan(app: web.Application) -> AsyncIterator[No
 
 
 def add_listen_routes(app: web.Application) -> None:
-    """Both websocket faces."""
+    """Add both websocket routes."""
     app.router.add_get("/v1/listen", listen)
     app.router.add_get("/vosk", vosk)
-    app.cleanup_ctx.append(decoder_and_session_lifespan)
+    app.cleanup_ctx.append(client_streams_lifespan)

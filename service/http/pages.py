@@ -1,6 +1,6 @@
-"""The page that a browser gets: the files of web/, with headers that let it load nothing from elsewhere.
+"""The web page: serves the files of web/ and openapi.yaml, with headers that forbid loading anything from elsewhere.
 
-Adds routes to an aiohttp application; knows no stream, no model and no key.
+Knows no stream, no model and no key.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 FOLDER = Path(service.__file__).resolve().parent.parent / "web"
 
-# `wss:` and `ws:` to the page's own host are covered by 'self' in every current browser. Trusted types
-# with no policy at all means: no script on this page can ever turn a string into markup.
+# 'self' covers `ws:` and `wss:` to the page's own host in current browsers. Trusted types without any policy forbid
+# scripts to turn strings into markup.
 SECURITY_HEADERS = MappingProxyType(
     {
         "Content-Security-Policy": (
@@ -35,7 +35,7 @@ SECURITY_HEADERS = MappingProxyType(
     }
 )
 
-TYPES = MappingProxyType(
+CONTENT_TYPES = MappingProxyType(
     {
         ".html": "text/html",
         ".css": "text/css",
@@ -48,26 +48,26 @@ TYPES = MappingProxyType(
 
 
 def page_files(folder: Path = FOLDER) -> dict[str, Path]:
-    """Every file that may be served, by its address. Nothing else can be asked for."""
+    """The files that are served, by their address."""
     found = {
         "/" + path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.suffix in TYPES
+        if path.is_file() and path.suffix in CONTENT_TYPES
     }
     found["/"] = folder / "index.html"
     return found
 
 
 def add_page_routes(app: web.Application, folder: Path = FOLDER) -> None:
-    """Serve the page at `/` and its modules beside it; `web/` is read when the server starts."""
-    app.router.add_get("/openapi.yaml", _answer_with(Path(service.__file__).parent / "openapi.yaml"))
+    """Serve the page at `/` and its modules beside it. The list of files is read once, when the server starts."""
+    app.router.add_get("/openapi.yaml", _file_handler(Path(service.__file__).parent / "openapi.yaml"))
     for address, path in page_files(folder).items():
-        app.router.add_get(address, _answer_with(path))
+        app.router.add_get(address, _file_handler(path))
 
 
-def _answer_with(path: Path) -> Handler:
-    """A handler for this one file; FileResponse brings ETag, ranges and 304 with it."""
-    headers = {**SECURITY_HEADERS, "Content-Type": f"{TYPES[path.suffix]}; charset=utf-8"}
+def _file_handler(path: Path) -> Handler:
+    """A handler that sends one file. FileResponse implements ETag, ranges and 304."""
+    headers = {**SECURITY_HEADERS, "Content-Type": f"{CONTENT_TYPES[path.suffix]}; charset=utf-8"}
 
     async def answer(_: web.Request) -> web.StreamResponse:
         return web.FileResponse(path, headers=headers)

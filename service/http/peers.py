@@ -1,7 +1,7 @@
-"""The other processes behind the same port: which of them has a session, and a connection passed on to it.
+"""The other worker processes on the same port: which of them has a session, and the proxy for its connections.
 
-A session lives where it began. A client that comes back may reach another process, which then passes every
-message on through a socket that only this machine's owner of the service can open.
+A session lives in the worker process where it began. A client that resumes may reach another worker, which then
+forwards the connection through the owner's Unix socket.
 """
 
 import asyncio
@@ -26,26 +26,27 @@ FORWARDED_HEADERS = (
     "User-Agent",
 )
 RETURNED_HEADERS = ("X-Request-Id", "dg-request-id", "Silica-Session", "Retry-After", "WWW-Authenticate")
-CLOSE_S = 2.0
+CLOSE_TIMEOUT_S = 2.0
 
 
 class Peers:
-    """What one front knows of the others: their number and where their sockets are."""
+    """What one worker knows of the others: the paths of their sockets, and how to notify them."""
 
     def __init__(self, row: int, max_row: int, folder: Path, notify_peers: Callable[[], None]) -> None:
+        """Rows are those of the shared counters: 0 is the supervisor, 1 to `max_row` are the workers."""
         self.row, self.max_row, self.folder = row, max_row, folder
         self.notify_peers = notify_peers
-        """Have everybody look into the stores that all share."""
+        """Makes every worker look into the shared stores."""
         self.listeners: list[Callable[[], None]] = []
-        """Called when somebody nudged."""
+        """Called when a worker has changed a shared store."""
 
     @property
     def own_socket(self) -> Path:
-        """Where the others reach this one."""
+        """The Unix socket where the other workers reach this one."""
         return self._socket(self.row)
 
-    def owner(self, session: str) -> Path | None:
-        """The socket of the sister that has this session; None when it would be here (or nowhere)."""
+    def owner_socket(self, session: str) -> Path | None:
+        """The socket of the worker that has this session; None if it would be this worker, or none."""
         try:
             row = int(session[:2], 16)
         except ValueError:
@@ -53,27 +54,24 @@ class Peers:
         return self._socket(row) if 1 <= row <= self.max_row and row != self.row else None
 
     def on_notified(self) -> None:
-        """Somebody put something into a shared store."""
+        """A worker has changed a shared store."""
         for listener in self.listeners:
             listener()
 
     def _socket(self, row: int) -> Path:
-        return self.folder / f"front-{row}.sock"
+        return self.folder / f"worker-{row}.sock"
 
 
-async def proxy_websocket(request: web.Request, peer: Path, max_bytes: int) -> web.StreamResponse:
-    """This websocket is a sister's: her handshake, her messages, her close, unchanged."""
+async def proxy_websocket(request: web.Request, owner: Path, max_bytes: int) -> web.StreamResponse:
+    """Forward this websocket to the worker at `owner`, with its handshake response, messages and close unchanged."""
     headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
-    protocols = tuple(
-        close_both.strip()
-        for close_both in headers.pop("Sec-WebSocket-Protocol", "").split(",")
-        if close_both.strip()
-    )
-    connector = aiohttp.UnixConnector(path=str(peer))
+    offered = headers.pop("Sec-WebSocket-Protocol", "").split(",")
+    protocols = tuple(name.strip() for name in offered if name.strip())
+    connector = aiohttp.UnixConnector(path=str(owner))
     async with aiohttp.ClientSession(connector=connector) as session:
         try:
-            inner = await session.ws_connect(
-                f"http://sister{request.rel_url}",
+            upstream = await session.ws_connect(
+                f"http://worker{request.rel_url}",
                 headers=headers,
                 protocols=protocols,
                 autoping=False,
@@ -86,45 +84,45 @@ async def proxy_websocket(request: web.Request, peer: Path, max_bytes: int) -> w
         except (aiohttp.ClientError, OSError):
             raise ServiceError(
                 ErrorCode.RESUME,
-                "The process that had this session is gone.",
-                "Begin a new one, and send the sound again from where your last final ended.",
+                "The process that had this session has ended.",
+                "Start a new session, and send the audio again from the end of the last final.",
             ) from None
-        outer = web.WebSocketResponse(
+        downstream = web.WebSocketResponse(
             max_msg_size=2 * max_bytes,
             compress=False,
             autoping=False,
             autoclose=False,
-            timeout=CLOSE_S,
+            timeout=CLOSE_TIMEOUT_S,
             protocols=protocols,
             writer_limit=4096,
         )
-        headers_back = inner._response.headers
+        upstream_headers = upstream._response.headers
         for name in RETURNED_HEADERS:
-            if name in headers_back:
-                outer.headers[name] = headers_back[name]
-        outer.headers["Server"] = SERVER
-        request[REQUEST_ID] = headers_back.get("X-Request-Id", request[REQUEST_ID])
-        log_event(logging.INFO, "passed on", request=request[REQUEST_ID])
+            if name in upstream_headers:
+                downstream.headers[name] = upstream_headers[name]
+        downstream.headers["Server"] = SERVER
+        request[REQUEST_ID] = upstream_headers.get("X-Request-Id", request[REQUEST_ID])
+        log_event(logging.INFO, "proxied to another worker", request=request[REQUEST_ID])
         try:
-            await outer.prepare(request)
+            await downstream.prepare(request)
             directions = [
-                asyncio.ensure_future(forward_messages(outer, inner)),
-                asyncio.ensure_future(forward_messages(inner, outer)),
+                asyncio.ensure_future(forward_messages(downstream, upstream)),
+                asyncio.ensure_future(forward_messages(upstream, downstream)),
             ]
             await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
             for direction in directions:
                 direction.cancel()
             await asyncio.gather(*directions, return_exceptions=True)
         finally:
-            await close_both(outer, inner)
-        return outer
+            await close_both(downstream, upstream)
+        return downstream
 
 
 Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
 
 async def forward_messages(source: Socket, target: Socket) -> None:
-    """Everything that comes from one side, to the other, until one of them ends."""
+    """Send everything from one side to the other, until one of them ends."""
     while True:
         message = await source.receive()
         if message.type is WSMsgType.BINARY:
@@ -137,37 +135,37 @@ async def forward_messages(source: Socket, target: Socket) -> None:
             await target.pong(message.data)
         elif message.type is WSMsgType.CLOSE:
             with contextlib.suppress(Exception):
-                async with asyncio.timeout(CLOSE_S):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await target.close(code=message.data or 1000, message=(message.extra or "").encode())
             return
         else:
             return
 
 
-async def close_both(outer: web.WebSocketResponse, inner: aiohttp.ClientWebSocketResponse) -> None:
-    """Both ends are closed. A client that vanished without a word must vanish for the sister too."""
-    if not inner.closed:
-        connection = inner._response.connection
-        if outer.close_code is None or outer.close_code == WSCloseCode.ABNORMAL_CLOSURE:
+async def close_both(downstream: web.WebSocketResponse, upstream: aiohttp.ClientWebSocketResponse) -> None:
+    """Close both ends. If the client disconnected without a close, abort upstream: the owner then parks the stream."""
+    if not upstream.closed:
+        connection = upstream._response.connection
+        if downstream.close_code is None or downstream.close_code == WSCloseCode.ABNORMAL_CLOSURE:
             if connection is not None and connection.transport is not None:
                 connection.transport.abort()
         else:
             with contextlib.suppress(Exception):
-                async with asyncio.timeout(CLOSE_S):
-                    await inner.close()
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await upstream.close()
     with contextlib.suppress(Exception):
-        async with asyncio.timeout(CLOSE_S):
-            await outer.close(code=inner.close_code or WSCloseCode.INTERNAL_ERROR)
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await downstream.close(code=upstream.close_code or WSCloseCode.INTERNAL_ERROR)
 
 
 def handshake_rejected(error: aiohttp.WSServerHandshakeError) -> web.Response:
-    """The sister's answer to a handshake that she refuses; her words are not kept by the client library."""
+    """The response to a handshake that the owner refused. aiohttp does not keep its body, so it is written anew."""
     headers = {
         name: error.headers[name] for name in RETURNED_HEADERS if error.headers and name in error.headers
     }
     body = {
         "err_code": "RESUME" if error.status == 410 else "REFUSED",
-        "err_msg": "There is no session to resume by this id.",
-        "advice": "It ended, or was gone too long: begin a new one.",
+        "err_msg": "There is no session with this id to resume.",
+        "advice": "It has ended, or the resume timeout is over: start a new session.",
     }
     return web.json_response(body, status=error.status, headers=headers)

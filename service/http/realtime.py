@@ -1,7 +1,7 @@
-"""GET /v1/realtime?intent=transcription: OpenAI's realtime socket. The wire lies in dialects/openai_realtime.py.
+"""GET /v1/realtime?intent=transcription: OpenAI's realtime socket. The protocol is in protocols/openai_realtime.py.
 
-The stream is opened with the first sound, when the session's settings are known. The connection is a conversation as
-on /v1/listen, with the two limits below of its own; a client that leaves ends its stream.
+The first audio opens the stream, when the session's settings are known. From then on the connection works as on
+/v1/listen, with its own idle timeout and message limit, and without resuming.
 """
 
 import uuid
@@ -18,50 +18,50 @@ from service.http.client_streams import ClientStream
 from service.http.listen import (
     check_accepting,
     check_upgrade,
-    converse_when_configured,
-    open_session,
-    socket_for,
+    make_websocket,
+    open_client_stream,
+    run_when_configured,
     upgrade,
 )
 from service.protocols.openai_realtime import RealtimeProtocol
 
 IDLE_TIMEOUT_S = 900.0
-"""Far longer than `idle_s`: this protocol has no keep-alive, and who speaks at the push of a button may be silent for
+"""Much longer than `idle_timeout_s`: this protocol has no keep-alive, and push-to-talk clients may be silent for
 minutes."""
 MAX_MESSAGE_BYTES = 20 * 1024 * 1024
-"""OpenAI allows 15 MiB of sound in one message, which are 20 MiB of base64."""
+"""OpenAI allows 15 MiB of audio in one message, which is 20 MiB of base64."""
 
 
 def add_realtime_routes(app: web.Application) -> None:
-    """The one route."""
+    """Add the route."""
     app.router.add_get("/v1/realtime", realtime)
 
 
 async def realtime(request: web.Request) -> web.StreamResponse:
-    """One socket, from its opening to its end. It takes the key's slot at once, sound or not."""
+    """Serve one socket. It occupies one of the key's stream slots from the start, with or without audio."""
     state, key = request.app[APP_STATE], key_of(request)
     check_upgrade(request)
     check_accepting(state)
     if request.query.get("intent", "transcription") != "transcription":
         raise ServiceError(
-            ErrorCode.REQUEST, "Only intent=transcription is served here.", "This server does not speak."
+            ErrorCode.REQUEST, "Only intent=transcription is supported.", "This server only transcribes."
         )
     state.client_streams.socket_opened("openai")
     try:
         state.keys.acquire_stream(key)
         try:
-            socket = socket_for(MAX_MESSAGE_BYTES, protocols=("realtime",))
-            await upgrade(request, socket)
+            websocket = make_websocket(MAX_MESSAGE_BYTES, protocols=("realtime",))
+            await upgrade(request, websocket)
             model = request.query.get("model") or state.models.names[0]
             protocol = RealtimeProtocol(uuid.uuid4().hex, model)
-            await converse_when_configured(
+            await run_when_configured(
                 state,
-                ClientSocket(state, socket, protocol, MAX_MESSAGE_BYTES),
+                ClientSocket(state, websocket, protocol, MAX_MESSAGE_BYTES),
                 lambda: open_realtime(state, protocol, key),
                 greeting=protocol.created(),
                 idle_timeout_s=IDLE_TIMEOUT_S,
             )
-            return socket
+            return websocket
         finally:
             state.keys.release_stream(key)
     finally:
@@ -69,9 +69,9 @@ async def realtime(request: web.Request) -> web.StreamResponse:
 
 
 def open_realtime(state: AppState, protocol: RealtimeProtocol, key: Key) -> ClientStream:
-    """A stream as the session's settings want it. The key's slot stays with the socket."""
-    asked = protocol.settings.request
-    decoder = open_decoder(asked.encoding, asked.sample_rate)
-    return open_session(
-        state, asked, lambda *_: protocol, decoder, key, lambda: None, idle_timeout_s=IDLE_TIMEOUT_S
+    """Open a stream with the session's settings. The socket keeps the key's slot."""
+    request = protocol.settings.request
+    decoder = open_decoder(request.encoding, request.sample_rate)
+    return open_client_stream(
+        state, request, lambda *_: protocol, decoder, key, lambda: None, idle_timeout_s=IDLE_TIMEOUT_S
     )

@@ -1,4 +1,4 @@
-"""How HTTP answers look: a request id on each of them, and errors that say what was wrong and what to do."""
+"""HTTP responses: the error body, and the middleware that sets request ids and counts and logs every response."""
 
 import logging
 import uuid
@@ -15,7 +15,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def error_response(error: ServiceError, request_id: str) -> web.Response:
-    """The error as HTTP: Deepgram's field names, our advice, Retry-After where waiting helps."""
+    """The error as an HTTP response: Deepgram's field names, plus `advice`, and Retry-After where waiting helps."""
     status = error.code.http_status
     headers = {}
     if error.retry_after_s is not None:
@@ -35,13 +35,13 @@ def error_response(error: ServiceError, request_id: str) -> web.Response:
 
 @web.middleware
 async def response_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Gives every request an id, turns known errors into answers, and counts and logs what was answered."""
+    """Give every request an id, turn errors into responses, count and log every response."""
     state = request.app[APP_STATE]
     request_id = str(uuid.uuid4())
     request[REQUEST_ID] = request_id
     resource = request.match_info.route.resource
     route = resource.canonical if resource is not None else "other"
-    began_s = state.clock()
+    start_s = state.clock()
     response: web.StreamResponse
     try:
         response = await handler(request)
@@ -64,18 +64,23 @@ async def response_middleware(request: web.Request, handler: Handler) -> web.Str
             raise
     except Exception:
         logging.getLogger("silica").exception(
-            "answer failed", extra={"facts": {"request": request_id, "route": route}}
+            "request failed", extra={"facts": {"request": request_id, "route": route}}
         )
         failure = ServiceError(
-            ErrorCode.INTERNAL, "Something went wrong here; it is logged.", "Quote the request id."
+            ErrorCode.INTERNAL, "An internal error occurred; it is logged.", "Report it with the request id."
         )
         response = error_response(failure, request_id)
     state.metrics.http_requests.labels(route, str(response.status)).inc()
     if not response.prepared:
         set_headers(response, request_id)
     if route.startswith(("/v1", "/admin")) and not isinstance(response, web.WebSocketResponse):
-        spent = round(state.clock() - began_s, 4)
+        elapsed_s = round(state.clock() - start_s, 4)
         log_event(
-            logging.INFO, "answered", request=request_id, route=route, status=response.status, seconds=spent
+            logging.INFO,
+            "responded",
+            request=request_id,
+            route=route,
+            status=response.status,
+            seconds=elapsed_s,
         )
     return response

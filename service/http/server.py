@@ -1,4 +1,4 @@
-"""The life of one serving process: bind, warm, serve, reload on SIGHUP, drain on SIGTERM."""
+"""The lifecycle of one server process: bind, load models, serve, reload on SIGHUP, drain on SIGTERM."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from service.startup.startup_banner import address
 class Server:
     """`async with Server(settings) as server:` serves until the block ends; `run_until_stopped` waits for a signal.
 
-    Several servers may share models that somebody else started (and stops), or a port (then they are sisters).
+    Several servers can share models, which their owner starts and stops, or a port (`peers`).
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Server:
         self.keys = open_keys(settings)
         if self.keys.file is not None:
             self.keys.usage = Usage(usage_file(keys_file(settings)))
-        check_exposed(settings, self.keys.needed)
+        check_exposed(settings, self.keys.required)
         self.settings = settings
         self.metrics = metrics if metrics is not None else Metrics()
         self._owns_models = models is None if owns_models is None else owns_models
@@ -52,7 +52,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where this machine's own programs reach it."""
+        """The URL for clients on the same machine."""
         return address(self.settings, self.port)
 
     async def __aenter__(self) -> "Server":
@@ -69,7 +69,7 @@ class Server:
         await self.stop(0.0)
 
     async def bind(self) -> None:
-        """Open the port. Health is answered at once; /readyz says no until the models are warm."""
+        """Open the port. /healthz works at once; /readyz answers 503 until the models are warmed up."""
         tls = tls_context(self.settings)
         self._runner = web.AppRunner(
             self.app, access_log=None, handle_signals=False, shutdown_timeout=5.0, keepalive_timeout=75.0
@@ -101,7 +101,7 @@ class Server:
         when_ready: Callable[[], None] | None = None,
         signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT),
     ) -> None:
-        """Serve until one of these signals, then drain. SIGHUP loads the models anew; a second ends at once."""
+        """Serve until one of `signals`, then drain; a second one ends at once. SIGHUP reloads the models."""
         loop = asyncio.get_running_loop()
         for number in signals:
             loop.add_signal_handler(number, self._signalled)
@@ -125,12 +125,12 @@ class Server:
                 loop.remove_signal_handler(number)
 
     def begin_drain(self) -> None:
-        """Take in nothing new from now on."""
+        """Refuse new streams, files and jobs from now on."""
         self.app[APP_STATE].draining = True
         self.metrics.draining.set(1)
 
     async def stop(self, drain_s: float) -> None:
-        """Drain: nothing new is taken, open streams may finish for so long, then they are finished and delivered."""
+        """Drain: refuse new streams, let open ones go on for `drain_s`, then finalize them and send their results."""
         if self._stopped:
             return
         self._stopped = True
@@ -139,8 +139,8 @@ class Server:
         log_event(logging.INFO, "draining", streams=state.client_streams.count, seconds=drain_s)
         if self._owns_models:
             await self.models.stop(drain_s)
-        # The last finals are with the sessions now; they still have to reach their sockets.
-        await state.client_streams.wait_delivered(self.settings.send_timeout_s)
+        # The streams have ended; their last events must still be sent.
+        await state.client_streams.wait_sockets_closed(self.settings.send_timeout_s)
         await self._close()
         log_event(logging.INFO, "stopped")
 

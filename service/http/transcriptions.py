@@ -1,7 +1,7 @@
-"""Whole files over HTTP: POST /v1/listen (Deepgram, pre-recorded) and POST /v1/audio/transcriptions (OpenAI).
+"""Recordings over HTTP: POST /v1/listen (Deepgram's pre-recorded API) and POST /v1/audio/transcriptions (OpenAI's).
 
-Bodies go to disk, are decoded in confined processes and heard behind the live streams. The wire formats lie
-in service/protocols/deepgram_file.py and openai.py.
+Bodies go to disk, are decoded in sandboxed processes, and are transcribed with lower priority than live streams. The
+wire formats are in service/protocols/deepgram_file.py and openai.py.
 """
 
 from __future__ import annotations
@@ -30,51 +30,51 @@ PROGRESS_S = 5.0
 
 
 def add_transcription_routes(app: web.Application) -> None:
-    """The routes of whole files."""
+    """Add the routes of recordings, and OpenAI's GET /v1/models/{name}."""
     app.router.add_post("/v1/listen", listen)
     app.router.add_post("/v1/audio/transcriptions", transcriptions)
     app.router.add_get("/v1/models/{name}", model)
 
 
 async def listen(request: web.Request) -> web.Response:
-    """POST /v1/listen: the body is the file, the query says the rest."""
+    """POST /v1/listen: the body is the file, the query holds the options."""
     state = request.app[APP_STATE]
-    wanted = deepgram_file.read_file_query(request.query.items())
+    options = deepgram_file.read_file_query(request.query.items())
     deepgram_file.refuse_url(request.headers.get("Content-Type", ""))
     created = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    recognizer = state.models.pick(wanted.listen.model)
+    recognizer = state.models.pick(options.listen.model)
     async with temporary_folder() as folder:
         with metered(state, key_of(request)) as meter:
             upload = await receive_body(request, folder, max_upload_bytes(state))
-            sound = AudioFormat(
-                wanted.listen.encoding,
-                wanted.listen.sample_rate,
-                wanted.listen.channels if wanted.channels_given else None,
-                wanted.listen.multichannel,
+            audio_format = AudioFormat(
+                options.listen.encoding,
+                options.listen.sample_rate,
+                options.listen.channels if options.channels_given else None,
+                options.listen.multichannel,
             )
             audio_decoders = state.client_streams.audio_decoders
-            channels = await channels_of(upload.path, sound, audio_decoders)
-            endpointing = wanted.listen.endpointing_ms
+            channels = await channels_of(upload.path, audio_format, audio_decoders)
+            endpointing_ms = options.listen.endpointing_ms
             settings = replace(
                 base_settings(state),
                 channels=channels,
-                hotwords=wanted.listen.hotwords,
-                n_best=wanted.listen.alternatives,
+                hotwords=options.listen.hotwords,
+                n_best=options.listen.alternatives,
             )
-            if endpointing != -1:
-                settings = replace(settings, endpointing_ms=endpointing)
-            samples = decode_file(upload.path, sound, channels, audio_decoders)
+            if endpointing_ms != -1:
+                settings = replace(settings, endpointing_ms=endpointing_ms)
+            samples = decode_file(upload.path, audio_format, channels, audio_decoders)
             async with contextlib.aclosing(transcribe(recognizer, settings, samples)) as events:
                 finals, duration_s = await _collect(request, events, meter)
-    facts = deepgram_file.FileFacts(
+    info = deepgram_file.FileInfo(
         request[REQUEST_ID], upload.sha256, created, duration_s, recognizer.model_name, build_version()
     )
-    written = formatter(wanted.listen.figures, wanted.listen.punctuate)
-    return web.json_response(deepgram_file.document(finals, channels, wanted, facts, written))
+    format_words = formatter(options.listen.smart_format, options.listen.punctuate)
+    return web.json_response(deepgram_file.document(finals, channels, options, info, format_words))
 
 
 async def transcriptions(request: web.Request) -> web.StreamResponse:
-    """POST /v1/audio/transcriptions; errors in OpenAI's shape."""
+    """POST /v1/audio/transcriptions. Errors have OpenAI's format."""
     try:
         return await _transcriptions(request)
     except ServiceError as error:
@@ -90,29 +90,31 @@ async def _transcriptions(request: web.Request) -> web.StreamResponse:
     async with temporary_folder() as folder:
         with metered(state, key_of(request)) as meter:
             form = await receive_form(request, folder, max_upload_bytes(state))
-            wanted = openai.parse_fields(form.fields)
+            options = openai.parse_fields(form.fields)
             if form.file is None:
-                raise openai.FieldError("file", "The form has no field `file`.", "Send the sound there.")
-            recognizer = state.models.pick(wanted.model)
+                raise openai.FieldError(
+                    "file", "The form has no field `file`.", "Send the audio file as `file`."
+                )
+            recognizer = state.models.pick(options.model)
             audio_decoders = state.client_streams.audio_decoders
-            settings = replace(base_settings(state), hotwords=wanted.hotwords)
+            settings = replace(base_settings(state), hotwords=options.hotwords)
             samples = decode_file(form.file.path, AudioFormat(), 1, audio_decoders)
             async with contextlib.aclosing(transcribe(recognizer, settings, samples)) as events:
-                if wanted.stream:
-                    return await _streamed(request, events, meter)
+                if options.stream:
+                    return await _stream_response(request, events, meter)
                 finals, duration_s = await _collect(request, events, meter)
-    content_type, body = openai.transcription(finals, duration_s, wanted)
+    content_type, body = openai.transcription(finals, duration_s, options)
     return web.Response(text=body, content_type=content_type, charset="utf-8")
 
 
 async def _collect(
     request: web.Request, events: AsyncIterator[Event], meter: UsageMeter
 ) -> tuple[list[Final], float]:
-    """Every final, and how long the recording was."""
+    """All finals, and the duration of the recording."""
     finals, duration_s = [], 0.0
     async for event in events:
         meter.add(event)
-        _stop_if_gone(request)
+        _raise_if_disconnected(request)
         if isinstance(event, Final):
             finals.append(event)
         elif isinstance(event, Closed):
@@ -120,46 +122,46 @@ async def _collect(
     return finals, duration_s
 
 
-async def _streamed(
+async def _stream_response(
     request: web.Request, events: AsyncIterator[Event], meter: UsageMeter
 ) -> web.StreamResponse:
-    """Text as it is decided, as server-sent events. The answer begins with the first of it, so that sound
-    which cannot be decoded is still refused with a status of its own."""
-    answer = web.StreamResponse(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-    answer.content_type = "text/event-stream"
-    answer.charset = "utf-8"
+    """Send finals as server-sent events. The response starts with the first final, so that audio that cannot be decoded
+    is still refused with an HTTP error status."""
+    response = web.StreamResponse(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    response.content_type = "text/event-stream"
+    response.charset = "utf-8"
     try:
         try:
-            await _write_finals(request, answer, events, meter)
+            await _write_finals(request, response, events, meter)
         except ServiceError as error:
-            if not answer.prepared or error.code == ErrorCode.GONE:
+            if not response.prepared or error.code == ErrorCode.GONE:
                 raise
-            await answer.write(openai.error_event(error))
-        await answer.write_eof()
+            await response.write(openai.error_event(error))
+        await response.write_eof()
     except ConnectionError:
-        raise _gone() from None
-    return answer
+        raise _client_disconnected() from None
+    return response
 
 
 async def _write_finals(
-    request: web.Request, answer: web.StreamResponse, events: AsyncIterator[Event], meter: UsageMeter
+    request: web.Request, response: web.StreamResponse, events: AsyncIterator[Event], meter: UsageMeter
 ) -> None:
     finals: list[Final] = []
     async for event in events:
         meter.add(event)
-        _stop_if_gone(request)
+        _raise_if_disconnected(request)
         if isinstance(event, Final) and event.text:
-            if not answer.prepared:
-                await answer.prepare(request)
-            await answer.write(openai.delta_event((" " if finals else "") + event.text))
+            if not response.prepared:
+                await response.prepare(request)
+            await response.write(openai.delta_event((" " if finals else "") + event.text))
             finals.append(event)
-    if not answer.prepared:
-        await answer.prepare(request)
-    await answer.write(openai.done_event(finals))
+    if not response.prepared:
+        await response.prepare(request)
+    await response.write(openai.done_event(finals))
 
 
 def base_settings(state: AppState) -> StreamSettings:
-    """How every whole file is heard: behind live streams, without partials."""
+    """The stream settings of a recording: low priority, no interim results."""
     return StreamSettings(
         interim=False,
         priority="batch",
@@ -172,45 +174,45 @@ def base_settings(state: AppState) -> StreamSettings:
 
 
 def max_upload_bytes(state: AppState) -> int:
-    """The largest file that one request may bring."""
+    """The upload limit in bytes."""
     return state.settings.max_upload_mb * 1024 * 1024
 
 
 async def model(request: web.Request) -> web.Response:
-    """GET /v1/models/{name}, as OpenAI's clients ask."""
+    """GET /v1/models/{name}, for OpenAI's clients."""
     state = request.app[APP_STATE]
     name = request.match_info["name"]
     if name not in state.models.names:
         error = ServiceError(
             ErrorCode.MODEL,
-            f"There is no model {name[:80]!r} here.",
-            f"Served: {', '.join(state.models.names)}.",
+            f"There is no model {name[:80]!r}.",
+            f"Served models: {', '.join(state.models.names)}.",
         )
         return web.json_response(openai.error_body(error, 404), status=404)
     return web.json_response(openai.model_entry(name, 0))
 
 
 class UsageMeter:
-    """How much sound one request has used; each piece is counted when it has been heard."""
+    """Charges the key for the audio of one request as it is transcribed."""
 
     def __init__(self, state: AppState, key: Key) -> None:
         self._state, self._key = state, key
         self._charged_s = 0.0
 
     def add(self, event: Event) -> None:
-        """What this event says more than those before it is charged."""
-        more_s = audio_end_s(event) - self._charged_s
-        if more_s > 0:
-            self._charged_s += more_s
-            self._state.keys.add_usage(self._key, more_s)
+        """Charge the audio up to the end of this event that is not charged yet."""
+        new_s = audio_end_s(event) - self._charged_s
+        if new_s > 0:
+            self._charged_s += new_s
+            self._state.keys.add_usage(self._key, new_s)
 
 
 @contextlib.contextmanager
 def metered(state: AppState, key: Key) -> Iterator[UsageMeter]:
-    """One of the key's streams while the block lasts."""
+    """Occupy one of the key's stream slots during the block."""
     if state.draining:
         raise ServiceError(
-            ErrorCode.DRAINING, "The server is being stopped.", "Try again soon.", retry_after_s=5.0
+            ErrorCode.DRAINING, "The server is shutting down.", "Try again later.", retry_after_s=5.0
         )
     state.keys.acquire_stream(key)
     try:
@@ -219,11 +221,11 @@ def metered(state: AppState, key: Key) -> Iterator[UsageMeter]:
         state.keys.release_stream(key)
 
 
-def _stop_if_gone(request: web.Request) -> None:
-    """Nobody waits any more: stop hearing. Raised through `transcribe`, it cancels the stream."""
+def _raise_if_disconnected(request: web.Request) -> None:
+    """ServiceError "gone" if the client has disconnected. Raised through `transcribe`, it cancels the stream."""
     if request.transport is None or request.transport.is_closing():
-        raise _gone()
+        raise _client_disconnected()
 
 
-def _gone() -> ServiceError:
-    return ServiceError(ErrorCode.GONE, "The client went away.")
+def _client_disconnected() -> ServiceError:
+    return ServiceError(ErrorCode.GONE, "The client disconnected.")

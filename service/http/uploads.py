@@ -1,4 +1,4 @@
-"""Request bodies as files on disk: bounded, hashed, gone when the request is. Memory stays flat."""
+"""Request bodies as temporary files: limited, hashed, deleted with the request. Memory does not grow with the size."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from service.http.app_state import APP_STATE
 
 MAX_FIELD_BYTES = 64 * 1024
 MAX_FIELDS = 256
-PIECE_BYTES = 256 * 1024
+CHUNK_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A body that lies on disk."""
+    """A body on disk."""
 
     path: Path
     name: str
@@ -41,61 +41,61 @@ class Form:
 
 @contextlib.asynccontextmanager
 async def temporary_folder(beside: Path | None = None) -> AsyncIterator[Path]:
-    """A folder of this request; `beside` puts it on the disk where the file will stay."""
+    """A temporary folder; inside `beside`, so that its file can be moved there without copying."""
     with tempfile.TemporaryDirectory(prefix="silica-upload-", dir=beside) as folder:
         yield Path(folder)
 
 
 async def receive_body(request: web.Request, folder: Path, max_bytes: int) -> Upload:
-    """The whole body; ServiceError "size" when it is larger than allowed."""
+    """Store the body; ServiceError "size" if it is larger than `max_bytes`."""
     _check_content_length(request, max_bytes)
-    async with _receiving(request):
-        return await _store(request.content.iter_chunked(PIECE_BYTES), folder / "body", "body", max_bytes)
+    async with _stall_timeout(request):
+        return await _store(request.content.iter_chunked(CHUNK_BYTES), folder / "body", "body", max_bytes)
 
 
 async def receive_form(request: web.Request, folder: Path, max_bytes: int) -> Form:
-    """A multipart form whose field `file` goes to disk; everything else must be short text."""
+    """Read a multipart form. Its field `file` goes to disk; all other fields must be short text."""
     _check_content_length(request, max_bytes)
     if not request.content_type.startswith("multipart/"):
         raise ServiceError(
             ErrorCode.REQUEST,
             f"Expected multipart/form-data, not {request.content_type or 'nothing'}.",
-            "Send the sound as the form field `file`.",
+            "Send the audio file as the form field `file`.",
         )
-    async with _receiving(request):
+    async with _stall_timeout(request):
         return await _read_form(request, folder, max_bytes)
 
 
 @contextlib.asynccontextmanager
-async def _receiving(request: web.Request) -> AsyncIterator[None]:
-    """ServiceError "gone" when the client goes away while it sends, "stalled" when it stays and sends nothing."""
+async def _stall_timeout(request: web.Request) -> AsyncIterator[None]:
+    """ServiceError "gone" if the client disconnects during the block, "stalled" if no bytes arrive for too long."""
     limit_s = request.app[APP_STATE].settings.upload_timeout_s
-    loop, seen = asyncio.get_running_loop(), -1
-    watch: asyncio.TimerHandle | None = None
+    loop, received_bytes = asyncio.get_running_loop(), -1
+    timer: asyncio.TimerHandle | None = None
 
-    def look() -> None:
-        nonlocal seen, watch
-        if request.content.total_bytes == seen:
-            limit.reschedule(loop.time())
+    def check_progress() -> None:
+        nonlocal received_bytes, timer
+        if request.content.total_bytes == received_bytes:
+            timeout.reschedule(loop.time())
             return
-        seen = request.content.total_bytes
-        watch = loop.call_later(limit_s, look)
+        received_bytes = request.content.total_bytes
+        timer = loop.call_later(limit_s, check_progress)
 
     try:
-        async with asyncio.timeout(None) as limit:
-            look()
+        async with asyncio.timeout(None) as timeout:
+            check_progress()
             yield
     except ConnectionError:
-        raise ServiceError(ErrorCode.GONE, "The client went away while it was sending.") from None
+        raise ServiceError(ErrorCode.GONE, "The client disconnected during the upload.") from None
     except TimeoutError:
         raise ServiceError(
             ErrorCode.STALLED,
-            f"Nothing of the file came for {limit_s:g} s.",
-            "Send it again, without a pause.",
+            f"The upload stalled: no bytes arrived for {limit_s:g} s.",
+            "Send the file again.",
         ) from None
     finally:
-        if watch is not None:
-            watch.cancel()
+        if timer is not None:
+            timer.cancel()
 
 
 async def _read_form(request: web.Request, folder: Path, max_bytes: int) -> Form:
@@ -108,22 +108,22 @@ async def _read_form(request: web.Request, folder: Path, max_bytes: int) -> Form
             if part.name == "file":
                 if form.file is not None:
                     raise ServiceError(
-                        ErrorCode.REQUEST, "There are two fields `file`.", "Send one file a request."
+                        ErrorCode.REQUEST, "There are two fields `file`.", "Send one file per request."
                     )
-                form.file = await _store(_part(part), folder / "file", part.filename or "file", max_bytes)
+                form.file = await _store(_chunks(part), folder / "file", part.filename or "file", max_bytes)
                 continue
             if sum(len(values) for values in form.fields.values()) >= MAX_FIELDS:
                 raise ServiceError(ErrorCode.REQUEST, f"More than {MAX_FIELDS} form fields.", "Send fewer.")
-            form.fields.setdefault(part.name, []).append(await _text(part))
+            form.fields.setdefault(part.name, []).append(await _read_text(part))
     except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as error:
         raise ServiceError(
-            ErrorCode.REQUEST, f"The multipart form cannot be read: {error}.", "Was it cut off?"
+            ErrorCode.REQUEST, f"The multipart form cannot be parsed: {error}.", "Is it complete?"
         ) from None
     return form
 
 
 def _check_content_length(request: web.Request, max_bytes: int) -> None:
-    """Refuse what is announced as too large before it travels."""
+    """Refuse a body whose Content-Length is too large before it is sent."""
     if request.content_length is not None and request.content_length > max_bytes:
         raise _too_large(max_bytes)
 
@@ -131,49 +131,49 @@ def _check_content_length(request: web.Request, max_bytes: int) -> None:
 def _too_large(max_bytes: int) -> ServiceError:
     return ServiceError(
         ErrorCode.SIZE,
-        f"The file is larger than {max_bytes // 1024**2} MiB, the most that is taken.",
-        "Compress or split it.",
+        f"The file is larger than the limit of {max_bytes // 1024**2} MiB.",
+        "Compress it, or split it.",
     )
 
 
-async def _part(part: BodyPartReader) -> AsyncIterator[bytes]:
-    while piece := await part.read_chunk(PIECE_BYTES):
-        yield piece
+async def _chunks(part: BodyPartReader) -> AsyncIterator[bytes]:
+    while chunk := await part.read_chunk(CHUNK_BYTES):
+        yield chunk
 
 
-async def _text(part: BodyPartReader) -> str:
-    found = bytearray()
-    while piece := await part.read_chunk(8192):
-        found += piece
-        if len(found) > MAX_FIELD_BYTES:
+async def _read_text(part: BodyPartReader) -> str:
+    text = bytearray()
+    while chunk := await part.read_chunk(8192):
+        text += chunk
+        if len(text) > MAX_FIELD_BYTES:
             raise ServiceError(
                 ErrorCode.REQUEST,
                 f"The form field {str(part.name)[:40]!r} is too long.",
-                "Only `file` may be.",
+                f"Fields other than `file` have at most {MAX_FIELD_BYTES} bytes.",
             )
     try:
-        return found.decode()
+        return text.decode()
     except UnicodeDecodeError:
         raise ServiceError(
-            ErrorCode.REQUEST, f"The form field {str(part.name)[:40]!r} is no UTF-8 text."
+            ErrorCode.REQUEST, f"The form field {str(part.name)[:40]!r} is not UTF-8 text."
         ) from None
 
 
-async def _store(pieces: AsyncIterator[bytes], path: Path, name: str, max_bytes: int) -> Upload:
-    """To disk, written beside the event loop."""
+async def _store(chunks: AsyncIterator[bytes], path: Path, name: str, max_bytes: int) -> Upload:
+    """Write the chunks to `path`, in a thread."""
     digest, size = hashlib.sha256(), 0
-    file = path.open("wb")  # not beside the event loop: given up then, nobody would close it
+    file = path.open("wb")  # not in a thread: a cancelled request could not close it
     try:
-        async for piece in pieces:
-            size += len(piece)
+        async for chunk in chunks:
+            size += len(chunk)
             if size > max_bytes:
                 raise _too_large(max_bytes)
-            digest.update(piece)
+            digest.update(chunk)
             try:
-                await asyncio.to_thread(file.write, piece)
+                await asyncio.to_thread(file.write, chunk)
             except OSError as error:
                 raise ServiceError(
-                    ErrorCode.STORAGE, f"The file cannot be kept: {error.strerror}.", "Try later."
+                    ErrorCode.STORAGE, f"The file cannot be stored: {error.strerror}.", "Try again later."
                 ) from None
     finally:
         await asyncio.to_thread(file.close)

@@ -1,11 +1,13 @@
-"""One connection of one session: reads what the client says, writes what is heard, and ends exactly once.
+"""One connection of one stream: executes the client's commands, sends the stream's events, and ends exactly once.
 
-Knows no wire: the dialect reads and writes. Back-pressure: while the stream takes no sound, nothing is read.
+Knows no wire format: the protocol parses and writes messages. Back-pressure: while the stream accepts no audio,
+nothing is read.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
+from enum import StrEnum
 
 from acoustic.constants import SAMPLE_RATE
 from service.audio.rate_monitor import RateMonitor
@@ -30,139 +32,157 @@ from service.protocols.commands import (
 )
 from service.session.events import Closed, Failed
 
-CATCH_UP = 1.25
-"""Live sound is read so many times as fast as it is spoken, at the most: a client that sends again what a lost session
-had not answered is back in time a little later."""
-SETTLE_S = 1.0
-"""A dialect that answers each message waits no longer than this for what can be heard of it."""
+CATCH_UP_RATE = 1.25
+"""Live audio beyond `max_audio_lead_s` is read at this multiple of real time, so that a client that repeats the audio
+of a lost session catches up."""
+REPLY_TIMEOUT_S = 1.0
+"""How long a protocol that answers each message waits for the results of that message's audio."""
 
 
-def task_outcome(task: "asyncio.Task[str]") -> str:
-    """What a reader or a writer ended with; nothing ("gone") from one that is still at work."""
+class Outcome(StrEnum):
+    """How reading or writing ended."""
+
+    DELIVERED = "delivered"
+    """Every event was sent."""
+    CLIENT_CLOSED = "client_closed"
+    DISCONNECTED = "disconnected"
+    SEND_TIMEOUT = "send_timeout"
+    REJECTED = "rejected"
+    """The stream failed; the writer sends the error."""
+    FAILED = "failed"
+
+
+Task = asyncio.Task[Outcome]
+CLOSED_REASONS = {Outcome.CLIENT_CLOSED: "left", Outcome.SEND_TIMEOUT: "slow_reader"}
+"""The reason of a stream's Closed event; "lost" for every other outcome."""
+
+
+def task_outcome(task: Task) -> Outcome:
+    """The outcome of a reader or a writer; DISCONNECTED while it is still running."""
     if not task.done() or task.cancelled():
-        return "gone"
-    return task.result() if task.exception() is None else "failed"
+        return Outcome.DISCONNECTED
+    return task.result() if task.exception() is None else Outcome.FAILED
 
 
 class WebSocketConnection:
     """Runs one connection to its end."""
 
     def __init__(
-        self, state: AppState, session: ClientStream, client: ClientSocket, resumed: bool = False
+        self, state: AppState, client_stream: ClientStream, client_socket: ClientSocket, resumed: bool = False
     ) -> None:
         self.state = state
-        self.session = session
-        self.client = client
+        self.client_stream = client_stream
+        self.client_socket = client_socket
         self.resumed = resumed
         self._failure: tuple[ErrorCode, str] | None = None
         self._handed_over = False
         self._ended = asyncio.Event()
         self.busy = False
-        """At work on what the client said: its silence is ours."""
-        rate = session.decoder.sample_rate if session.decoder.frame_bytes else None
-        live = rate is not None and not session.request.source_is_file
-        self._watch = RateMonitor(rate) if live and rate is not None else None
+        """A message is being executed, so the client's silence is the server's delay."""
+        rate = client_stream.decoder.sample_rate if client_stream.decoder.frame_bytes else None
+        live = not client_stream.request.source_is_file
+        self._rate_monitor = RateMonitor(rate) if live and rate is not None else None
 
-    async def run(self, after: int = 0, first: Sequence[Command] = ()) -> None:
-        """Read and write until one side ends it."""
-        session = self.session
-        session.connection = self
+    async def run(self, after: int = 0, commands: Sequence[Command] = ()) -> None:
+        """Execute `commands`, then read and write until one side ends."""
+        self.client_stream.connection = self
         writer = asyncio.create_task(self._write(after))
-        reader = asyncio.create_task(self._read(first))
+        reader = asyncio.create_task(self._read(commands))
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
-            if task_outcome(reader) == "refused":
-                await asyncio.wait({writer})  # it says why
-            elif writer.done() and task_outcome(writer) == "gone":
-                await asyncio.wait({reader})  # it sees the same, and says what becomes of the session
+            if task_outcome(reader) is Outcome.REJECTED:
+                await asyncio.wait({writer})  # it sends the error
+            elif writer.done() and task_outcome(writer) is Outcome.DISCONNECTED:
+                await asyncio.wait({reader})  # it may have seen a regular close
         finally:
-            await self._settle(reader, writer)
+            await self._close(reader, writer)
 
     async def hand_over(self) -> None:
-        """The session goes on elsewhere: end this connection between two messages, and wait for that."""
+        """End this connection between two messages, and wait for it: another connection continues the stream."""
         self._handed_over = True
-        await self.client.hand_over()
+        await self.client_socket.close_resumed()
         try:
             async with asyncio.timeout(self.state.settings.send_timeout_s):
                 await self._ended.wait()
         except TimeoutError:
             raise ServiceError(
                 ErrorCode.BUSY,
-                "The session's old connection is still at work.",
+                "The session's previous connection is still processing a message.",
                 "Try again.",
                 retry_after_s=1.0,
             ) from None
 
-    async def _settle(self, reader: "asyncio.Task[str]", writer: "asyncio.Task[str]") -> None:
-        """Whatever happened: the stream is over or parked, and everybody knows."""
-        session = self.session
+    async def _close(self, reader: Task, writer: Task) -> None:
+        """End or park the stream, close the socket, and wake `hand_over`."""
+        client_stream = self.client_stream
         try:
-            how = task_outcome(writer)
-            how = task_outcome(reader) if how == "gone" else how
-            how = "slow" if self.client.too_slow else how
-            # What still runs is at work for nobody: the socket is over, or the server is.
+            outcome = task_outcome(writer)
+            outcome = task_outcome(reader) if outcome is Outcome.DISCONNECTED else outcome
+            outcome = Outcome.SEND_TIMEOUT if self.client_socket.send_timed_out else outcome
             reader.cancel()
             writer.cancel()
             for ended in await asyncio.gather(reader, writer, return_exceptions=True):
                 if isinstance(ended, Exception):
                     self._log(ended)
-            can_return = session.request.extensions and self.state.settings.resume_timeout_s > 0
-            if how == "gone" and can_return and not self.state.draining:
-                self.state.client_streams.park(session)
+            resumable = client_stream.request.extensions and self.state.settings.resume_timeout_s > 0
+            if outcome is Outcome.DISCONNECTED and resumable and not self.state.draining:
+                self.state.client_streams.park(client_stream)
             else:
-                if how != "told":
-                    session.stream.cancel({"left": "left", "slow": "slow_reader"}.get(how, "lost"))
-                self.state.client_streams.forget(session)
-            if how == "slow":
-                await self.client.close(ErrorCode.SLOW_READER, "nothing was taken for too long")
-            elif how != "left" and not self.client.socket.closed:
-                await self.client.close(
-                    *(self._failure or (ErrorCode.INTERNAL, "the connection failed here"))
+                if outcome is not Outcome.DELIVERED:
+                    client_stream.stream.cancel(CLOSED_REASONS.get(outcome, "lost"))
+                self.state.client_streams.remove(client_stream)
+            if outcome is Outcome.SEND_TIMEOUT:
+                await self.client_socket.close(ErrorCode.SLOW_READER, "the client does not read its messages")
+            elif outcome is not Outcome.CLIENT_CLOSED and not self.client_socket.websocket.closed:
+                await self.client_socket.close(
+                    *(self._failure or (ErrorCode.INTERNAL, "the connection failed in the server"))
                 )
-            code = self.client.count_closed()
-            log_event(logging.INFO, "connection ended", session=session.id, how=how, code=code)
+            code = self.client_socket.count_closed()
+            log_event(logging.INFO, "connection ended", session=client_stream.id, outcome=outcome, code=code)
         finally:
             self._ended.set()
 
     # ---- from the client
 
-    async def _read(self, first: Sequence[Command]) -> str:
-        """Obey until the client leaves ("left"), vanishes ("gone"), or cannot be understood ("refused")."""
-        session = self.session
+    async def _read(self, commands: Sequence[Command]) -> Outcome:
+        """Execute commands until the client closes, disconnects, or sends what cannot be executed."""
+        stream = self.client_stream.stream
         try:
-            await self._take(first)
+            await self._handle(commands)
             while not self._handed_over:
-                commands = await self.client.receive()
-                if commands is None:
-                    return "left" if self.client.left else "gone"
-                await self._take(commands)
+                received = await self.client_socket.receive()
+                if received is None:
+                    closed = self.client_socket.closed_by_client
+                    return Outcome.CLIENT_CLOSED if closed else Outcome.DISCONNECTED
+                await self._handle(received)
         except ServiceError as error:
-            if error.code == ErrorCode.CLOSED:
-                return "refused"  # the stream ended meanwhile; what it says last is being written
-            session.stream.fail(error.code, error.message, error.advice)
-            return "refused"
+            if (
+                error.code != ErrorCode.CLOSED
+            ):  # CLOSED: the stream has ended, and the writer is sending its end
+                stream.fail(error.code, error.message, error.advice)
+            return Outcome.REJECTED
         except TimeoutError:
-            return "slow"
+            return Outcome.SEND_TIMEOUT
         except ConnectionError:
-            return "gone"  # while it was being answered
+            return Outcome.DISCONNECTED
         except Exception as error:
             self._log(error)
-            session.stream.fail(ErrorCode.INTERNAL, "Something went wrong here; it is logged.")
-            return "refused"
-        return "gone"
+            stream.fail(ErrorCode.INTERNAL, "An internal error occurred; it is logged.")
+            return Outcome.REJECTED
+        return Outcome.DISCONNECTED
 
     def _log(self, error: Exception) -> None:
-        facts = {"session": self.session.id}
+        facts = {"session": self.client_stream.id}
         logging.getLogger("silica").error("connection failed", exc_info=error, extra={"facts": facts})
 
-    async def _take(self, commands: Sequence[Command]) -> None:
-        """Carry out the commands of one message. Its sound counts as received, also when it fails on the way."""
-        session = self.session
+    async def _handle(self, commands: Sequence[Command]) -> None:
+        """Execute the commands of one message. Its audio counts as received even if a command fails."""
+        client_stream = self.client_stream
         for command in commands:
             if isinstance(command, Audio):
-                # What a resuming client need not send again.
-                session.received_bytes += len(command.data)
-                session.digest.update(command.data)
+                # A client that resumes need not repeat these bytes.
+                client_stream.received_bytes += len(command.data)
+                client_stream.digest.update(command.data)
                 self.state.metrics.audio_received_bytes.inc(len(command.data))
         self.busy = True
         for command in commands:
@@ -170,118 +190,119 @@ class WebSocketConnection:
         self.busy = False
 
     async def _execute(self, command: Command) -> None:
-        session, stream = self.session, self.session.stream
+        client_stream, stream = self.client_stream, self.client_stream.stream
         if isinstance(command, Finalize | PlaceMarker | Finish):
-            session.received_commands += 1
+            client_stream.received_commands += 1
         if isinstance(command, Audio):
-            if not session.finishing:
+            if not client_stream.finishing:
                 await self._pace()
-                async for sound in session.decoder.push(command.data):
-                    await self._push_audio(sound)
+                async for samples in client_stream.decoder.push(command.data):
+                    await self._push_audio(samples)
         elif isinstance(command, Flush):
-            async for sound in session.decoder.flush():
-                await self._push_audio(sound)
+            async for samples in client_stream.decoder.flush():
+                await self._push_audio(samples)
         elif isinstance(command, KeepAlive):
             stream.keep_alive()
         elif isinstance(command, SendText):
             stream.keep_alive()
-            await self.client.send(command.text)
+            await self.client_socket.send(command.text)
         elif isinstance(command, Reply):
-            await stream.wait_processed(SETTLE_S)
-            answer = None if session.finishing else session.protocol.reply()
-            if answer is not None:
-                await self.client.send(answer)
+            await stream.wait_processed(REPLY_TIMEOUT_S)
+            reply = None if client_stream.finishing else client_stream.protocol.reply()
+            if reply is not None:
+                await self.client_socket.send(reply)
         elif isinstance(command, Warn):
             stream.keep_alive()
             self._warn(command)
         elif isinstance(command, Reject):
             raise ServiceError(command.code, command.message, command.advice)
-        elif session.finishing:
+        elif client_stream.finishing:
             return
         elif isinstance(command, Finalize):
             await stream.finalize()
         elif isinstance(command, PlaceMarker):
             await stream.mark(command.name)
         elif isinstance(command, Finish):
-            session.finishing = True
-            async for sound in session.decoder.finish():
-                await self._push_audio(sound)
+            client_stream.finishing = True
+            async for samples in client_stream.decoder.finish():
+                await self._push_audio(samples)
             await stream.finish()
 
-    async def _push_audio(self, sound: Samples) -> None:
-        """Sound into the stream, counted against the key."""
-        session, keys = self.session, self.state.keys
-        await session.stream.push(sound)
-        keys.add_usage(session.key, sound.shape[1] / SAMPLE_RATE)
-        if not keys.is_valid(session.key, self.state.clock()):
-            raise ServiceError(ErrorCode.KEY, "the API key was revoked.", "Ask for a new one.")
-        keys.check_minutes(session.key)
+    async def _push_audio(self, samples: Samples) -> None:
+        """Push audio into the stream and count it against the key."""
+        client_stream, keys = self.client_stream, self.state.keys
+        await client_stream.stream.push(samples)
+        keys.add_usage(client_stream.key, samples.shape[1] / SAMPLE_RATE)
+        if not keys.is_valid(client_stream.key, self.state.clock()):
+            raise ServiceError(ErrorCode.KEY, "the API key was revoked.", "Use another key.")
+        keys.check_minutes(client_stream.key)
 
     async def _pace(self) -> None:
-        """Wait while live sound is too far ahead of real time; notice a rate that does not fit."""
-        session, settings = self.session, self.state.settings
-        if session.request.source_is_file:
+        """Wait while live audio is too far ahead of real time. Warn if its rate does not match the declared rate."""
+        client_stream, settings = self.client_stream, self.state.settings
+        if client_stream.request.source_is_file:
             return
-        if self._watch is not None:
-            detected_rate = self._watch.observe(self.state.clock(), session.stream.received_samples)
+        if self._rate_monitor is not None:
+            received_samples = client_stream.stream.received_samples
+            detected_rate = self._rate_monitor.observe(self.state.clock(), received_samples)
             if detected_rate is not None:
+                declared_rate = self._rate_monitor.declared
                 self._warn(
                     Warn(
                         "rate",
-                        f"sound arrives as if it were {detected_rate} Hz, not the declared {self._watch.declared} Hz.",
-                        "Check sample_rate (and channels); if the sound comes from a file, say source=file.",
+                        f"audio arrives at the rate of {detected_rate} Hz, not the declared {declared_rate} Hz.",
+                        "Check sample_rate (and channels); if the audio comes from a file, set source=file.",
                     )
                 )
         while True:
-            spent_s = self.state.clock() - session.began_s
-            ahead_s = (
-                session.stream.received_samples / SAMPLE_RATE - CATCH_UP * spent_s - settings.max_audio_lead_s
-            )
-            if ahead_s <= 0 or self._handed_over:
+            elapsed_s = self.state.clock() - client_stream.opened_s
+            received_s = client_stream.stream.received_samples / SAMPLE_RATE
+            lead_s = received_s - CATCH_UP_RATE * elapsed_s - settings.max_audio_lead_s
+            if lead_s <= 0 or self._handed_over:
                 return
-            wait_s = min(ahead_s / CATCH_UP, 1.0)
+            wait_s = min(lead_s / CATCH_UP_RATE, 1.0)
             self.state.metrics.throttled_s.inc(wait_s)
-            session.stream.keep_alive()
+            client_stream.stream.keep_alive()
             await asyncio.sleep(wait_s)
 
     def _warn(self, warning: Warn) -> None:
-        if self.session.protocol.warn(warning):
+        if self.client_stream.protocol.warn(warning):
             self.state.metrics.warnings.labels(warning.code).inc()
-            log_event(logging.INFO, "warned", session=self.session.id, kind=warning.code)
+            log_event(logging.INFO, "warned", session=self.client_stream.id, kind=warning.code)
 
     # ---- to the client
 
-    async def _write(self, after: int) -> str:
-        """Tell every event to the end ("told"): the last one closes the socket. Or the client vanishes ("gone")."""
-        session = self.session
+    async def _write(self, after: int) -> Outcome:
+        """Send every event after this number; after the last one, close the socket."""
+        client_stream = self.client_stream
         try:
             if self.resumed:
-                for text in session.protocol.resumed(session.received):
-                    await self.client.send(text)
-            async for number, event in session.stream.numbered(after):
+                for text in client_stream.protocol.resumed(client_stream.received):
+                    await self.client_socket.send(text)
+            async for number, event in client_stream.stream.numbered(after):
                 if isinstance(event, Failed):
                     self._failure = (event.code, event.message)
-                for text in session.protocol.write(number, event, session.received):
-                    await self.client.send(text)
+                for text in client_stream.protocol.write(number, event, client_stream.received):
+                    await self.client_socket.send(text)
                 if isinstance(event, Closed):
                     await self._end(number, event)
         except TimeoutError:
-            return "slow"
+            return Outcome.SEND_TIMEOUT
         except ConnectionError:
-            return "gone"
-        return "told"
+            return Outcome.DISCONNECTED
+        return Outcome.DELIVERED
 
     async def _end(self, number: int, event: Closed) -> None:
-        """The last words, and the close that fits."""
-        session = self.session
-        digest = session.digest.hexdigest()
-        for text in session.protocol.closing_messages(number, event, digest, session.finishing):
-            await self.client.send(text)
-        if event.reason == "drained" and not session.finishing:
-            await self.client.close(ErrorCode.DRAINING, "the server is being stopped")
+        """Send the protocol's last messages and close with the code of the reason."""
+        client_stream = self.client_stream
+        digest = client_stream.digest.hexdigest()
+        for text in client_stream.protocol.closing_messages(number, event, digest, client_stream.finishing):
+            await self.client_socket.send(text)
+        if event.reason == "drained" and not client_stream.finishing:
+            await self.client_socket.close(ErrorCode.DRAINING, "the server is shutting down")
         elif self._failure is not None:
-            await self.client.close(*self._failure)
+            await self.client_socket.close(*self._failure)
         elif event.reason in ("finished", "drained"):
-            await self.client.close()
+            await self.client_socket.close()
         else:
-            await self.client.close(ErrorCode.INTERNAL, event.reason)
+            await self.client_socket.close(ErrorCode.INTERNAL, event.reason)

@@ -1,1 +1,1 @@
-"""Wire formats, pure: bytes and text in, commands out; events in, text out. No I/O, no clock, no session."""
+"""Wire formats as pure code: messages to commands, events to messages. No I/O, no clock, no session."""

@@ -1,11 +1,11 @@
-"""What a client can say, whatever its wire: small frozen values that every dialect reads its messages into."""
+"""The commands of a client, and the request that opens a stream: what every protocol parses its messages into."""
 
 from dataclasses import dataclass
 
 from lm.search.hotwords import Hotword
 from service.errors import ErrorCode
 
-# What a client says of its stream is what the session is told: no second words for the same.
+# These commands are passed to the session unchanged, so they are its own input types.
 from service.session.messages import Finalize as Finalize
 from service.session.messages import Finish as Finish
 from service.session.messages import PlaceMarker as PlaceMarker
@@ -13,36 +13,36 @@ from service.session.messages import PlaceMarker as PlaceMarker
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """Sound, as it came."""
+    """Encoded audio, as received."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Hear the sound that the decoder holds back for the sake of what follows, such as its resampler's tail."""
+    """Push the audio that the decoder holds back for its next input, such as the resampler's tail."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """Still here."""
+    """The client is alive: reset the idle timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendText:
-    """An answer that needs nothing heard: send this text."""
+    """Send this text at once: an answer that does not depend on the audio."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer with what is heard by now: ask the dialect's `reply`, once what can be heard has been."""
+    """Send the protocol's `reply`, once the audio received so far is processed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Something worth telling the client that stops nothing."""
+    """A warning for the client. The stream goes on."""
 
     code: str
     message: str
@@ -51,7 +51,7 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The message cannot be understood and going on would only mislead: close."""
+    """The message is invalid: fail the stream and close."""
 
     code: ErrorCode
     message: str
@@ -63,11 +63,11 @@ Command = Audio | Flush | KeepAlive | Finalize | PlaceMarker | Finish | SendText
 
 @dataclass(frozen=True)
 class ListenRequest:
-    """Everything that a client asked for when it connected, checked."""
+    """The validated options of one stream."""
 
     model: str | None = None
     encoding: str | None = None
-    """One of RAW, one of CONTAINERS, or None: to be recognized."""
+    """One of query.RAW or query.CONTAINERS. None: detected from the first bytes."""
     sample_rate: int | None = None
     channels: int = 1
     multichannel: bool = False
@@ -79,7 +79,7 @@ class ListenRequest:
     hotwords: tuple[Hotword, ...] = ()
     alternatives: int = 1
     punctuate: bool = False
-    figures: bool = False
+    smart_format: bool = False
     extensions: bool = False
     source_is_file: bool = False
     resume: str | None = None
@@ -88,5 +88,5 @@ class ListenRequest:
 
     @property
     def output_channels(self) -> int:
-        """Channels that are transcribed each by itself."""
+        """Number of channels that are transcribed separately."""
         return self.channels if self.multichannel else 1

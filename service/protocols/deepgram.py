@@ -1,6 +1,6 @@
-"""Deepgram's /v1/listen as bytes and events: its JSON, and our additions for those who asked for them.
+"""Deepgram's live protocol (/v1/listen): its JSON, and Silica's extensions for clients that requested them.
 
-Pure: no I/O, no clock, no session. The query is read in query.py.
+The query is parsed in query.py, and recordings in deepgram_file.py.
 """
 
 import json
@@ -22,7 +22,7 @@ from service.protocols.commands import (
     SendText,
     Warn,
 )
-from service.protocols.formatted_words import Formatter, alternative
+from service.protocols.formatted_words import Formatter, alternative_json
 from service.protocols.wire_protocol import Received
 from service.session.events import (
     Alternative,
@@ -39,13 +39,14 @@ from service.session.events import (
 )
 
 MAX_MARKER_NAME = 200
+MAX_WARNINGS = 32
 
 encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)
-class StreamFacts:
-    """What every message says about the stream it belongs to."""
+class StreamInfo:
+    """Facts about the stream that its messages repeat."""
 
     request_id: str
     model: str
@@ -57,20 +58,18 @@ class StreamFacts:
 
 
 class DeepgramProtocol:
-    """One stream's wire. `receive` reads the client's messages, `write` makes the server's."""
+    """One stream's protocol state. `receive` parses the client's messages, `write` makes the server's."""
 
     name = "deepgram"
 
-    def __init__(
-        self, request: ListenRequest, facts: StreamFacts, formatter: Formatter | None = None
-    ) -> None:
+    def __init__(self, request: ListenRequest, info: StreamInfo, formatter: Formatter | None = None) -> None:
         self.request = request
-        self.facts = facts
+        self.info = info
         self.formatter = formatter
         self._metadata = {
-            "request_id": facts.request_id,
-            "model_uuid": facts.model_uuid,
-            "model_info": {"name": facts.model, "version": facts.version, "arch": "ctc"},
+            "request_id": info.request_id,
+            "model_uuid": info.model_uuid,
+            "model_info": {"name": info.model, "version": info.version, "arch": "ctc"},
         }
         self._warnings: deque[Warn] = deque()
         self._warned: set[tuple[str, str]] = set()
@@ -78,16 +77,16 @@ class DeepgramProtocol:
             self.warn(warning)
 
     def warn(self, warning: Warn) -> bool:
-        """Put a warning on the next message; each is said once. False when it was said before."""
-        mark = (warning.code, warning.message if warning.code == "option" else "")
-        if mark in self._warned or len(self._warned) >= 32:
+        """Attach a warning to the next message, once each. False if it was sent before."""
+        identity = (warning.code, warning.message if warning.code == "option" else "")
+        if identity in self._warned or len(self._warned) >= MAX_WARNINGS:
             return False
-        self._warned.add(mark)
+        self._warned.add(identity)
         self._warnings.append(warning)
         return True
 
     def receive(self, message: str | bytes) -> list[Command]:
-        """What one message of the client says."""
+        """The commands of one message of the client."""
         if isinstance(message, bytes):
             return [Audio(message)] if message else [KeepAlive()]
         try:
@@ -97,7 +96,7 @@ class DeepgramProtocol:
                 Reject(
                     ErrorCode.REQUEST,
                     "a text message is not JSON.",
-                    "Sound goes into binary messages, as bytes, not as base64 text.",
+                    "Send audio as binary messages, not as base64 text.",
                 )
             ]
         kind = document.get("type") if isinstance(document, dict) else None
@@ -111,15 +110,15 @@ class DeepgramProtocol:
             name = document.get("name", "")
             if not isinstance(name, str) or len(name) > MAX_MARKER_NAME:
                 return [
-                    Warn("unknown_message", f"A Marker's name is text of up to {MAX_MARKER_NAME} characters.")
+                    Warn("unknown_message", f"The name of a Marker has up to {MAX_MARKER_NAME} characters.")
                 ]
             return [PlaceMarker(name)]
         if kind == "Configure":
             return [SendText(self._configure_failure())]
-        return [Warn("unknown_message", f"No message type {str(kind)[:40]!r} is known; it was passed over.")]
+        return [Warn("unknown_message", f"Unknown message type {str(kind)[:40]!r}; ignored.")]
 
     def write(self, number: int, event: Event, received: Received) -> list[str]:
-        """The messages that tell this event; none when the client did not ask for its kind."""
+        """The messages for this event; none if the client did not request events of its kind."""
         if isinstance(event, Partial | Final):
             return [self._text(number, self._results(event))]
         if isinstance(event, SpeechStarted):
@@ -157,58 +156,58 @@ class DeepgramProtocol:
         return []
 
     def reply(self) -> None:
-        """Clients are told what is heard as it is heard."""
+        """None: results are sent as they appear."""
 
     def resumed(self, received: Received) -> list[str]:
         """The first message on a connection that resumes."""
         return [self._text(None, self._started(True, received))]
 
     def close_reason(self, code: ErrorCode, message: str) -> str:
-        """Deepgram's name of the error, and what was wrong."""
+        """Deepgram's name of the error, and the message."""
         return f"{code.close_name}: {message}"
 
     def closing_messages(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
-        """Metadata after a stream that ended in order; before it, why, if the server is what ended it."""
+        """Metadata after a stream that ended regularly; before it an Error, if the server is shutting down."""
         if closed.reason not in ("finished", "drained"):
             return []
         payload = [self.metadata(number, sha256, closed.audio_s)]
         if closed.reason == "drained" and self.request.extensions and not finishing:
-            advice = "Reconnect: what was sent has been decided and told."
-            payload.insert(0, self.error(number, ErrorCode.DRAINING, "the server is being stopped.", advice))
+            advice = "Reconnect. All audio received so far is transcribed."
+            payload.insert(0, self.error(number, ErrorCode.DRAINING, "the server is shutting down.", advice))
         return payload
 
     def error(self, number: int | None, code: ErrorCode, message: str, advice: str) -> str:
-        """An Error, with Deepgram's own fields as well."""
+        """An Error, with Deepgram's fields as well."""
         advice = advice or code.advice
         payload = {"type": "Error", "code": code.close_name, "message": message, "advice": advice}
         described = {"variant": code.close_name, "description": f"{message} {advice}".strip()}
         return self._text(number, {**payload, **described})
 
     def metadata(self, number: int, sha256: str, duration_s: float) -> str:
-        """The last message of a stream that was closed in order."""
+        """The last message of a stream that ended regularly."""
         info = self._metadata["model_info"]
         return self._text(
             number,
             {
                 "type": "Metadata",
                 "transaction_key": "deprecated",
-                "request_id": self.facts.request_id,
+                "request_id": self.info.request_id,
                 "sha256": sha256,
-                "created": self.facts.created,
+                "created": self.info.created,
                 "duration": round(duration_s, 4),
                 "channels": self.request.output_channels,
-                "models": [self.facts.model_uuid],
-                "model_info": {self.facts.model_uuid: info},
+                "models": [self.info.model_uuid],
+                "model_info": {self.info.model_uuid: info},
             },
         )
 
     def _started(self, resumed: bool, received: Received) -> dict[str, object]:
         return {
             "type": "Started",
-            "request_id": self.facts.request_id,
-            "model": self.facts.model,
-            "resume_s": self.facts.resume_s,
-            "max_message_bytes": self.facts.max_message_bytes,
+            "request_id": self.info.request_id,
+            "model": self.info.model,
+            "resume_s": self.info.resume_s,
+            "max_message_bytes": self.info.max_message_bytes,
             "resumed": resumed,
             **_acknowledged(received),
         }
@@ -224,14 +223,14 @@ class DeepgramProtocol:
         if isinstance(event, Final):
             payload["speech_final"] = event.speech_final
             payload["from_finalize"] = event.from_finalize
-            alternatives = [alternative(one, self.formatter) for one in event.alternatives]
+            alternatives = [alternative_json(one, self.formatter) for one in event.alternatives]
         else:
             payload["speech_final"] = False
             payload["from_finalize"] = False
             payload["stable_words"] = event.stable_words
             if event.probably_over:
                 payload["probably_over"] = True
-            alternatives = [alternative(Alternative(event.words))]
+            alternatives = [alternative_json(Alternative(event.words))]
         payload["channel"] = {"alternatives": alternatives}
         payload["metadata"] = self._metadata
         return payload
@@ -244,9 +243,9 @@ class DeepgramProtocol:
             None,
             {
                 "type": "ConfigureFailure",
-                "request_id": self.facts.request_id,
+                "request_id": self.info.request_id,
                 "code": "CONFIGURE_KEYTERMS_NOT_SUPPORTED",
-                "description": "Words to expect are set when connecting; open a new stream to change them.",
+                "description": "Keyterms are set when connecting. Open a new stream to change them.",
             },
         )
 

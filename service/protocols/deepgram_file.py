@@ -1,4 +1,4 @@
-"""Deepgram's pre-recorded dialect: the query of POST /v1/listen in, one JSON document out. No I/O here."""
+"""Deepgram's pre-recorded protocol: the query of POST /v1/listen, and its JSON response."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 
 from service.errors import ErrorCode, ServiceError
 from service.protocols.commands import ListenRequest
-from service.protocols.formatted_words import Formatter, alternative, uuid_of
+from service.protocols.formatted_words import Formatter, alternative_json, uuid_for_model
 from service.protocols.query import read_query
 from service.session.events import Final
 
-OWN_OPTIONS = ("utterances", "utt_split", "paragraphs", "filler_words", "measurements")
+FILE_OPTIONS = ("utterances", "utt_split", "paragraphs", "filler_words", "measurements")
 
 
 @dataclass(frozen=True)
 class FileRequest:
-    """What one request asks for: the listening options, and what only a whole file can have."""
+    """The validated options of one request: those of a stream, and those that only recordings have."""
 
     listen: ListenRequest
     utterances: bool = False
     paragraphs: bool = False
     channels_given: bool = False
-    """Whether `channels` was given; otherwise the file says how many it has."""
+    """`channels` was given. If not, the number of channels comes from the file."""
 
 
 @dataclass(frozen=True)
-class FileFacts:
-    """What the answer says about the request itself."""
+class FileInfo:
+    """Facts about the request and the recording that the response contains."""
 
     request_id: str
     sha256: str
@@ -39,18 +39,18 @@ class FileFacts:
 
 
 def read_file_query(pairs: Iterable[tuple[str, str]]) -> FileRequest:
-    """The checked request; ServiceError "request" for what cannot be done."""
+    """Parse and validate the query; ServiceError "request" if it is invalid or not supported."""
     given = list(pairs)
-    own = {name: value.lower() for name, value in given if name in OWN_OPTIONS}
+    own = {name: value.lower() for name, value in given if name in FILE_OPTIONS}
     for name in ("utterances", "paragraphs"):
         if own.get(name, "false") not in ("true", "false", "1", "0"):
             raise ServiceError(
                 ErrorCode.REQUEST, f"{name}={own[name]} is not supported.", "Expected true or false."
             )
-    listen = read_query((name, value) for name, value in given if name not in OWN_OPTIONS)
+    listen = read_query((name, value) for name, value in given if name not in FILE_OPTIONS)
     if listen.resume is not None:
         raise ServiceError(
-            ErrorCode.REQUEST, "`resume` is for live sessions.", "Send the whole file again, or use jobs."
+            ErrorCode.REQUEST, "`resume` is for live sessions.", "Send the file again, or use /v1/jobs."
         )
     return FileRequest(
         listen=replace(listen, interim=False, source_is_file=True),
@@ -61,12 +61,12 @@ def read_file_query(pairs: Iterable[tuple[str, str]]) -> FileRequest:
 
 
 def refuse_url(content_type: str) -> None:
-    """A JSON body asks the server to fetch something itself; it does not."""
+    """ServiceError "request" for a JSON body, which asks the server to download the file itself."""
     if content_type.split(";")[0].strip().lower() == "application/json":
         raise ServiceError(
             ErrorCode.REQUEST,
-            "This server fetches nothing from addresses: an address could lead it into its own network.",
-            "Send the file itself as the request's body.",
+            "This server does not download from URLs, since a URL could lead into its own network.",
+            "Send the file itself as the request body.",
         )
 
 
@@ -74,11 +74,11 @@ def document(
     finals: Sequence[Final],
     channels: int,
     request: FileRequest,
-    facts: FileFacts,
+    info: FileInfo,
     formatter: Formatter | None = None,
 ) -> dict[str, Any]:
-    """The whole answer; with `formatter` in written form."""
-    model_uuid = uuid_of(facts.model)
+    """The response; with `formatter`, in formatted text."""
+    model_uuid = uuid_for_model(info.model)
     results: dict[str, Any] = {
         "channels": [
             {"alternatives": _alternatives([f for f in finals if f.channel == channel], request, formatter)}
@@ -87,18 +87,18 @@ def document(
     }
     if request.utterances:
         results["utterances"] = [
-            _utterance(f"{facts.request_id}-{number}", final, formatter)
+            _utterance(f"{info.request_id}-{number}", final, formatter)
             for number, final in enumerate(_with_words(finals))
         ]
     metadata: dict[str, Any] = {
         "transaction_key": "deprecated",
-        "request_id": facts.request_id,
-        "sha256": facts.sha256,
-        "created": facts.created,
-        "duration": round(facts.duration_s, 4),
+        "request_id": info.request_id,
+        "sha256": info.sha256,
+        "created": info.created,
+        "duration": round(info.duration_s, 4),
         "channels": channels,
         "models": [model_uuid],
-        "model_info": {model_uuid: {"name": facts.model, "version": facts.version, "arch": "ctc"}},
+        "model_info": {model_uuid: {"name": info.model, "version": info.version, "arch": "ctc"}},
     }
     warnings = [
         {"code": warning.code, "message": warning.message, "advice": warning.advice}
@@ -110,7 +110,7 @@ def document(
 
 
 def _with_words(finals: Sequence[Final]) -> list[Final]:
-    """Finals with words, by time: those of several channels come in no fixed order."""
+    """Finals with words, sorted by time, since finals of several channels arrive in any order."""
     return sorted(
         (final for final in finals if final.alternatives[0].words), key=lambda f: (f.start_s, f.channel)
     )
@@ -119,7 +119,7 @@ def _with_words(finals: Sequence[Final]) -> list[Final]:
 def _alternatives(
     finals: Sequence[Final], request: FileRequest, formatter: Formatter | None
 ) -> list[dict[str, Any]]:
-    """One channel's finals joined: their best readings, then their second best, as many as were asked for."""
+    """One channel's finals joined: the best hypotheses, then the second best, as many as requested."""
     spoken = _with_words(finals)
     max_alternatives = max((len(final.alternatives) for final in spoken), default=1)
     return [
@@ -131,9 +131,9 @@ def _alternatives(
 def _joined(
     spoken: Sequence[Final], rank: int, request: FileRequest, formatter: Formatter | None
 ) -> dict[str, Any]:
-    """A final that has fewer readings gives its last."""
+    """The hypotheses of this rank, joined. A final with fewer hypotheses contributes its last one."""
     chosen = [final.alternatives[min(rank, len(final.alternatives) - 1)] for final in spoken]
-    best = [alternative(one, formatter) for one in chosen]
+    best = [alternative_json(one, formatter) for one in chosen]
     words = [word for one in chosen for word in one.words]
     confidence = sum(word.confidence for word in words) / len(words) if words else 0.0
     payload: dict[str, Any] = {
@@ -162,5 +162,5 @@ def _span(final: Final) -> dict[str, float]:
 
 
 def _utterance(identity: str, final: Final, formatter: Formatter | None) -> dict[str, Any]:
-    payload = alternative(final.alternatives[0], formatter)
+    payload = alternative_json(final.alternatives[0], formatter)
     return {**_span(final), "channel": final.channel, **payload, "id": identity}

@@ -1,6 +1,6 @@
-"""Finals as both of Deepgram's dialects write them: words with times, and where asked for, the written form beside.
+"""One alternative in Deepgram's JSON, live and pre-recorded: words with times and, on request, their formatted text.
 
-What is written (figures, marks, capitals) comes in as a function; see service/output/formatting.py.
+The formatting itself (numbers, punctuation, capitals) is a function from service/output/formatting.py.
 """
 
 import uuid
@@ -13,7 +13,7 @@ UUID_SPACE = uuid.UUID("6f1c9a52-5b43-4d0e-9f64-5c2f4c7a11d3")
 
 
 class FormattedPiece(Protocol):
-    """A written piece and the spoken words [first, end) it stands for."""
+    """A piece of formatted text, and the spoken words [first, end) that it stands for."""
 
     @property
     def text(self) -> str: ...
@@ -24,16 +24,16 @@ class FormattedPiece(Protocol):
 
 
 Formatter = Callable[[Sequence[str]], Sequence[FormattedPiece]]
-"""The words of a final as written pieces, in order."""
+"""Turns the words of a final into pieces of formatted text, in order."""
 
 
-def uuid_of(model: str) -> str:
-    """Deepgram names models by UUIDs: the same one for the same name, everywhere and always."""
+def uuid_for_model(model: str) -> str:
+    """The UUID by which Deepgram's messages identify a model: a hash of its name, the same on every server."""
     return str(uuid.uuid5(UUID_SPACE, model))
 
 
-def alternative(one: Alternative, formatter: Formatter | None = None) -> dict[str, Any]:
-    """One reading; with `formatter` its transcript is the written one."""
+def alternative_json(one: Alternative, formatter: Formatter | None = None) -> dict[str, Any]:
+    """One hypothesis; with `formatter`, its transcript is the formatted text."""
     if formatter is None or not one.words:
         words, text = [_word(word) for word in one.words], one.text
     else:

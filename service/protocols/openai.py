@@ -1,7 +1,7 @@
-"""OpenAI's transcription dialect: form fields in, JSON, text, subtitles or event lines out. No I/O here.
+"""OpenAI's transcription API: its form fields, and its responses as JSON, text, subtitles or server-sent events.
 
-Unmodified `openai` clients are the measure. Fields that a CTC recognizer has no honest value for (token ids,
-sampling temperature) are sent empty or zero, because those clients insist on them.
+Unmodified `openai` clients must work. Fields that have no meaning for a CTC recognizer (token ids, sampling
+temperature) are sent empty or zero, because those clients require them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "
 
 
 class FieldError(ServiceError):
-    """A form field that cannot be used; `param` names it, as OpenAI's error bodies do."""
+    """An invalid form field; `param` is its name, as in OpenAI's error bodies."""
 
     def __init__(self, param: str, message: str, advice: str = "") -> None:
         super().__init__(ErrorCode.REQUEST, message, advice)
@@ -39,7 +39,7 @@ class FieldError(ServiceError):
 
 @dataclass(frozen=True)
 class TranscriptionRequest:
-    """What one request asks for."""
+    """The validated options of one request."""
 
     model: str = ""
     response_format: Format = "json"
@@ -50,66 +50,66 @@ class TranscriptionRequest:
 
 
 def parse_fields(fields: Mapping[str, Sequence[str]]) -> TranscriptionRequest:
-    """The text fields of the multipart form, each a list as lists may repeat their key (`name[]`)."""
-    one = {name: values[-1] for name, values in fields.items() if values}
-    wanted = one.get("response_format", "json") or "json"
-    if wanted not in FORMATS:
+    """Parse the text fields of the multipart form. Each has a list of values, since keys can repeat (`name[]`)."""
+    last = {name: values[-1] for name, values in fields.items() if values}
+    response_format = last.get("response_format", "json") or "json"
+    if response_format not in FORMATS:
         raise FieldError(
             "response_format",
-            f"There is no response_format {wanted!r} here.",
+            f"response_format={response_format!r} is not supported.",
             f"Use one of {', '.join(FORMATS)}.",
         )
-    language = one.get("language", "").lower()
+    language = last.get("language", "").lower()
     if language and language not in LANGUAGES and not language.startswith("en-"):
         raise FieldError(
-            "language", f"The models here hear English, not {language!r}.", "Leave `language` out."
+            "language", f"The models recognize English, not {language!r}.", "Leave `language` out."
         )
-    grains = [*fields.get("timestamp_granularities[]", ()), *fields.get("timestamp_granularities", ())]
-    unknown = sorted(set(grains) - {"word", "segment"})
+    granularities = [*fields.get("timestamp_granularities[]", ()), *fields.get("timestamp_granularities", ())]
+    unknown = sorted(set(granularities) - {"word", "segment"})
     if unknown:
         raise FieldError(
-            "timestamp_granularities", f"There is no granularity {unknown[0]!r}.", "Use word, segment."
+            "timestamp_granularities", f"There is no granularity {unknown[0]!r}.", "Use word or segment."
         )
-    if grains and wanted != "verbose_json":
+    if granularities and response_format != "verbose_json":
         raise FieldError(
             "timestamp_granularities",
-            "Timestamps come only with response_format=verbose_json.",
-            "Ask for that.",
+            "Timestamps need response_format=verbose_json.",
+            "Set response_format=verbose_json.",
         )
-    stream = one.get("stream", "false").lower()
+    stream = last.get("stream", "false").lower()
     if stream not in ("true", "false", "1", "0"):
         raise FieldError("stream", f"`stream` is true or false, not {stream!r}.")
-    _check_temperature(one.get("temperature", ""))
+    _check_temperature(last.get("temperature", ""))
     phrases = [*fields.get("keywords[]", ()), *fields.get("keywords", ())]
     return TranscriptionRequest(
-        model=one.get("model", ""),
-        response_format=wanted,  # type: ignore[arg-type]  # checked against FORMATS above
-        hotwords=hotwords_of(one.get("prompt", ""), phrases),
-        words="word" in grains,
-        segments=not grains or "segment" in grains,
+        model=last.get("model", ""),
+        response_format=response_format,  # type: ignore[arg-type]  # checked against FORMATS above
+        hotwords=hotwords_of(last.get("prompt", ""), phrases),
+        words="word" in granularities,
+        segments=not granularities or "segment" in granularities,
         stream=stream in ("true", "1"),
     )
 
 
 def _check_temperature(text: str) -> None:
-    """It changes nothing here, but nonsense is told rather than passed over."""
+    """The temperature has no effect, but an invalid one is an error."""
     try:
-        good = not text or 0.0 <= float(text) <= 1.0
+        valid = not text or 0.0 <= float(text) <= 1.0
     except ValueError:
-        good = False
-    if not good:
+        valid = False
+    if not valid:
         raise FieldError(
-            "temperature", f"`temperature` is a number from 0 to 1, not {text!r}.", "It changes nothing."
+            "temperature", f"`temperature` is a number from 0 to 1, not {text!r}.", "It has no effect here."
         )
 
 
 def hotwords_of(prompt: str, phrases: Sequence[str] = ()) -> tuple[Hotword, ...]:
-    """The prompt's phrases, divided by commas, semicolons or lines; longer prose is left."""
+    """The phrases of the prompt, separated by commas, semicolons or newlines. Longer text is ignored."""
     parts = [*phrases, *re.split(r"[,;\n]", prompt)]
-    found = dict.fromkeys(" ".join(part.lower().split()).strip(" .") for part in parts)
+    unique = dict.fromkeys(" ".join(part.lower().split()).strip(" .") for part in parts)
     short = [
         phrase
-        for phrase in found
+        for phrase in unique
         if phrase and len(phrase) <= MAX_PHRASE_LENGTH and len(phrase.split()) <= MAX_HOTWORD_WORDS
     ]
     return tuple(Hotword(phrase, HOTWORD_WEIGHT) for phrase in short[:MAX_HOTWORDS])
@@ -118,7 +118,7 @@ def hotwords_of(prompt: str, phrases: Sequence[str] = ()) -> tuple[Hotword, ...]
 def transcription(
     finals: Sequence[Final], duration_s: float, request: TranscriptionRequest
 ) -> tuple[str, str]:
-    """Content type and body of the whole answer."""
+    """Content type and body of the response."""
     words = [word for final in finals for word in final.alternatives[0].words]
     if request.response_format == "text":
         return "text/plain", f"{full_text(finals)}\n"
@@ -140,7 +140,7 @@ def transcription(
 
 
 def full_text(finals: Sequence[Final]) -> str:
-    """Everything that was said, in order."""
+    """The transcript: all finals, joined."""
     return " ".join(final.text for final in _with_words(finals))
 
 
@@ -170,17 +170,17 @@ def _segment(number: int, final: Final) -> dict[str, Any]:
 
 
 def delta_event(text: str) -> bytes:
-    """More text, as it is decided."""
+    """A server-sent event with the text of a further final."""
     return event_line({"type": "transcript.text.delta", "delta": text})
 
 
 def done_event(finals: Sequence[Final]) -> bytes:
-    """The end of a streamed answer: the whole text once more."""
+    """The last server-sent event, with the complete transcript."""
     return event_line({"type": "transcript.text.done", "text": full_text(finals)})
 
 
 def error_event(error: ServiceError) -> bytes:
-    """A failure after the answer has begun."""
+    """A server-sent event for an error after the response has started."""
     return event_line({"type": "error", **error_body(error, 500)})
 
 
@@ -190,7 +190,7 @@ def event_line(document: Mapping[str, Any]) -> bytes:
 
 
 def error_body(error: ServiceError, status: int) -> dict[str, Any]:
-    """OpenAI's shape of an error."""
+    """An error in OpenAI's format."""
     return {
         "error": {
             "message": str(error),
@@ -202,10 +202,10 @@ def error_body(error: ServiceError, status: int) -> dict[str, Any]:
 
 
 def models_list(names: Sequence[str], created: int) -> dict[str, Any]:
-    """GET /v1/models."""
+    """The list in the response of GET /v1/models."""
     return {"object": "list", "data": [model_entry(name, created) for name in names]}
 
 
 def model_entry(name: str, created: int) -> dict[str, Any]:
-    """One model."""
+    """One model of GET /v1/models and GET /v1/models/{name}."""
     return {"id": name, "object": "model", "created": created, "owned_by": "silica"}

@@ -1,6 +1,6 @@
-"""OpenAI's realtime transcription socket as values: client events in, server events out. No I/O, no clock.
+"""OpenAI's realtime transcription protocol (/v1/realtime): client events to commands, stream events to server events.
 
-Deltas only ever add: what is told early is the part of the words that can no longer change.
+A delta cannot be taken back, so deltas contain only the stable prefix of an interim result.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from service.session.events import Closed, Event, Failed, Final, Partial, Speech
 FORMATS = {"audio/pcm": ("linear16", 24000), "audio/pcmu": ("mulaw", 8000), "audio/pcma": ("alaw", 8000)}
 SILENCE_MS = 500
 MAX_SILENCE_MS = 10000
-IDLE_ADVICE = "Send sound or websocket pings while the speaker is silent."
+IDLE_ADVICE = "Send audio or websocket pings while the speaker is silent."
 MIN_COMMIT_BYTES = 2
-"""Fewer may be half a sample, which is no sound yet."""
+"""One sample of 16-bit audio; fewer bytes are no audio yet."""
 
 
 @dataclass(frozen=True)
 class RealtimeSettings:
-    """What the session asks for; fixed once sound has come."""
+    """The settings of the session; fixed once audio has been received."""
 
     model: str = ""
     format: str = "audio/pcm"
     silence_ms: int | None = SILENCE_MS
-    """None: no turn detection, only commits decide."""
+    """None: no turn detection; only commits end a turn."""
     hotwords: tuple[Hotword, ...] = ()
 
     @property
     def request(self) -> ListenRequest:
-        """The same as every protocol's streams are opened by."""
+        """The options of the stream."""
         encoding, rate = FORMATS[self.format]
         return ListenRequest(
             model=self.model,
@@ -52,7 +52,7 @@ class RealtimeSettings:
 
 
 class RejectedEvent(Exception):
-    """A client event that cannot be obeyed: OpenAI's code, a message, and the parameter it is about."""
+    """An invalid client event: OpenAI's error code, a message, and the name of the invalid parameter."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class RejectedEvent(Exception):
 
 
 class RealtimeProtocol:
-    """One socket's wire."""
+    """One session's protocol state."""
 
     name = "openai"
 
@@ -69,26 +69,26 @@ class RealtimeProtocol:
         self.session_id = session_id
         self.settings = RealtimeSettings(model=model)
         self.audio_received = False
-        """Sound has come: the format and the model are fixed."""
-        self._events = 0
-        self._items = 0
-        self._open_item = False
+        """Audio has been received: format and model are fixed."""
+        self._event_count = 0
+        self._item_count = 0
+        self._item_open = False
         self._sent_text = ""
-        """What the open item's deltas have said."""
+        """The text of the open final or interim result that deltas have already sent."""
         self._item_texts: list[str] = []
         """Finals of the open item."""
-        self._uncommitted = 0
-        self._finalizes: deque[Literal["tell", "drop"]] = deque()
-        """Commits and clears that no final has answered yet, and what each wants done with its sound."""
+        self._uncommitted_bytes = 0
+        self._pending_finalizes: deque[Literal["emit", "discard"]] = deque()
+        """Commits ("emit") and clears ("discard") that no final has answered yet."""
 
     # ---- from the client
 
     def receive(self, message: str | bytes) -> list[Command]:
-        """What one message asks for; mistakes become `error` events and nothing else."""
+        """The commands of one message. An invalid message is answered with an `error` event and changes nothing."""
         event_id: str | None = None
         try:
             if isinstance(message, bytes):
-                raise RejectedEvent("invalid_event", "Sound goes into input_audio_buffer.append, as base64.")
+                raise RejectedEvent("invalid_event", "Send audio as base64 in input_audio_buffer.append.")
             try:
                 event = json.loads(message)
             except (ValueError, RecursionError):
@@ -96,94 +96,102 @@ class RealtimeProtocol:
             if not isinstance(event, dict) or not isinstance(event.get("type"), str):
                 raise RejectedEvent("invalid_event", "A message has no `type`.", "type")
             event_id = event["event_id"] if isinstance(event.get("event_id"), str) else None
-            return self._execute(event)
+            return self._handle(event)
         except RejectedEvent as rejected:
             return [SendText(self.error(rejected.code, str(rejected), rejected.param, event_id))]
 
-    def _execute(self, event: dict[str, Any]) -> list[Command]:
+    def _handle(self, event: dict[str, Any]) -> list[Command]:
         kind = event["type"]
         if kind in ("session.update", "transcription_session.update"):
-            self._update(event.get("session"), old=kind != "session.update")
+            self._update(event.get("session"), beta=kind != "session.update")
             payload = "session.updated" if kind == "session.update" else "transcription_session.updated"
             return [SendText(self._event(payload, session=self._session()))]
         if kind == "input_audio_buffer.append":
             return [Audio(self._audio(event.get("audio")))]
         if kind == "input_audio_buffer.commit":
-            if self._uncommitted < MIN_COMMIT_BYTES:
+            if self._uncommitted_bytes < MIN_COMMIT_BYTES:
                 raise RejectedEvent(
-                    "input_audio_buffer_commit_empty", "There is no sound since the last commit."
+                    "input_audio_buffer_commit_empty", "There is no audio since the last commit."
                 )
-            return self._finalize("tell")
+            return self._finalize("emit")
         if kind == "input_audio_buffer.clear":
             cleared = SendText(self._event("input_audio_buffer.cleared"))
-            return [*self._finalize("drop"), cleared] if self._uncommitted >= MIN_COMMIT_BYTES else [cleared]
-        raise RejectedEvent("unknown_event", f"{kind[:60]!r} is no event of a transcription session.", "type")
+            return (
+                [*self._finalize("discard"), cleared]
+                if self._uncommitted_bytes >= MIN_COMMIT_BYTES
+                else [cleared]
+            )
+        raise RejectedEvent(
+            "unknown_event", f"Unknown event type {kind[:60]!r} in a transcription session.", "type"
+        )
 
-    def _finalize(self, then: Literal["tell", "drop"]) -> list[Command]:
-        """Have what was sent so far decided. There is sound in it, so it gets an answer of its own.
+    def _finalize(self, result: Literal["emit", "discard"]) -> list[Command]:
+        """Finalize the audio received so far. It is not empty, so exactly one final answers.
 
-        What the resampler holds back belongs to that sound and not to the next.
+        Flush, since the samples that the resampler holds back belong to this audio.
         """
-        self._uncommitted = 0
-        self._finalizes.append(then)
+        self._uncommitted_bytes = 0
+        self._pending_finalizes.append(result)
         return [Flush(), Finalize()]
 
     def _audio(self, audio: Any) -> bytes:
         if not isinstance(audio, str):
-            raise RejectedEvent("invalid_audio", "`audio` is base64 text.", "audio")
+            raise RejectedEvent("invalid_audio", "`audio` must be base64 text.", "audio")
         try:
             data = base64.b64decode(audio, validate=True)
         except (binascii.Error, ValueError):
             raise RejectedEvent("invalid_audio", "`audio` is not base64.", "audio") from None
         self.audio_received = True
-        self._uncommitted += len(data)
+        self._uncommitted_bytes += len(data)
         return data
 
-    def _update(self, session: Any, old: bool) -> None:
+    def _update(self, session: Any, beta: bool) -> None:
         if not isinstance(session, dict):
-            raise RejectedEvent("invalid_session", "`session` is an object.", "session")
-        if not old and session.get("type", "transcription") != "transcription":
+            raise RejectedEvent("invalid_session", "`session` must be an object.", "session")
+        if not beta and session.get("type", "transcription") != "transcription":
             raise RejectedEvent(
-                "invalid_session", "Only sessions of type `transcription` are served.", "session.type"
+                "invalid_session", "Only sessions of type `transcription` are supported.", "session.type"
             )
         audio = session.get("audio") or {}
         if not isinstance(audio, dict):
-            raise RejectedEvent("invalid_session", "`session.audio` is an object.", "session.audio")
-        given = session if old else audio.get("input", {})
+            raise RejectedEvent("invalid_session", "`session.audio` must be an object.", "session.audio")
+        given = session if beta else audio.get("input", {})
         if not isinstance(given, dict):
             raise RejectedEvent(
-                "invalid_session", "`session.audio.input` is an object.", "session.audio.input"
+                "invalid_session", "`session.audio.input` must be an object.", "session.audio.input"
             )
         changed = self.settings
-        if given.get("input_audio_format" if old else "format") is not None:
-            changed = replace(changed, format=_format(given["input_audio_format" if old else "format"]))
-        transcription = given.get("input_audio_transcription" if old else "transcription")
+        if given.get("input_audio_format" if beta else "format") is not None:
+            changed = replace(changed, format=_format(given["input_audio_format" if beta else "format"]))
+        transcription = given.get("input_audio_transcription" if beta else "transcription")
         if transcription is not None:
             changed = _transcription(changed, transcription)
         if "turn_detection" in given:
             changed = replace(changed, silence_ms=_silence(given["turn_detection"]))
         if self.audio_received and changed != self.settings:
             raise RejectedEvent(
-                "session_fixed", "Sound has come: open a new session to change this one.", "session"
+                "session_fixed",
+                "Settings are fixed once audio has been received. Open a new session.",
+                "session",
             )
         self.settings = changed
 
     # ---- to the client
 
     def created(self) -> str:
-        """The first message."""
+        """The first message: `session.created`."""
         return self._event("session.created", session=self._session())
 
     def write(self, number: int, event: Event, received: Received) -> list[str]:
-        """What an event of the stream is on this wire."""
+        """The messages for this event."""
         if isinstance(event, Failed):
             return [self._failed(event)]
-        then = self._finalizes[0] if self._finalizes else "tell"
-        if isinstance(event, Final) and event.from_finalize and self._finalizes:
-            self._finalizes.popleft()
-            if then == "drop":
-                self._open_item, self._sent_text, self._item_texts = False, "", []
-        if then == "drop":
+        result = self._pending_finalizes[0] if self._pending_finalizes else "emit"
+        if isinstance(event, Final) and event.from_finalize and self._pending_finalizes:
+            self._pending_finalizes.popleft()
+            if result == "discard":
+                self._item_open, self._sent_text, self._item_texts = False, "", []
+        if result == "discard":
             return []
         if isinstance(event, SpeechStarted):
             if self.settings.silence_ms is None:
@@ -202,26 +210,26 @@ class RealtimeProtocol:
         return []
 
     def reply(self) -> None:
-        """Nothing is answered message by message."""
+        """None: results are sent as they appear."""
 
     def warn(self, warning: Warn) -> bool:
-        """This protocol has no message that warns: an `error` would alarm its clients."""
+        """False: the protocol has no warnings, and clients would take an `error` for a failure."""
         return False
 
     def resumed(self, received: Received) -> list[str]:
-        """Nobody resumes here."""
+        """None: sessions cannot be resumed."""
         return []
 
     def close_reason(self, code: ErrorCode, message: str) -> str:
-        """The code alone: the `error` before it has said the rest."""
+        """The error code; the `error` event before the close has the message."""
         return "drained" if code is ErrorCode.DRAINING else code
 
     def closing_messages(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
-        """The client ends the session by closing the socket: nothing follows."""
+        """None: the client ends the session by closing the socket."""
         return []
 
     def _failed(self, event: Failed) -> str:
-        """The error that ends the stream, as a sentence."""
+        """The `error` event before the close."""
         advice = IDLE_ADVICE if event.code is ErrorCode.IDLE else event.advice
         message = f"{event.message[:1].upper()}{event.message[1:]} {advice}".strip()
         return self.error(event.code, message, None, None, "server_error")
@@ -241,8 +249,8 @@ class RealtimeProtocol:
                     "input_audio_buffer.speech_stopped", audio_end_ms=round(event.end_s * 1000), item_id=item
                 )
             )
-            self._uncommitted = 0
-        previous = f"item_{self.session_id[:8]}_{self._items - 1}" if self._items > 1 else None
+            self._uncommitted_bytes = 0
+        previous = f"item_{self.session_id[:8]}_{self._item_count - 1}" if self._item_count > 1 else None
         payload.append(self._event("input_audio_buffer.committed", item_id=item, previous_item_id=previous))
         payload.append(
             self._event(
@@ -253,11 +261,11 @@ class RealtimeProtocol:
                 usage={"type": "duration", "seconds": round(event.end_s - event.start_s, 3)},
             )
         )
-        self._open_item, self._sent_text, self._item_texts = False, "", []
+        self._item_open, self._sent_text, self._item_texts = False, "", []
         return payload
 
     def _delta(self, words: tuple[Word, ...]) -> list[str]:
-        """The words that no delta has told yet. Stable words are a prefix of every later reading."""
+        """The words that no delta has sent yet. Stable words are a prefix of every later hypothesis."""
         text = " ".join(word.text for word in words)
         if len(text) <= len(self._sent_text):
             return []
@@ -286,14 +294,14 @@ class RealtimeProtocol:
         return self._event("error", error=payload)
 
     def _item(self) -> str:
-        if not self._open_item:
-            self._open_item = True
-            self._items += 1
-        return f"item_{self.session_id[:8]}_{self._items}"
+        if not self._item_open:
+            self._item_open = True
+            self._item_count += 1
+        return f"item_{self.session_id[:8]}_{self._item_count}"
 
     def _event(self, kind: str, **fields: Any) -> str:
-        self._events += 1
-        return json.dumps({"type": kind, "event_id": f"event_{self._events}", **fields})
+        self._event_count += 1
+        return json.dumps({"type": kind, "event_id": f"event_{self._event_count}", **fields})
 
     def _session(self) -> dict[str, Any]:
         rate = {"rate": 24000} if self.settings.format == "audio/pcm" else {}
@@ -321,12 +329,14 @@ def _format(given: Any) -> str:
     if not isinstance(name, str) or name not in FORMATS:
         raise RejectedEvent(
             "invalid_format",
-            f"The format is one of {', '.join(FORMATS)}.",
+            f"The format must be one of {', '.join(FORMATS)}.",
             "session.audio.input.format",
         )
     if isinstance(given, dict) and given.get("rate") not in (None, FORMATS[name][1]):
         raise RejectedEvent(
-            "invalid_format", f"{name} is {FORMATS[name][1]} Hz here.", "session.audio.input.format.rate"
+            "invalid_format",
+            f"The rate of {name} must be {FORMATS[name][1]}.",
+            "session.audio.input.format.rate",
         )
     return name
 
@@ -334,14 +344,14 @@ def _format(given: Any) -> str:
 def _transcription(settings: RealtimeSettings, given: Any) -> RealtimeSettings:
     param = "session.audio.input.transcription"
     if not isinstance(given, dict):
-        raise RejectedEvent("invalid_session", "`transcription` is an object.", param)
+        raise RejectedEvent("invalid_session", "`transcription` must be an object.", param)
     language, prompt, model = given.get("language") or "en", given.get("prompt") or "", given.get("model")
     if not isinstance(language, str) or not (
         language.lower() in LANGUAGES or language.lower().startswith("en-")
     ):
-        raise RejectedEvent("invalid_language", "The models here hear English.", f"{param}.language")
+        raise RejectedEvent("invalid_language", "The models recognize English only.", f"{param}.language")
     if not isinstance(prompt, str):
-        raise RejectedEvent("invalid_prompt", "`prompt` is text.", f"{param}.prompt")
+        raise RejectedEvent("invalid_prompt", "`prompt` must be text.", f"{param}.prompt")
     if isinstance(model, str) and model:
         settings = replace(settings, model=model[:200])
     return replace(settings, hotwords=hotwords_of(prompt))
@@ -352,7 +362,7 @@ def _silence(given: Any) -> int | None:
         return None
     if not isinstance(given, dict) or given.get("type", "server_vad") not in ("server_vad", "semantic_vad"):
         raise RejectedEvent(
-            "invalid_turn_detection", "`turn_detection` is null or server_vad.", "session.audio.input"
+            "invalid_turn_detection", "`turn_detection` must be null or server_vad.", "session.audio.input"
         )
     silence_ms = given.get("silence_duration_ms", SILENCE_MS)
     if (
@@ -361,6 +371,8 @@ def _silence(given: Any) -> int | None:
         or not 10 <= silence_ms <= MAX_SILENCE_MS
     ):
         raise RejectedEvent(
-            "invalid_turn_detection", f"Silence is 10 to {MAX_SILENCE_MS} ms.", "silence_duration_ms"
+            "invalid_turn_detection",
+            f"`silence_duration_ms` must be 10 to {MAX_SILENCE_MS}.",
+            "silence_duration_ms",
         )
     return silence_ms

@@ -1,4 +1,4 @@
-"""Reads the query of /v1/listen into a ListenRequest: every value checked, every complaint with what was expected."""
+"""Parses and validates the query of /v1/listen. Errors and warnings say what was expected."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,8 +15,8 @@ MAX_HOTWORDS = 100
 MAX_PHRASE_LENGTH = 100
 
 UNSUPPORTED = {
-    "callback": "results are told on this socket only",
-    "redact": "nothing is redacted here, and a transcript that looks redacted would be dangerous",
+    "callback": "results are sent on this socket only",
+    "redact": "clients would rely on a redaction that does not happen",
 }
 IGNORED = ("tag", "version", "mip_opt_out", "extra", "token", "callback_method")
 UNSUPPORTED_WITH_WARNING = (
@@ -33,7 +33,7 @@ UNSUPPORTED_WITH_WARNING = (
 
 
 def read_query(pairs: Iterable[tuple[str, str]]) -> ListenRequest:
-    """The checked request; ServiceError "request" for what cannot be done."""
+    """Parse and validate the query; ServiceError "request" if it is invalid or not supported."""
     values: dict[str, list[str]] = {}
     for name, value in pairs:
         values.setdefault(name, []).append(value)
@@ -47,11 +47,11 @@ def read_query(pairs: Iterable[tuple[str, str]]) -> ListenRequest:
     warnings: list[Warn] = []
     for name in UNSUPPORTED_WITH_WARNING:
         if any(value.lower() not in ("", "false") for value in values.get(name, ())):
-            warnings.append(Warn("option", f"`{name}` does nothing here."))
+            warnings.append(Warn("option", f"`{name}` is not supported; ignored."))
     language = query.text("language")
     if language and not language.lower().startswith(("en", "multi")):
         warnings.append(
-            Warn("language", f"language={language} changes nothing: the model decides the language.")
+            Warn("language", f"language={language} is ignored: the model determines the language.")
         )
     channels = query.integer("channels", 1, 8, 1)
     request = ListenRequest(
@@ -67,7 +67,7 @@ def read_query(pairs: Iterable[tuple[str, str]]) -> ListenRequest:
         hotwords=read_hotwords((*values.get("keywords", ()), *values.get("keyterm", ()))),
         alternatives=query.integer("alternatives", 1, 10, 1),
         punctuate=query.flag("punctuate") | query.flag("smart_format"),
-        figures=query.flag("smart_format"),
+        smart_format=query.flag("smart_format"),
         extensions=query.flag("extensions"),
         source_is_file=query.choice("source", ("live", "file")) == "file",
         resume=query.text("resume"),
@@ -82,16 +82,16 @@ def read_query(pairs: Iterable[tuple[str, str]]) -> ListenRequest:
         "language",
     }
     for name in sorted(set(values) - known):
-        warnings.append(Warn("option", f"There is no option `{name[:40]}`; it was passed over."))
+        warnings.append(Warn("option", f"Unknown option `{name[:40]}`; ignored."))
     return replace(request, warnings=tuple(warnings))
 
 
 def read_hotwords(phrases: Sequence[str]) -> tuple[Hotword, ...]:
-    """`phrase` or `phrase:weight`, each; ServiceError "request" for too many, too long, or no number."""
+    """Parse `phrase` or `phrase:weight`; ServiceError "request" for too many, too long, or an invalid weight."""
     if len(phrases) > MAX_HOTWORDS:
         raise ServiceError(
             ErrorCode.REQUEST,
-            f"{len(phrases)} keywords are too many: at most {MAX_HOTWORDS}.",
+            f"{len(phrases)} keyterms are too many: at most {MAX_HOTWORDS} are allowed.",
             "Send fewer.",
         )
     return tuple(_hotword(phrase) for phrase in phrases if phrase.strip())
@@ -108,14 +108,14 @@ def _hotword(text: str) -> Hotword:
     if not -10 <= weight <= 10 or not phrase.strip() or len(phrase) > MAX_PHRASE_LENGTH:
         raise ServiceError(
             ErrorCode.REQUEST,
-            f"the keyword {text[:MAX_PHRASE_LENGTH]!r} will not do.",
+            f"the keyterm {text[:MAX_PHRASE_LENGTH]!r} is invalid.",
             f"Expected `phrase` or `phrase:weight`, weight -10 to 10, up to {MAX_PHRASE_LENGTH} characters.",
         )
     return Hotword(phrase.strip(), weight)
 
 
 class _Query:
-    """Typed access to the values, remembering what was asked for."""
+    """Typed access to the query's values. `known` collects the names of all options that were read."""
 
     def __init__(self, values: dict[str, list[str]]) -> None:
         self.values = values
@@ -151,7 +151,7 @@ class _Query:
             raise ServiceError(
                 ErrorCode.REQUEST,
                 f"{name}={found} is not supported.",
-                f"Expected a whole number from {low} to {high}.",
+                f"Expected an integer from {low} to {high}.",
             )
         return int(found)
 

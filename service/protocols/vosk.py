@@ -1,7 +1,7 @@
-"""vosk's socket as bytes and events: exactly one answer to each message of sound. Pure: no I/O, no clock.
+"""The protocol of vosk's server (/vosk): exactly one answer to each audio message.
 
-What alphacep's asr_server.py does, without its traps: `eof` in any spelling of the JSON, no model paths, and no
-configuration shared between clients.
+It follows alphacep's asr_server.py, with three differences: JSON may have any spacing, `model` cannot be a path, and
+clients do not share their configuration.
 """
 
 import json
@@ -28,23 +28,26 @@ PHRASE_WEIGHT = 5.0
 
 
 class VoskProtocol:
-    """One stream's wire. Finals wait here until a message of the client asks for an answer."""
+    """One stream's protocol state. Finals wait until a message of the client needs an answer."""
 
     name = "vosk"
 
     def __init__(self) -> None:
         self.request = ListenRequest(encoding="linear16", sample_rate=16000, interim=True)
-        self._begun = False
+        self._started = False
         self._finals: list[Final] = []
         self._partial = ""
-        self._resets = 0
+        self._pending_resets = 0
         self._finished = False
         self._closed = False
+        self._max_alternatives = 0
+        """0: one text without the list of alternatives."""
+        self._include_words = True
 
     def receive(self, message: str | bytes) -> list[Command]:
-        """What one message says, and the answer that it gets at once."""
+        """The commands of one message."""
         if isinstance(message, bytes):
-            self._begun = True
+            self._started = True
             return [Audio(message), Reply()] if message else [Reply()]
         try:
             document = json.loads(message)
@@ -55,41 +58,41 @@ class VoskProtocol:
                 Reject(
                     ErrorCode.REQUEST,
                     "a text message is not a JSON object.",
-                    "Sound goes into binary messages.",
+                    "Send audio as binary messages.",
                 )
             ]
         if document.get("eof"):
-            self._begun = self._finished = True
+            self._started = self._finished = True
             return [Finish()]
         if document.get("reset"):
-            self._begun = True
-            self._resets += 1
+            self._started = True
+            self._pending_resets += 1
             return [Finalize()]
         if "config" in document:
             return self._configure(document["config"])
         return [Warn("unknown_message", "Expected config, eof or reset."), KeepAlive()]
 
     def write(self, number: int, event: Event, received: Received) -> list[str]:
-        """The messages that an event makes due: only answers to reset and eof come by themselves."""
+        """The messages for this event: only answers to `reset` and `eof`. All others wait for `reply`."""
         if isinstance(event, Partial):
             self._partial = event.text
         elif isinstance(event, Final):
             self._partial = ""
             if event.text:
                 self._finals.append(event)
-            if event.from_finalize and self._resets:
-                self._resets -= 1
-                return [self._all()]
+            if event.from_finalize and self._pending_resets:
+                self._pending_resets -= 1
+                return [self._rest_as_final()]
         elif isinstance(event, Closed) and not self._closed:
             self._closed = True
-            return [self._all()] if self._finished else []
+            return [self._rest_as_final()] if self._finished else []
         return []
 
     def _configure(self, config: object) -> list[Command]:
         if not isinstance(config, dict):
             return [Reject(ErrorCode.REQUEST, "`config` is not an object.", "Send a JSON object.")]
-        if self._begun:
-            return [Warn("option", "The configuration comes before the sound; it was passed over.")]
+        if self._started:
+            return [Warn("option", "`config` must come before the audio; ignored.")]
         rate = config.get("sample_rate", 16000)
         if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 8000 <= rate <= 48000:
             return [
@@ -100,9 +103,11 @@ class VoskProtocol:
         phrases = config.get("phrase_list") or []
         if not isinstance(phrases, list) or not all(isinstance(one, str) for one in phrases):
             return [
-                Reject(ErrorCode.REQUEST, "`phrase_list` is not a list of texts.", 'Such as ["yes", "no"].')
+                Reject(
+                    ErrorCode.REQUEST, "`phrase_list` is not a list of strings.", 'Example: ["yes", "no"].'
+                )
             ]
-        fitting = [one for one in phrases if one.strip() and len(one) <= MAX_PHRASE_LENGTH and one != "[unk]"]
+        usable = [one for one in phrases if one.strip() and len(one) <= MAX_PHRASE_LENGTH and one != "[unk]"]
         max_alternatives = config.get("max_alternatives", 0)
         if not isinstance(max_alternatives, int) or not 0 <= max_alternatives <= 10:
             return [
@@ -116,41 +121,38 @@ class VoskProtocol:
         self.request = replace(
             self.request,
             sample_rate=int(rate),
-            hotwords=tuple(Hotword(one, PHRASE_WEIGHT) for one in fitting[:MAX_HOTWORDS]),
+            hotwords=tuple(Hotword(one, PHRASE_WEIGHT) for one in usable[:MAX_HOTWORDS]),
             alternatives=max(1, max_alternatives),
             model=model if isinstance(model, str) else None,
         )
-        self._alternatives = max_alternatives
-        self._words = bool(config.get("words", True))
+        self._max_alternatives = max_alternatives
+        self._include_words = bool(config.get("words", True))
         return [KeepAlive()]
 
     def warn(self, warning: Warn) -> bool:
-        """There is no place for it on this wire."""
+        """False: the protocol has no warnings."""
         return False
 
     def resumed(self, received: Received) -> list[str]:
-        """Nobody resumes here."""
+        """None: sessions cannot be resumed."""
         return []
 
     def close_reason(self, code: ErrorCode, message: str) -> str:
-        """The name of the error as on /v1/listen, and what was wrong."""
+        """The name of the error as on /v1/listen, and the message."""
         return f"{code.close_name}: {message}"
 
     def closing_messages(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
-        """`eof` has been answered: nothing follows."""
+        """None: `eof` has already been answered."""
         return []
 
-    _alternatives = 0
-    _words = True
-
     def reply(self) -> str:
-        """The oldest final not told yet, or what is heard of the open utterance."""
+        """The oldest final that was not sent yet, or the interim result."""
         if self._finals:
             return self._alternatives_json(self._finals.pop(0).alternatives)
         return json.dumps({"partial": self._partial})
 
-    def _all(self) -> str:
-        """Everything not told yet as one final."""
+    def _rest_as_final(self) -> str:
+        """All finals that were not sent yet, joined into one."""
         finals, self._finals = self._finals, []
         if len(finals) == 1:
             return self._alternatives_json(finals[0].alternatives)
@@ -158,19 +160,19 @@ class VoskProtocol:
         return self._alternatives_json((Alternative(words),))
 
     def _alternatives_json(self, alternatives: tuple[Alternative, ...]) -> str:
-        if self._alternatives:
+        if self._max_alternatives:
             return json.dumps(
                 {
                     "alternatives": [
                         {"confidence": round(one.confidence, 6), "text": one.text, **self._result(one)}
-                        for one in alternatives[: self._alternatives]
+                        for one in alternatives[: self._max_alternatives]
                     ]
                 }
             )
         return json.dumps({**self._result(alternatives[0]), "text": alternatives[0].text})
 
     def _result(self, one: Alternative) -> dict[str, object]:
-        if not self._words or not one.words:
+        if not self._include_words or not one.words:
             return {}
         return {
             "result": [

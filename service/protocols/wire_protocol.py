@@ -1,4 +1,4 @@
-"""What a connection asks of a dialect, whichever it is: messages to commands, events to messages. Nothing runs here."""
+"""The interface of a protocol: messages to commands, events to messages. No implementation."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,7 +10,7 @@ from service.session.events import Closed, Event
 
 @dataclass(frozen=True)
 class Received:
-    """What has arrived so far, for acknowledgements."""
+    """What the server has received so far, for acknowledgements."""
 
     bytes: int
     samples: int | None
@@ -18,27 +18,28 @@ class Received:
 
 
 class WireProtocol(Protocol):
-    """One stream's wire."""
+    """One stream's protocol state."""
 
     name: str
+    """The label of its metrics."""
 
     def receive(self, message: str | bytes) -> list[Command]:
-        """What one message of the client says."""
+        """The commands of one message of the client."""
 
     def write(self, number: int, event: Event, received: Received) -> list[str]:
-        """The messages that this event makes due; none when the client did not ask for its kind."""
+        """The messages to send for this event; none if the client did not request events of its kind."""
 
     def reply(self) -> str | None:
-        """The answer to a Reply command; None where clients are only told things as they happen."""
+        """The answer to a Reply command; None if the protocol has no answers."""
 
     def warn(self, warning: Warn) -> bool:
-        """Put a warning on the next message. False: it is not said, or was said before."""
+        """Attach a warning to the next message. False: the protocol has no warnings, or it was sent before."""
 
     def resumed(self, received: Received) -> list[str]:
-        """The first messages on a connection that resumes."""
+        """The first messages on a connection that resumes a session."""
 
     def close_reason(self, code: ErrorCode, message: str) -> str:
-        """The reason of a close after this error."""
+        """The reason in the close frame after this error."""
 
     def closing_messages(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
-        """The last messages before the socket is closed; `finishing`: as the client wished."""
+        """The last messages before the socket is closed. `finishing`: the client asked for the end."""

@@ -31,7 +31,7 @@ OTHER_FILES = 500
 
 def check(settings: Settings) -> None:
     """ServiceError for the first thing that cannot work."""
-    check_exposed(settings, open_keys(settings).needed)
+    check_exposed(settings, open_keys(settings).required)
     tls_context(settings)
     held = reserve_ports(settings.host, settings.port)
     for one in held:

@@ -1,1 +1,1 @@
-"""`silica serve --workers N`: several processes speak with clients, one owns the device. link.py: who tells whom."""
+"""`silica serve --workers N`: the supervisor owns the devices, N worker processes serve the clients."""

@@ -1,6 +1,7 @@
-"""What the house (it owns the devices) and its fronts (they own sockets and streams) tell each other.
+"""The messages between the supervisor (owner of the devices) and its workers (owners of sockets and streams).
 
-Frozen values, pickled between one parent and its own children. A turn of the event loop is one message.
+Frozen values, pickled between a parent process and its children. Values sent in one iteration of the event loop share
+one message. A `request_id` matches an answer to its request.
 """
 
 import asyncio
@@ -16,29 +17,29 @@ from service.scheduling.process import MessageReader, encode_message
 from service.session.messages import EndUtterance, PushFrames, Replay, WindowKey
 
 MAX_VALUES_PER_MESSAGE = 64
-"""Values in one message: a window with its state is up to a hundred kilobytes."""
+"""Values in one message. A window with its stream state has up to about 100 kB."""
 
-# ---- front to house
+# ---- worker to supervisor
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDevice:
-    """A recognizer of this model starts here; answered by Opened or Refused."""
+    """The worker starts a recognizer of this model; answered by DeviceOpened or Rejected."""
 
-    ticket: int
+    request_id: int
     model: str
 
 
 @dataclass(frozen=True, slots=True)
 class CloseDevice:
-    """No stream of ours is with this device any more."""
+    """The worker has no more streams on this device."""
 
     device: int
 
 
 @dataclass(frozen=True, slots=True)
 class PinStream:
-    """A stream begins."""
+    """A stream starts: assign it to a decode worker."""
 
     device: int
     stream: str
@@ -47,7 +48,7 @@ class PinStream:
 
 @dataclass(frozen=True, slots=True)
 class SubmitWindow:
-    """A window is ready to be heard."""
+    """A window is ready for the engine."""
 
     device: int
     stream: str
@@ -68,7 +69,7 @@ class SendCommand:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseStream:
-    """The stream is gone."""
+    """The stream is over: drop its windows and its decoder state."""
 
     device: int
     stream: str
@@ -76,30 +77,30 @@ class ReleaseStream:
 
 @dataclass(frozen=True, slots=True)
 class ReloadModels:
-    """Load models anew, for every front; answered by Reloaded or Refused."""
+    """Reload one model (None: all) for all workers; answered by ModelsReloaded or Rejected."""
 
-    ticket: int
+    request_id: int
     model: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class StoreChanged:
-    """Something is in a store that all fronts share: look. Passed on to all of them."""
+    """A store that all workers share has changed. The supervisor forwards it to all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """The front has its port and its models."""
+    """The worker listens and has its models."""
 
 
-# ---- house to front
+# ---- supervisor to worker
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceOpened:
-    """The device of a model."""
+    """The device that new streams of the model use."""
 
-    ticket: int
+    request_id: int
     device: int
     config: ModelConfig
     plan: WindowPlan
@@ -108,9 +109,9 @@ class DeviceOpened:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """What was asked for cannot be: the ServiceError to raise."""
+    """The request failed: the ServiceError to raise. From a worker: it cannot start."""
 
-    ticket: int
+    request_id: int
     code: ErrorCode
     message: str
     advice: str
@@ -118,31 +119,31 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class ModelsReloaded:
-    """These models were loaded anew."""
+    """These models were reloaded."""
 
-    ticket: int
+    request_id: int
     models: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReplaced:
-    """There is a new device under this name: new streams go there."""
+    """A reloaded model has a new device for new streams."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
 class StreamWindowDone:
-    """A window was heard."""
+    """The engine has run a window."""
 
     stream: str
     key: WindowKey
-    window_done: WindowOutput
+    output: WindowOutput
 
 
 @dataclass(frozen=True, slots=True)
 class StreamDecoded:
-    """The decode worker answered."""
+    """The decode worker has a result."""
 
     stream: str
     result: DecodeResult
@@ -150,31 +151,31 @@ class StreamDecoded:
 
 @dataclass(frozen=True, slots=True)
 class StreamDecoderLost:
-    """The stream's decode worker is new; with `abandoned`, the stream killed too many of them."""
+    """The stream's decode worker died and was replaced. `abandoned`: it died too often on this stream."""
 
     stream: str
     abandoned: bool = False
 
 
 class IpcConnection(asyncio.Protocol):
-    """A front's end of the pipe."""
+    """A worker's end of the pipe to the supervisor."""
 
     def __init__(self, on_value: Callable[[Any], None], on_end: Callable[[], None]) -> None:
         self._on_value, self._on_end = on_value, on_end
         self._frames = MessageReader()
         self._transport: asyncio.Transport | None = None
-        self._waiting: list[Any] = []
+        self._outbox: list[Any] = []
 
     def send(self, value: Any) -> None:
-        """Send a value, with what else is told in this turn of the loop."""
-        if not self._waiting:
+        """Send a value, together with all others of this iteration of the event loop."""
+        if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._waiting.append(value)
+        self._outbox.append(value)
 
     def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        outbox, self._outbox = self._outbox, []
         if self._transport is not None:
-            for values in in_chunks(waiting):
+            for values in split_messages(outbox):
                 self._transport.write(encode_message(values))
 
     # ---- asyncio.Protocol
@@ -193,6 +194,6 @@ class IpcConnection(asyncio.Protocol):
         self._on_end()
 
 
-def in_chunks(values: list[Any]) -> list[list[Any]]:
-    """The values in messages of bearable size."""
+def split_messages(values: list[Any]) -> list[list[Any]]:
+    """The values of each message."""
     return [values[at : at + MAX_VALUES_PER_MESSAGE] for at in range(0, len(values), MAX_VALUES_PER_MESSAGE)]

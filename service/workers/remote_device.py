@@ -1,6 +1,7 @@
-"""The device as a front sees it: everything is passed on to the house, which owns it."""
+"""A worker's access to the supervisor's devices: the same interface as a local device, over the pipe."""
 
 import asyncio
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -31,38 +32,39 @@ from service.workers.ipc import (
 
 
 class SupervisorClient:
-    """A front's conversation with the house: questions and their answers, and whose stream is whose."""
+    """Requests to the supervisor, and the routing of its messages to the streams' recognizers."""
 
     def __init__(self, counters: SharedCounters, kind: str) -> None:
         self.counters, self.kind = counters, kind
         self.ipc: IpcConnection
+        """Set by the worker when the pipe is connected."""
         self.clients: dict[str, DeviceClient] = {}
-        self._tickets = count(1)
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._request_ids = count(1)
+        self._pending: dict[int, asyncio.Future[Any]] = {}
 
     def open_device(self, model: str, client: DeviceClient) -> "RemoteDevice":
-        """The house's device of this model; it is asked for when it is started."""
+        """The supervisor's device of this model. `start` requests it."""
         return RemoteDevice(self, model, client)
 
     async def open(self, model: str) -> DeviceOpened:
-        """Ask for a model's device."""
-        result: DeviceOpened = await self._ask(lambda ticket: OpenDevice(ticket, model))
+        """Request a model's device."""
+        result: DeviceOpened = await self._request(lambda request_id: OpenDevice(request_id, model))
         return result
 
     async def reload(self, model: str | None) -> tuple[str, ...]:
-        """Have models loaded anew, for every front."""
-        result: ModelsReloaded = await self._ask(lambda ticket: ReloadModels(ticket, model))
+        """Reload models for all workers; the names of those reloaded."""
+        result: ModelsReloaded = await self._request(lambda request_id: ReloadModels(request_id, model))
         return result.models
 
     def notify_peers(self) -> None:
-        """Have every front look into the stores that they share."""
+        """Tell all workers that a shared store has changed."""
         self.ipc.send(StoreChanged())
 
-    def take(self, value: Any) -> bool:
-        """A value from the house; False when it is not for a device or a question."""
+    def handle(self, value: Any) -> bool:
+        """Handle a value from the supervisor; False if it belongs to no device and no request."""
         if isinstance(value, StreamWindowDone):
             if value.stream in self.clients:
-                self.clients[value.stream].window_done(value.stream, value.key, value.window_done)
+                self.clients[value.stream].window_done(value.stream, value.key, value.output)
         elif isinstance(value, StreamDecoded):
             if value.stream in self.clients:
                 self.clients[value.stream].decoded(value.stream, value.result)
@@ -73,25 +75,25 @@ class SupervisorClient:
             elif client is not None:
                 client.decoder_lost(value.stream)
         elif isinstance(value, DeviceOpened | ModelsReloaded | Rejected):
-            asked = self._asked.pop(value.ticket, None)
-            if asked is not None and not asked.done():
+            pending = self._pending.pop(value.request_id, None)
+            if pending is not None and not pending.done():
                 if isinstance(value, Rejected):
-                    asked.set_exception(ServiceError(value.code, value.message, value.advice))
+                    pending.set_exception(ServiceError(value.code, value.message, value.advice))
                 else:
-                    asked.set_result(value)
+                    pending.set_result(value)
         else:
             return False
         return True
 
-    async def _ask(self, question: Any) -> Any:
-        ticket = next(self._tickets)
-        result = self._asked[ticket] = asyncio.get_running_loop().create_future()
-        self.ipc.send(question(ticket))
+    async def _request(self, make_request: Callable[[int], OpenDevice | ReloadModels]) -> Any:
+        request_id = next(self._request_ids)
+        result = self._pending[request_id] = asyncio.get_running_loop().create_future()
+        self.ipc.send(make_request(request_id))
         return await result
 
 
 class RemoteDevice:
-    """One model's device, elsewhere."""
+    """One model's device in the supervisor."""
 
     def __init__(self, supervisor: SupervisorClient, model: str, client: DeviceClient) -> None:
         self.model_name, self.kind = model, supervisor.kind
@@ -102,31 +104,31 @@ class RemoteDevice:
         self.precision = ""
 
     async def start(self) -> None:
-        """Returns when the house has it running."""
+        """Request the device, and wait until it runs."""
         opened = await self._supervisor.open(self.model_name)
         self._number = opened.device
         self.config, self.plan, self.precision = opened.config, opened.plan, opened.precision
 
     async def stop(self) -> None:
-        """No stream of ours is with it any more."""
+        """Tell the supervisor that this worker has no more streams on it."""
         if self._number:
             self._supervisor.ipc.send(CloseDevice(self._number))
 
     def retire(self) -> None:
-        """The house knows that another follows: it began it."""
+        """Nothing to do: the supervisor replaces the device itself."""
 
     @property
     def alive(self) -> bool:
-        """Workers of both kinds work, as the house says."""
+        """Engine and decode workers are alive, as the supervisor reports."""
         return self._supervisor.counters.total(f"alive:{self.model_name}") > 0
 
     def pin(self, stream: str, settings: OpenStream) -> None:
-        """A stream begins."""
+        """A stream starts."""
         self._supervisor.clients[stream] = self._client
         self._supervisor.ipc.send(PinStream(self._number, stream, settings))
 
     def submit(self, stream: str, key: WindowKey, window: Window, live: bool, urgent: bool) -> None:
-        """A window is ready to be heard."""
+        """A window is ready for the engine."""
         self._supervisor.ipc.send(SubmitWindow(self._number, stream, key, window, live, urgent))
 
     def send(self, stream: str, command: PushFrames | EndUtterance | Replay) -> None:
@@ -134,10 +136,10 @@ class RemoteDevice:
         self._supervisor.ipc.send(SendCommand(self._number, stream, command))
 
     def release(self, stream: str, keys: list[WindowKey]) -> None:
-        """The stream is gone."""
+        """The stream is over."""
         self._supervisor.clients.pop(stream, None)
         self._supervisor.ipc.send(ReleaseStream(self._number, stream))
 
     def pin_hop(self, hop_s: float | None) -> None:
-        """Measurements hold hops in one process only."""
-        raise ServiceError(ErrorCode.HOP, "A front cannot hold the hop.", "Measure with one process.")
+        """Not supported: benchmarks pin the hop in one process only."""
+        raise ServiceError(ErrorCode.HOP, "A worker cannot pin the hop.", "Run without --workers.")

@@ -1,4 +1,4 @@
-"""The house's devices and whose streams are with them: every front's streams meet here, in one planner a model."""
+"""The supervisor's devices, and the routing between them and the streams of all workers: one planner per model."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,11 +29,11 @@ from service.workers.ipc import (
 )
 
 SendToWorker = Callable[[int, Any], None]
-"""Tell a front (by its number; 0: all of them) a value."""
+"""Sends a value to a worker by its number; 0: to all."""
 
 
 class Router:
-    """Passes windows and frames from fronts to devices, and what was heard back."""
+    """Passes windows and commands from workers to devices, and results back to the stream's worker."""
 
     def __init__(
         self, settings: Settings, metrics: Metrics, counters: SharedCounters, send: SendToWorker
@@ -42,42 +42,45 @@ class Router:
         self._send = send
         self._numbers = count(1)
         self._devices: dict[int, LocalDevice] = {}
+        """Devices by number. A reloaded model has an old and a new one for a while."""
         self._current: dict[str, int] = {}
+        """The device of each model that new streams use."""
         self._users: dict[int, set[int]] = {}
+        """The workers of each device."""
         self._owner: dict[str, tuple[int, int]] = {}
-        """Front and device of every stream."""
-        self._asked: dict[str, set[WindowKey]] = {}
-        self._reloads = ModelReloader(settings.models, metrics, self._renew)
-        self._ending: set[asyncio.Task[None]] = set()
+        """Worker and device of each stream."""
+        self._pending_windows: dict[str, set[WindowKey]] = {}
+        self._reloader = ModelReloader(settings.models, metrics, self._replace_device)
+        self._stopping: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Every model's device."""
+        """Start the device of every model."""
         for name in self.settings.models:
-            await self._begin(name)
+            await self._start_device(name)
 
     async def stop(self) -> None:
-        """End every device."""
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        """Stop all devices."""
+        await asyncio.gather(*self._stopping, return_exceptions=True)
         await asyncio.gather(*(device.stop() for device in self._devices.values()))
         self._devices.clear()
 
     async def reload(self, model: str | None = None) -> tuple[str, ...]:
-        """Load one model (or all) anew; every front serves new streams with it, old ones end where they are."""
-        return await self._reloads.reload(model)
+        """Reload one model (None: all). New streams of all workers use it; open streams keep the old one."""
+        return await self._reloader.reload(model)
 
-    def current(self, ticket: int, worker: int, model: str) -> DeviceOpened:
-        """The device that new streams of this front go to."""
+    def open_device(self, request_id: int, worker: int, model: str) -> DeviceOpened:
+        """The device for new streams of this worker."""
         number = self._current[model]
         self._users[number].add(worker)
         device = self._devices[number]
-        return DeviceOpened(ticket, number, device.config, device.plan, device.precision)
+        return DeviceOpened(request_id, number, device.config, device.plan, device.precision)
 
-    def take(self, worker: int, value: Any) -> None:
-        """A value of a front."""
+    def handle(self, worker: int, value: Any) -> None:
+        """Handle a value from a worker."""
         if isinstance(value, SubmitWindow):
             device = self._devices.get(value.device)
             if device is not None and value.stream in self._owner:
-                self._asked[value.stream].add(value.key)
+                self._pending_windows[value.stream].add(value.key)
                 device.submit(value.stream, value.key, value.window, value.live, value.urgent)
         elif isinstance(value, SendCommand):
             device = self._devices.get(value.device)
@@ -87,48 +90,48 @@ class Router:
             device = self._devices.get(value.device)
             if device is not None:
                 self._owner[value.stream] = (worker, value.device)
-                self._asked[value.stream] = set()
+                self._pending_windows[value.stream] = set()
                 device.pin(value.stream, value.settings)
         elif isinstance(value, ReleaseStream):
             self._release(value.stream)
         elif isinstance(value, CloseDevice):
-            self._leave(worker, value.device)
+            self._close_device(worker, value.device)
         elif isinstance(value, OpenDevice | ReloadModels):
-            raise TypeError(f"{value} is a question: the house answers it")
+            raise TypeError(f"{value} is a request for the supervisor")
 
-    def gone(self, worker: int) -> None:
-        """A front is no more, and so are its streams."""
+    def worker_lost(self, worker: int) -> None:
+        """A worker died: release its streams and devices."""
         for stream in [stream for stream, (owner, _) in self._owner.items() if owner == worker]:
             self._release(stream)
         for number in list(self._users):
-            self._leave(worker, number)
+            self._close_device(worker, number)
 
-    # ---- what devices say (Client)
+    # ---- from the devices (DeviceClient)
 
     def window_done(self, stream: str, key: WindowKey, window_done: WindowOutput) -> None:
-        """A window was heard."""
+        """The engine has run a window."""
         if stream in self._owner:
-            self._asked[stream].discard(key)
+            self._pending_windows[stream].discard(key)
             self._send(self._owner[stream][0], StreamWindowDone(stream, key, window_done))
 
     def decoded(self, stream: str, result: DecodeResult) -> None:
-        """A decode worker answered."""
+        """A decode worker has a result."""
         if stream in self._owner:
             self._send(self._owner[stream][0], StreamDecoded(stream, result))
 
     def decoder_lost(self, stream: str) -> None:
-        """The stream's decode worker is new."""
+        """The stream's decode worker died and was replaced."""
         if stream in self._owner:
             self._send(self._owner[stream][0], StreamDecoderLost(stream))
 
     def stream_abandoned(self, stream: str) -> None:
-        """The stream kills its decode workers."""
+        """Decode workers died too often on this stream."""
         if stream in self._owner:
             self._send(self._owner[stream][0], StreamDecoderLost(stream, abandoned=True))
 
-    # ---- inside
+    # ---- devices
 
-    async def _begin(self, name: str) -> None:
+    async def _start_device(self, name: str) -> None:
         options = recognizer_options(self.settings)
         device = LocalDevice(name, self.settings.device, options, self.metrics, self.counters, self)
         await device.start()
@@ -136,31 +139,31 @@ class Router:
         self._devices[number], self._users[number] = device, set()
         self._current[name] = number
 
-    async def _renew(self, name: str) -> None:
+    async def _replace_device(self, name: str) -> None:
         old = self._current[name]
-        await self._begin(name)
+        await self._start_device(name)
         self._devices[old].retire()
         self._send(0, DeviceReplaced(name))
-        self._end_if_left(old)
+        self._stop_if_unused(old)
 
     def _release(self, stream: str) -> None:
         owner = self._owner.pop(stream, None)
-        keys = self._asked.pop(stream, set())
+        keys = self._pending_windows.pop(stream, set())
         if owner is not None and owner[1] in self._devices:
             self._devices[owner[1]].release(stream, list(keys))
 
-    def _leave(self, worker: int, number: int) -> None:
+    def _close_device(self, worker: int, number: int) -> None:
         if number in self._users:
             self._users[number].discard(worker)
-            self._end_if_left(number)
+            self._stop_if_unused(number)
 
-    def _end_if_left(self, number: int) -> None:
-        """A device that was replaced ends with its last front."""
+    def _stop_if_unused(self, number: int) -> None:
+        """Stop a device that was replaced and has no workers left."""
         if number in self._current.values() or self._users.get(number):
             return
         self._users.pop(number, None)
         device = self._devices.pop(number, None)
         if device is not None:
-            ending = asyncio.get_running_loop().create_task(device.stop())
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            task = asyncio.get_running_loop().create_task(device.stop())
+            self._stopping.add(task)
+            task.add_done_callback(self._stopping.discard)

@@ -1,4 +1,4 @@
-"""The life of `silica serve --workers N`: owns port number, devices and fronts; replaces a front that dies."""
+"""The parent process of `silica serve --workers N`: owns the port and the devices, starts and replaces workers."""
 
 import asyncio
 import contextlib
@@ -28,34 +28,34 @@ from service.workers.ipc import (
     ReloadModels,
     StoreChanged,
     WorkerReady,
-    in_chunks,
+    split_messages,
 )
 from service.workers.router import Router
 
-MAX_DEATHS = 10
+MAX_WORKER_DEATHS = 10
 DEATHS_WINDOW_S = 300.0
-"""Fronts that die more often than this are no accident: the whole service ends, for its supervisor to see."""
+"""If more workers die within this time, the service ends, so that whatever supervises it (systemd) sees the failure."""
 MAX_RESTART_DELAY_S = 10.0
 
 
 @dataclass
 class WorkerSlot:
-    """One front: its process while it lives, and what is to be told in this turn of the loop."""
+    """One worker: its process while it is alive, and the values to send in this iteration of the event loop."""
 
     number: int
     process: WorkerProcess | None = None
-    serving: bool = False
-    pause_s: float = 0.0
-    waiting: list[Any] = field(default_factory=list)
+    ready: bool = False
+    restart_delay_s: float = 0.0
+    outbox: list[Any] = field(default_factory=list)
 
 
 class Supervisor:
-    """`async with Supervisor(settings, folder) as supervisor:` serves; `run_until_stopped` waits for a signal, then
-    drains.
+    """`async with Supervisor(settings, folder) as supervisor:` serves until the block ends; `run_until_stopped` waits
+    for a signal, then drains.
     """
 
     def __init__(self, settings: Settings, folder: Path) -> None:
-        """`folder`: where the fronts' own sockets lie; nobody else may look into it."""
+        """`folder`: a private folder for the workers' Unix sockets."""
         self.settings, self.folder = settings, folder
         self.port = settings.port
         self.metrics = Metrics()
@@ -65,7 +65,7 @@ class Supervisor:
         self._ports: list[socket.socket] = []
         self._devices_ready = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        self._deaths: deque[float] = deque(maxlen=MAX_WORKER_DEATHS)
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._draining = False
@@ -76,18 +76,20 @@ class Supervisor:
             self._ports = reserve_ports(self.settings.host, self.settings.port)
             self.port = self._ports[0].getsockname()[1]
             for slot in self.slots:
-                self._spawn(self._begin(slot))
+                self._spawn(self._start_worker(slot))
             await self.router.start()
             self._devices_ready.set()
             async with asyncio.timeout(START_TIMEOUT_S):
-                while not all(slot.serving for slot in self.slots):
+                while not all(slot.ready for slot in self.slots):
                     self._raise_failure()
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             await self._close()
             raise ServiceError(
-                ErrorCode.FRONTS, f"Not every front was ready after {START_TIMEOUT_S:g} s.", OVERLOADED_ADVICE
+                ErrorCode.WORKERS,
+                f"Not every worker was ready within {START_TIMEOUT_S:g} s.",
+                OVERLOADED_ADVICE,
             ) from None
         except BaseException:
             await self._close()
@@ -98,7 +100,7 @@ class Supervisor:
         await self._close()
 
     async def run_until_stopped(self, when_ready: Callable[[], None] | None = None) -> None:
-        """Serve until SIGTERM or SIGINT, then drain every front. A second signal ends at once."""
+        """Serve until SIGTERM or SIGINT, then drain all workers; a second one ends at once. SIGHUP reloads models."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
@@ -114,18 +116,18 @@ class Supervisor:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
 
-    # ---- the end
+    # ---- stopping
 
     async def _drain(self) -> None:
-        """Every front drains by itself; a second signal, or the end of all patience, cuts that short."""
+        """Every worker drains itself. Return when all have ended, at a second signal, or after a timeout."""
         self._draining = True
         self.metrics.draining.set(1)
         log_event(logging.INFO, "draining", workers=len(self.slots), seconds=self.settings.drain_timeout_s)
         for slot in self.slots:
-            self._signal(slot, signal.SIGTERM)
-        patience_s = self.settings.drain_timeout_s + FINISH_S + self.settings.send_timeout_s + 5.0
+            self._send_signal(slot, signal.SIGTERM)
+        limit_s = self.settings.drain_timeout_s + FINISH_S + self.settings.send_timeout_s + 5.0
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(limit_s):
                 while any(slot.process is not None for slot in self.slots) and not self._stopping.is_set():
                     self._changed.clear()
                     changed = asyncio.ensure_future(self._changed.wait())
@@ -148,18 +150,18 @@ class Supervisor:
         for port in self._ports:
             port.close()
 
-    # ---- fronts
+    # ---- worker processes
 
-    async def _begin(self, slot: WorkerSlot) -> None:
-        if slot.pause_s:
-            await asyncio.sleep(slot.pause_s)
+    async def _start_worker(self, slot: WorkerSlot) -> None:
+        if slot.restart_delay_s:
+            await asyncio.sleep(slot.restart_delay_s)
         settings = settings_for_worker(self.settings, slot.number, self.port)
         arguments = (settings, self.counters.for_row(slot.number), self.folder, os.environ.get("SILICA_HOME"))
         process = WorkerProcess(
             worker.main,
             arguments,
-            lambda _, values: self._take(slot, values),
-            lambda _: self._lost(slot),
+            lambda _, values: self._handle(slot, values),
+            lambda _: self._worker_lost(slot),
         )
         slot.process = process
         try:
@@ -168,41 +170,39 @@ class Supervisor:
             slot.process = None
             raise
 
-    def _lost(self, slot: WorkerSlot) -> None:
+    def _worker_lost(self, slot: WorkerSlot) -> None:
         now_s = asyncio.get_running_loop().time()
         pid = slot.process.pid if slot.process is not None else None
-        was_serving, slot.process, slot.serving = slot.serving, None, False
-        slot.waiting.clear()
+        was_ready, slot.process, slot.ready = slot.ready, None, False
+        slot.outbox.clear()
         self.counters.clear(slot.number)
-        self.router.gone(slot.number)
+        self.router.worker_lost(slot.number)
         if pid is not None:
             forget_process(pid)
         self._changed.set()
         if self._draining:
             return
-        self.metrics.worker_restarts.labels(kind="front").inc()
-        log_event(logging.WARNING, "a front is lost; another is starting", worker=slot.number)
-        if len(self._deaths) == MAX_DEATHS and now_s - self._deaths[0] < DEATHS_WINDOW_S:
-            advice = "What they wrote before they died tells why."
-            self._fail(
-                ServiceError(ErrorCode.FRONTS, f"Fronts died {MAX_DEATHS} times within minutes.", advice)
-            )
+        self.metrics.worker_restarts.labels(kind="worker").inc()
+        log_event(logging.WARNING, "worker died; starting another", worker=slot.number)
+        if len(self._deaths) == MAX_WORKER_DEATHS and now_s - self._deaths[0] < DEATHS_WINDOW_S:
+            message = f"Workers died {MAX_WORKER_DEATHS} times within {DEATHS_WINDOW_S / 60:g} minutes."
+            self._fail(ServiceError(ErrorCode.WORKERS, message, "Their log shows the reason."))
             return
         self._deaths.append(now_s)
-        slot.pause_s = 0.0 if was_serving else min(MAX_RESTART_DELAY_S, slot.pause_s * 2 + 0.5)
-        self._spawn(self._begin(slot))
+        slot.restart_delay_s = 0.0 if was_ready else min(MAX_RESTART_DELAY_S, slot.restart_delay_s * 2 + 0.5)
+        self._spawn(self._start_worker(slot))
 
-    def _signal(self, slot: WorkerSlot, number: int) -> None:
+    def _send_signal(self, slot: WorkerSlot, number: int) -> None:
         if slot.process is not None and slot.process.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(slot.process.pid, number)
 
-    # ---- what fronts say
+    # ---- messages
 
-    def _take(self, slot: WorkerSlot, values: list[Any]) -> None:
+    def _handle(self, slot: WorkerSlot, values: list[Any]) -> None:
         for value in values:
             if isinstance(value, WorkerReady):
-                slot.serving, slot.pause_s = True, 0.0
+                slot.ready, slot.restart_delay_s = True, 0.0
                 self._changed.set()
             elif isinstance(value, Rejected):
                 self._fail(ServiceError(value.code, value.message, value.advice))
@@ -213,17 +213,19 @@ class Supervisor:
             elif isinstance(value, StoreChanged):
                 self._send(0, value)
             else:
-                self.router.take(slot.number, value)
+                self.router.handle(slot.number, value)
 
     async def _open(self, slot: WorkerSlot, request: OpenDevice) -> None:
         await self._devices_ready.wait()
-        self._send(slot.number, self.router.current(request.ticket, slot.number, request.model))
+        self._send(slot.number, self.router.open_device(request.request_id, slot.number, request.model))
 
-    async def _reload(self, slot: WorkerSlot, asked: ReloadModels) -> None:
+    async def _reload(self, slot: WorkerSlot, request: ReloadModels) -> None:
         try:
-            self._send(slot.number, ModelsReloaded(asked.ticket, await self.router.reload(asked.model)))
+            self._send(
+                slot.number, ModelsReloaded(request.request_id, await self.router.reload(request.model))
+            )
         except ServiceError as error:
-            self._send(slot.number, Rejected(asked.ticket, error.code, error.message, error.advice))
+            self._send(slot.number, Rejected(request.request_id, error.code, error.message, error.advice))
 
     async def _reload_all(self) -> None:
         with contextlib.suppress(ServiceError):
@@ -232,30 +234,29 @@ class Supervisor:
     def _send(self, number: int, value: Any) -> None:
         for slot in self.slots:
             if number in (0, slot.number) and slot.process is not None:
-                if not slot.waiting:
+                if not slot.outbox:
                     asyncio.get_running_loop().call_soon(self._flush, slot)
-                slot.waiting.append(value)
+                slot.outbox.append(value)
 
     def _flush(self, slot: WorkerSlot) -> None:
-        waiting, slot.waiting = slot.waiting, []
+        outbox, slot.outbox = slot.outbox, []
         if slot.process is not None:
-            for values in in_chunks(waiting):
+            for values in split_messages(outbox):
                 slot.process.send(values)
 
-    # ---- small things
+    # ---- tasks and failures
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._task_done)
 
-    def _done(self, task: "asyncio.Task[None]") -> None:
+    def _task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            known = (
+            self._fail(
                 error if isinstance(error, ServiceError) else ServiceError(ErrorCode.INTERNAL, repr(error))
             )
-            self._fail(known)
 
     def _fail(self, error: ServiceError) -> None:
         self._failure = self._failure or error
@@ -268,12 +269,11 @@ class Supervisor:
 
 
 def settings_for_worker(settings: Settings, number: int, port: int) -> Settings:
-    """The settings of one front: what is counted in each process by itself is divided among them."""
+    """The settings of one worker. Limits that each process counts alone are divided among the workers."""
     workers = settings.workers
-    mine = (settings.jobs_concurrency + workers - number) // workers
     return replace(
         settings,
         port=port,
-        jobs_concurrency=mine,
+        jobs_concurrency=(settings.jobs_concurrency + workers - number) // workers,
         max_parked_sessions=-(-settings.max_parked_sessions // workers),
     )

@@ -1,4 +1,4 @@
-"""A front's process: its own event loop, sockets and streams; the device is the house's."""
+"""A worker process: a complete server with its own event loop, sockets and streams, but the supervisor's devices."""
 
 import asyncio
 import os
@@ -11,9 +11,9 @@ from service.scheduling.process import limit_to_one_thread
 
 
 def main(channel: socket.socket, settings: Any, counters: Any, folder: Path, home: str | None) -> None:
-    """Serve until SIGTERM (drain) or until the house is gone (end at once)."""
+    """Serve until SIGTERM (drain), or until the supervisor is gone (exit at once)."""
     limit_to_one_thread()
-    # Ctrl-C reaches the whole group: the house answers it and tells its fronts.
+    # Ctrl-C reaches the whole process group: the supervisor handles it and sends SIGTERM to the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if home is not None:
         os.environ["SILICA_HOME"] = home
@@ -26,7 +26,7 @@ def main(channel: socket.socket, settings: Any, counters: Any, folder: Path, hom
 
 
 async def serve(channel: socket.socket, settings: Any, counters: Any, folder: Path) -> None:
-    """One front's whole life."""
+    """Connect to the supervisor and serve."""
     from service.errors import ServiceError
     from service.http.peers import Peers
     from service.http.server import Server
@@ -40,8 +40,8 @@ async def serve(channel: socket.socket, settings: Any, counters: Any, folder: Pa
     models = ServedModels(settings, metrics, counters, supervisor.open_device, supervisor.reload)
     tasks: set[asyncio.Task[Any]] = set()
 
-    def take(value: Any) -> None:
-        if supervisor.take(value):
+    def handle(value: Any) -> None:
+        if supervisor.handle(value):
             return
         if isinstance(value, DeviceReplaced):
             task = asyncio.get_running_loop().create_task(models.replace_model(value.model))
@@ -50,25 +50,25 @@ async def serve(channel: socket.socket, settings: Any, counters: Any, folder: Pa
         elif isinstance(value, StoreChanged):
             peers.on_notified()
 
-    # Without the house there are no words: a new one starts its own fronts.
-    ipc = supervisor.ipc = IpcConnection(take, lambda: os._exit(1))
+    # A worker cannot recognize without its supervisor, and a new supervisor starts its own workers.
+    ipc = supervisor.ipc = IpcConnection(handle, lambda: os._exit(1))
     loop = asyncio.get_running_loop()
     channel.setblocking(False)
     await loop.create_connection(lambda: ipc, sock=channel)
     peers = Peers(counters.row, counters.rows - 1, folder, supervisor.notify_peers)
     server = Server(settings, metrics, models, owns_models=True, peers=peers)
-    loop.call_soon(tick, counters)
+    loop.call_soon(report_loop_time, counters)
     try:
         async with server:
             await server.run_until_stopped(lambda: ipc.send(WorkerReady()), signals=(signal.SIGTERM,))
     except ServiceError as error:
         ipc.send(Rejected(0, error.code, error.message, error.advice))
-    await asyncio.sleep(0)  # what was told last leaves with this turn of the loop
+    await asyncio.sleep(0)  # the last values are sent at the end of this iteration
 
 
-def tick(counters: Any) -> None:
-    """Twice a second: what this loop has used of a processor, for the estimate of what fits."""
+def report_loop_time(counters: Any) -> None:
+    """Report the processor time of this event loop twice a second, for the capacity estimate."""
     import time
 
     counters.put("loop_s", time.thread_time())
-    asyncio.get_running_loop().call_later(0.5, tick, counters)
+    asyncio.get_running_loop().call_later(0.5, report_loop_time, counters)

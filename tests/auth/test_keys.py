@@ -1,4 +1,4 @@
-"""Keys: hashed, limited, revoked; and logs that show none of them."""
+"""API keys: hashes, limits, revocation, usage, and logs without secrets."""
 
 import io
 import json
@@ -23,85 +23,85 @@ def file(tmp_path):
 
 def test_a_key_is_found_by_its_secret_only(file):
     key, secret = add_key(file, "me")
-    ring = ApiKeys(file)
-    assert ring.find(secret, 0.0) == key
+    keys = ApiKeys(file)
+    assert keys.find(secret, 0.0) == key
     for wrong in (None, "", secret + "x", key.id, key.hash):
         with pytest.raises(ServiceError) as error:
-            ring.find(wrong, 0.0)
+            keys.find(wrong, 0.0)
         assert error.value.code == "key"
 
 
-def test_no_file_asks_for_nothing_and_an_empty_one_for_a_key(file):
-    assert not ApiKeys(None).needed and not ApiKeys(file).needed
+def test_keys_are_required_if_there_is_a_file_even_an_empty_one(file):
+    assert not ApiKeys(None).required and not ApiKeys(file).required
     write_keys(file, ())
-    ring = ApiKeys(file)
-    assert ring.needed
+    keys = ApiKeys(file)
+    assert keys.required
     with pytest.raises(ServiceError):
-        ring.find("anything", 0.0)
+        keys.find("anything", 0.0)
 
 
-def test_changes_are_noticed_within_two_seconds_and_a_vanished_file_closes_the_door(file):
+def test_changes_are_noticed_within_two_seconds_and_a_deleted_file_allows_no_key(file):
     _, first = add_key(file, "first")
-    ring = ApiKeys(file)
+    keys = ApiKeys(file)
     _, second = add_key(file, "second")
-    assert ring.find(second, 3.0).name == "second"
-    key = ring.find(first, 3.0)
+    assert keys.find(second, 3.0).name == "second"
+    key = keys.find(first, 3.0)
     revoke_key(file, "first")
-    assert ring.is_valid(key, 4.0) and not ring.is_valid(key, 6.0)
+    assert keys.is_valid(key, 4.0) and not keys.is_valid(key, 6.0)
     file.unlink()
     with pytest.raises(ServiceError):
-        ring.find(second, 9.0)
+        keys.find(second, 9.0)
 
 
-def test_a_file_spoilt_while_serving_changes_nothing_until_it_can_be_read_again(file, caplog):
+def test_an_invalid_file_changes_nothing_until_it_is_valid_again(file, caplog):
     key, secret = add_key(file, "first")
-    ring = ApiKeys(file)
-    whole = file.read_text()
-    for now_s, spoilt in ((10.0, whole[:-9]), (20.0, "")):
-        file.write_text(spoilt)
-        assert ring.is_valid(key, now_s) and ring.find(secret, now_s + 5.0) == key
+    keys = ApiKeys(file)
+    valid = file.read_text()
+    for now_s, content in ((10.0, valid[:-9]), (20.0, "")):
+        file.write_text(content)
+        assert keys.is_valid(key, now_s) and keys.find(secret, now_s + 5.0) == key
     assert [record.message for record in caplog.records] == [
-        f"the keys known before stay in force: {file} is not a keys file. "
-        "Move it away and make keys with `silica keys add NAME`."
+        f"the previous keys stay valid: {file} is not a keys file. "
+        "Move it elsewhere, and make new keys with `silica keys add NAME`."
     ]
     file.write_text('{"keys": []}')
-    assert not ring.is_valid(key, 30.0)
+    assert not keys.is_valid(key, 30.0)
 
 
-def test_processes_that_change_the_keys_at_once_lose_none(file):
+def test_concurrent_changes_of_the_file_are_not_lost(file):
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        made = list(pool.map(add_key, [file] * 12, [f"key {number}" for number in range(12)]))
-        assert {key.name for key in read_keys(file)} == {key.name for key, _ in made}
-        list(pool.map(revoke_key, [file] * 11, [key.id for key, _ in made[1:]]))
+        added = list(pool.map(add_key, [file] * 12, [f"key {number}" for number in range(12)]))
+        assert {key.name for key in read_keys(file)} == {key.name for key, _ in added}
+        list(pool.map(revoke_key, [file] * 11, [key.id for key, _ in added[1:]]))
     assert [key.name for key in read_keys(file)] == ["key 0"]
 
 
-def test_a_secret_that_is_no_text_is_nobodys(file):
+def test_a_secret_that_is_not_utf_8_is_unknown(file):
     add_key(file, "first")
-    with pytest.raises(ServiceError, match="not known"):
+    with pytest.raises(ServiceError, match="is unknown"):
         ApiKeys(file).find("sk_\udcff\ud800", 5.0)
 
 
-def test_limits_are_counted_and_given_back(file):
+def test_limits_are_enforced_and_streams_released(file):
     day = ["2026-11-22"]
-    ring = ApiKeys(file, Usage(usage_file(file), today=lambda: day[0]))
+    keys = ApiKeys(file, Usage(usage_file(file), today=lambda: day[0]))
     write_keys(file, ())
-    ring.reload_if_changed(10.0)
+    keys.reload_if_changed(10.0)
     key = Key("1", "me", "h", "", max_streams=2, minutes_per_day=1.0)
-    ring.acquire_stream(key)
-    ring.acquire_stream(key)
+    keys.acquire_stream(key)
+    keys.acquire_stream(key)
     with pytest.raises(ServiceError, match="2 streams open"):
-        ring.acquire_stream(key)
-    ring.release_stream(key)
-    ring.add_usage(key, 59.0)
-    ring.acquire_stream(key)
-    ring.add_usage(key, 1.0)
+        keys.acquire_stream(key)
+    keys.release_stream(key)
+    keys.add_usage(key, 59.0)
+    keys.acquire_stream(key)
+    keys.add_usage(key, 1.0)
     with pytest.raises(ServiceError, match="1 minutes of audio for today"):
-        ring.check_minutes(key)
-    ring.release_stream(key)
+        keys.check_minutes(key)
+    keys.release_stream(key)
     day[0] = "2026-11-23"
-    ring.acquire_stream(key)
-    ring.close()
+    keys.acquire_stream(key)
+    keys.close()
 
 
 def test_minutes_survive_a_restart_and_are_shared_by_processes(file):
@@ -110,7 +110,7 @@ def test_minutes_survive_a_restart_and_are_shared_by_processes(file):
     second = Usage(usage_file(file), lambda: clock[0])
     first.add("key", 30.0)
     first.write()
-    assert second.seconds("key") == 0.0, "not looked yet"
+    assert second.seconds("key") == 0.0, "not read yet"
     clock[0] = 2.0
     second.add("key", 12.0)
     assert second.seconds("key") == 42.0
@@ -122,30 +122,30 @@ def test_minutes_survive_a_restart_and_are_shared_by_processes(file):
     assert usage_file(file).stat().st_mode & 0o777 == 0o600
 
 
-def test_streams_of_other_processes_count_until_these_are_no_more(file):
+def test_streams_of_other_processes_count_until_these_end(file):
     child = subprocess.Popen(["sleep", "60"])
     try:
-        usage, theirs = Usage(usage_file(file)), Usage(usage_file(file))
-        theirs._process = process_name(child.pid)
-        theirs.set_streams("key", 2)
+        usage, other = Usage(usage_file(file)), Usage(usage_file(file))
+        other._process = process_name(child.pid)
+        other.set_streams("key", 2)
         assert usage.streams_elsewhere("key") == 2
-        ring = ApiKeys(file, usage)
+        keys = ApiKeys(file, usage)
         key = Key("key", "me", "h", "", max_streams=3)
-        ring.acquire_stream(key)
+        keys.acquire_stream(key)
         with pytest.raises(ServiceError, match="3 streams open"):
-            ring.acquire_stream(key)
-        assert theirs.streams_elsewhere("key") == 1
+            keys.acquire_stream(key)
+        assert other.streams_elsewhere("key") == 1
     finally:
         child.kill()
         child.wait()
     later = Usage(usage_file(file))
     assert later.streams_elsewhere("key") == 0
-    for each in (usage, theirs, later):
+    for each in (usage, other, later):
         each.close()
 
 
 def test_a_usage_file_that_cannot_be_used_does_not_stop_the_service(tmp_path):
-    (tmp_path / "keys-usage.sqlite").write_text("this is no database, and long enough to be noticed as none")
+    (tmp_path / "keys-usage.sqlite").write_text("not a database, and longer than the magic number of SQLite")
     usage = Usage(tmp_path / "keys-usage.sqlite")
     usage.add("key", 5.0)
     usage.set_streams("key", 1)
@@ -154,36 +154,36 @@ def test_a_usage_file_that_cannot_be_used_does_not_stop_the_service(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"keys": [{"id": 1}]}', '{"keys": 3}'])
-def test_a_file_that_is_none_is_a_clear_error(file, text):
+def test_an_invalid_file_is_a_clear_error(file, text):
     file.parent.mkdir()
     file.write_text(text)
     with pytest.raises(ServiceError, match="is not a keys file"):
         read_keys(file)
 
 
-def test_the_command_makes_lists_and_revokes(file, capsys):
-    place = ["--file", str(file), "--json"]
-    assert main(["keys", "add", "lap top", "--max-streams", "3", *place]) == 0
-    made = json.loads(capsys.readouterr().out)
-    assert main(["keys", "list", *place]) == 0
+def test_the_command_adds_lists_and_revokes_keys(file, capsys):
+    options = ["--file", str(file), "--json"]
+    assert main(["keys", "add", "lap top", "--max-streams", "3", *options]) == 0
+    added = json.loads(capsys.readouterr().out)
+    assert main(["keys", "list", *options]) == 0
     listed = json.loads(capsys.readouterr().out)["keys"]
     assert listed[0]["name"] == "lap top" and listed[0]["max_streams"] == 3 and "hash" not in listed[0]
-    assert made["key"] not in json.dumps(listed)
-    assert main(["keys", "add", "lap top", *place]) == 2
-    assert main(["keys", "revoke", made["id"], *place]) == 0
-    assert main(["keys", "revoke", "lap top", *place]) == 2
+    assert added["key"] not in json.dumps(listed)
+    assert main(["keys", "add", "lap top", *options]) == 2
+    assert main(["keys", "revoke", added["id"], *options]) == 0
+    assert main(["keys", "revoke", "lap top", *options]) == 2
     assert "there is no key" in capsys.readouterr().err
 
 
-def test_revoking_the_last_key_says_what_that_means(file, capsys):
+def test_revoking_the_last_key_explains_the_consequence(file, capsys):
     add_key(file, "only")
     assert main(["keys", "revoke", "only", "--file", str(file)]) == 0
-    told = capsys.readouterr().out
-    assert "the last key" in told and "silica keys add" in told and str(file) in told
+    output = capsys.readouterr().out
+    assert "the last key" in output and "silica keys add" in output and str(file) in output
 
 
-def test_the_list_tells_what_was_used_today(file, capsys):
-    key, _ = add_key(file, "talker")
+def test_the_list_shows_the_minutes_used_today(file, capsys):
+    key, _ = add_key(file, "used")
     usage = Usage(usage_file(file))
     usage.add(key.id, 90.0)
     usage.close()
@@ -206,7 +206,7 @@ def test_secrets_are_masked(text):
 
 
 @pytest.mark.parametrize("form", ["plain", "json"])
-def test_records_are_one_line_with_their_facts(form):
+def test_log_records_are_one_line_with_their_fields(form):
     out = io.StringIO()
     try:
         start_logging(form, "info", out)
@@ -218,5 +218,5 @@ def test_records_are_one_line_with_their_facts(form):
     (line,) = out.getvalue().splitlines()
     assert "opened" in line and "SECRET" not in line
     if form == "json":
-        told = json.loads(line)
-        assert told["session"] == "a" and "missing" not in told
+        record = json.loads(line)
+        assert record["session"] == "a" and "missing" not in record

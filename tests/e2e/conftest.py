@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Playwright, sync_playwright
 
-from tests.e2e.server_process import Served, serve, stop
+from tests.e2e.server_process import ServerProcess, start_server, stop_server
 from tests.invariants.fake_model import make_fake_model
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIET = (
-    "--no-sandbox",  # tests may run as root, where Chromium's sandbox cannot
+BROWSER_FLAGS = (
+    "--no-sandbox",  # Chromium's sandbox does not run as root
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
@@ -26,17 +26,17 @@ FAKE_MICROPHONE = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-medi
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server for all tests of this folder."""
     home = tmp_path_factory.mktemp("home")
-    running = serve(home, "--max-upload-mb", "4", model=str(make_fake_model(home)))
-    yield running
-    stop(running)
+    server = start_server(home, "--max-upload-mb", "4", model=str(make_fake_model(home)))
+    yield server
+    stop_server(server)
 
 
-@pytest.fixture(scope="module")  # while it is open no other test can run an event loop of its own
+@pytest.fixture(scope="module")  # while it is open, no other test can run its own event loop
 def playwright() -> Iterator[Playwright]:
-    """One playwright driver."""
+    """The Playwright driver."""
     if CHROMIUM is None:
         pytest.skip("needs Debian's chromium")
     with sync_playwright() as driver:
@@ -45,13 +45,13 @@ def playwright() -> Iterator[Playwright]:
 
 @pytest.fixture(scope="module")
 def browse(playwright: Playwright) -> Iterator[Callable[..., Browser]]:
-    """Starts Chromium; `sound` is what its microphone hears, None: it has no microphone."""
+    """Starts Chromium with the file `audio` as its microphone's input; None: without a microphone."""
     open_browsers: list[Browser] = []
 
-    def start(sound: Path | None, *more: str) -> Browser:
-        flags = [*QUIET, *more]
-        if sound is not None:
-            flags += [*FAKE_MICROPHONE, f"--use-file-for-fake-audio-capture={sound}%noloop"]
+    def start(audio: Path | None, *more: str) -> Browser:
+        flags = [*BROWSER_FLAGS, *more]
+        if audio is not None:
+            flags += [*FAKE_MICROPHONE, f"--use-file-for-fake-audio-capture={audio}%noloop"]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         open_browsers.append(browser)
         return browser

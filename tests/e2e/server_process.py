@@ -1,4 +1,4 @@
-"""A real server in its own process, and real speech as WAV files, for the tests of this folder."""
+"""A server in its own process, and recorded speech as audio files, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAIN = "import sys; from service.commands import main; sys.exit(main())"
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerProcess:
     """One running server."""
 
     address: str
@@ -29,38 +29,38 @@ class Served:
     home: Path
 
 
-def serve(home: Path, *options: str, model: str = "tiny") -> Served:
-    """Start `silica serve` and wait until it is ready."""
+def start_server(home: Path, *options: str, model: str = "tiny") -> ServerProcess:
+    """Start `silica start_server` and wait until it is ready."""
     line = [sys.executable, "-c", MAIN, "serve", "--json", "--port", "0", "--model", model]
     line += ["--language-model", "none", "--engine-workers", "1", "--decode-workers", "1", *options]
     environment = {**os.environ, "SILICA_HOME": str(home), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    told = ""
-    while (text := process.stdout.readline()) and not told.strip().endswith("}"):
-        told += text
+    output = ""
+    while (text := process.stdout.readline()) and not output.strip().endswith("}"):
+        output += text
         if text.startswith("}") or (text.startswith("{") and text.rstrip().endswith("}")):
             break
     if process.poll() is not None:
         process.stdout.close()
-        raise RuntimeError(f"silica serve ended with {process.returncode}: {told}")
-    return Served(json.loads(told)["page"].rstrip("/"), process, home)
+        raise RuntimeError(f"silica serve ended with {process.returncode}: {output}")
+    return ServerProcess(json.loads(output)["page"].rstrip("/"), process, home)
 
 
-def stop(served: Served) -> None:
-    """End it in order."""
-    served.process.terminate()
+def stop_server(server: ServerProcess) -> None:
+    """Terminate it; kill it if it does not end."""
+    server.process.terminate()
     try:
-        served.process.wait(20)
+        server.process.wait(20)
     except subprocess.TimeoutExpired:
-        served.process.kill()
-        served.process.wait()
-    if served.process.stdout is not None:
-        served.process.stdout.close()
+        server.process.kill()
+        server.process.wait()
+    if server.process.stdout is not None:
+        server.process.stdout.close()
 
 
 def write_wav(path: Path, samples: np.ndarray, rate: int) -> Path:
-    """16-bit mono."""
+    """Write 16-bit mono."""
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
@@ -87,7 +87,7 @@ def speech(name: str, rate: int = 48000) -> np.ndarray:
 
 
 def write_m4a(path: Path, samples: np.ndarray) -> Path:
-    """AAC at 16 kHz with the index at the end, as phones record it."""
+    """Write AAC at 16 kHz with the index at the end, as phones record it."""
     with av.open(str(path), "w", format="mp4") as target:
         stream = target.add_stream("aac", rate=16000, layout="mono")
         for start in range(0, len(samples) - 1024, 1024):

@@ -1,4 +1,4 @@
-"""Whole files through unmodified clients: openai's and Deepgram's SDKs, and plain HTTP, against the real server."""
+"""Recordings through unmodified clients (OpenAI's and Deepgram's SDKs, plain HTTP) against the real server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.e2e.server_process import Served, speech, write_m4a, write_wav
+from tests.e2e.server_process import ServerProcess, speech, write_m4a, write_wav
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -26,72 +26,72 @@ with warnings.catch_warnings():
 
 @pytest.fixture(scope="module")
 def wav(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    quiet = np.zeros(16000, np.float32)
-    sound = np.concatenate(
-        [speech("all-circuits-busy-now", 16000), quiet, speech("call-forwarding", 16000), quiet]
+    silence = np.zeros(16000, np.float32)
+    audio = np.concatenate(
+        [speech("all-circuits-busy-now", 16000), silence, speech("call-forwarding", 16000), silence]
     )
-    return write_wav(tmp_path_factory.mktemp("sound") / "talk.wav", sound, 16000)
+    return write_wav(tmp_path_factory.mktemp("audio") / "talk.wav", audio, 16000)
 
 
 @pytest.fixture(scope="module")
-def deepgram(served: Served) -> Iterator[DeepgramClient]:
-    socket = served.address.replace("http", "ws", 1)
+def deepgram(server: ServerProcess) -> Iterator[DeepgramClient]:
+    socket = server.address.replace("http", "ws", 1)
     place = DeepgramClientEnvironment(
-        base=served.address, production=socket, agent=socket, agent_rest=served.address
+        base=server.address, production=socket, agent=socket, agent_rest=server.address
     )
     with httpx.Client() as http:
         yield DeepgramClient(api_key="none", environment=place, httpx_client=http)
 
 
 @pytest.fixture(scope="module")
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0) as made:
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
-def test_openai_json_text_and_subtitles_say_the_same(client: openai.OpenAI, wav: Path) -> None:
-    said = client.audio.transcriptions.create(model="whisper-1", file=wav)
-    assert len(said.text.split()) >= 2
+def test_openai_json_text_and_subtitles_have_the_same_words(client: openai.OpenAI, wav: Path) -> None:
+    result = client.audio.transcriptions.create(model="whisper-1", file=wav)
+    assert len(result.text.split()) >= 2
     text = client.audio.transcriptions.create(model="whisper-1", file=wav, response_format="text")
-    assert str(text).strip() == said.text
+    assert str(text).strip() == result.text
     srt = client.audio.transcriptions.create(model="whisper-1", file=wav, response_format="srt")
     vtt = client.audio.transcriptions.create(model="whisper-1", file=wav, response_format="vtt")
     assert str(srt).startswith("1\n00:00:0") and str(vtt).startswith("WEBVTT\n")
     for form in (str(srt), str(vtt)):
         shown = [line for line in form.splitlines() if line and "-->" not in line and line != "WEBVTT"]
-        assert " ".join(line for line in shown if not line.isdigit()) == said.text
+        assert " ".join(line for line in shown if not line.isdigit()) == result.text
 
 
 def test_openai_verbose_json_has_words_and_segments(client: openai.OpenAI, wav: Path) -> None:
-    told = client.audio.transcriptions.create(
+    result = client.audio.transcriptions.create(
         model="whisper-1",
         file=wav,
         response_format="verbose_json",
         timestamp_granularities=["word", "segment"],
     )
-    assert told.words and told.segments and told.duration == pytest.approx(5.6, abs=1.5)
-    assert [word.word for word in told.words] == told.text.split()
-    assert " ".join(segment.text.strip() for segment in told.segments) == told.text
-    for word in told.words:
-        assert 0 <= word.start < word.end <= told.duration + 0.5
+    assert result.words and result.segments and result.duration == pytest.approx(5.6, abs=1.5)
+    assert [word.word for word in result.words] == result.text.split()
+    assert " ".join(segment.text.strip() for segment in result.segments) == result.text
+    for word in result.words:
+        assert 0 <= word.start < word.end <= result.duration + 0.5
 
 
-def test_openai_streams_the_text_as_it_is_decided(client: openai.OpenAI, wav: Path) -> None:
-    whole = client.audio.transcriptions.create(model="whisper-1", file=wav).text
+def test_openai_streams_the_text_as_it_becomes_final(client: openai.OpenAI, wav: Path) -> None:
+    expected = client.audio.transcriptions.create(model="whisper-1", file=wav).text
     events = list(client.audio.transcriptions.create(model="whisper-1", file=wav, stream=True))
     deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
     assert len(deltas) >= 2
-    assert "".join(deltas) == whole == events[-1].text  # type: ignore[union-attr]
+    assert "".join(deltas) == expected == events[-1].text  # type: ignore[union-attr]
 
 
-def test_openai_errors_are_its_own(client: openai.OpenAI, wav: Path, tmp_path: Path) -> None:
+def test_openai_errors_have_its_types(client: openai.OpenAI, wav: Path, tmp_path: Path) -> None:
     with pytest.raises(openai.BadRequestError) as format_error:
         client.audio.transcriptions.create(model="m", file=wav, response_format="diarized_json")
     assert format_error.value.param == "response_format"
-    letter = tmp_path / "letter.txt"
-    letter.write_text("dear sir or madam")
+    text_file = tmp_path / "text_file.txt"
+    text_file.write_text("text, not audio")
     with pytest.raises(openai.BadRequestError, match="container"):
-        client.audio.transcriptions.create(model="m", file=letter)
+        client.audio.transcriptions.create(model="m", file=text_file)
     with pytest.raises(openai.BadRequestError) as language_error:
         client.audio.transcriptions.create(model="m", file=wav, language="fi")
     assert language_error.value.param == "language"
@@ -120,11 +120,11 @@ def test_deepgram_prerecorded(deepgram: DeepgramClient, client: openai.OpenAI, w
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_deepgram_urls_are_refused_with_the_reason(deepgram: DeepgramClient) -> None:
-    with pytest.raises(Exception, match="fetches nothing"):
+    with pytest.raises(Exception, match="does not download"):
         deepgram.listen.v1.media.transcribe_url(url="http://localhost/secret", model="nova-3")
 
 
-def test_two_channels_are_heard_each_by_itself(served: Served, wav: Path, tmp_path: Path) -> None:
+def test_two_channels_are_transcribed_separately(server: ServerProcess, wav: Path, tmp_path: Path) -> None:
     import soundfile
 
     left = speech("all-circuits-busy-now", 16000)
@@ -133,43 +133,45 @@ def test_two_channels_are_heard_each_by_itself(served: Served, wav: Path, tmp_pa
     stereo[: len(left), 0], stereo[: len(right), 1] = left, right
     path = tmp_path / "stereo.flac"
     soundfile.write(path, stereo, 16000)
-    answer = post(served, "/v1/listen?multichannel=true", path.read_bytes())
+    answer = post(server, "/v1/listen?multichannel=true", path.read_bytes())
     assert answer["metadata"]["channels"] == 2
     texts = [channel["alternatives"][0]["transcript"] for channel in answer["results"]["channels"]]
-    alone = []
+    separate = []
     for side in range(2):
         soundfile.write(path, stereo[:, side], 16000)
-        told = post(served, "/v1/listen", path.read_bytes())
-        alone.append(told["results"]["channels"][0]["alternatives"][0]["transcript"])
-    assert texts == alone and all(texts) and texts[0] != texts[1]
+        result = post(server, "/v1/listen", path.read_bytes())
+        separate.append(result["results"]["channels"][0]["alternatives"][0]["transcript"])
+    assert texts == separate and all(texts) and texts[0] != texts[1]
 
 
 @pytest.mark.parametrize("form", ["flac", "ogg", "mp3"])
-def test_compressed_files_are_read_whole(served: Served, wav: Path, tmp_path: Path, form: str) -> None:
+def test_compressed_files_are_decoded_completely(
+    server: ServerProcess, wav: Path, tmp_path: Path, form: str
+) -> None:
     import soundfile
 
     samples, rate = soundfile.read(wav)
     path = tmp_path / f"talk.{form}"
     soundfile.write(path, samples, rate)
-    answer = post(served, "/v1/listen", path.read_bytes())
+    answer = post(server, "/v1/listen", path.read_bytes())
     assert answer["metadata"]["duration"] == pytest.approx(len(samples) / rate, abs=0.1)
 
 
-def test_a_phone_s_memo_with_its_index_at_the_end_is_read(served: Served, tmp_path: Path) -> None:
-    sound = speech("all-circuits-busy-now", 16000)
-    path = write_m4a(tmp_path / "memo.m4a", sound)
-    answer = post(served, "/v1/listen", path.read_bytes())
-    assert answer["metadata"]["duration"] == pytest.approx(len(sound) / 16000, abs=0.3)
+def test_mp4_with_its_index_at_the_end_is_transcribed(server: ServerProcess, tmp_path: Path) -> None:
+    audio = speech("all-circuits-busy-now", 16000)
+    path = write_m4a(tmp_path / "memo.m4a", audio)
+    answer = post(server, "/v1/listen", path.read_bytes())
+    assert answer["metadata"]["duration"] == pytest.approx(len(audio) / 16000, abs=0.3)
 
 
-def post(served: Served, address: str, body: bytes) -> Any:
-    request = urllib.request.Request(served.address + address, body, method="POST")
+def post(server: ServerProcess, address: str, body: bytes) -> Any:
+    request = urllib.request.Request(server.address + address, body, method="POST")
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
 
 
 @pytest.mark.parametrize(
-    ("address", "body", "status", "said"),
+    ("address", "body", "status", "expected"),
     [
         ("/v1/listen", b"", 400, "empty"),
         ("/v1/listen?utterances=perhaps", b"x", 400, "utterances"),
@@ -178,25 +180,27 @@ def post(served: Served, address: str, body: bytes) -> Any:
         ("/v1/audio/transcriptions", b"xx", 400, "multipart"),
     ],
 )
-def test_mistakes_are_told(served: Served, address: str, body: bytes, status: int, said: str) -> None:
+def test_invalid_requests_are_refused_with_the_reason(
+    server: ServerProcess, address: str, body: bytes, status: int, expected: str
+) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
-        post(served, address, body)
+        post(server, address, body)
     with refused.value as answer:
         assert answer.code == status
-        assert said in answer.read().decode()
+        assert expected in answer.read().decode()
 
 
-def test_too_large_a_file_is_refused(served: Served) -> None:
+def test_a_file_over_the_limit_is_refused(server: ServerProcess) -> None:
     with pytest.raises((urllib.error.HTTPError, ConnectionError, urllib.error.URLError)) as refused:
-        post(served, "/v1/listen", b"RIFF" + bytes(5_000_000))
+        post(server, "/v1/listen", b"RIFF" + bytes(5_000_000))
     if isinstance(refused.value, urllib.error.HTTPError):
         with refused.value as answer:
             assert answer.code == 413
-    assert post(served, "/v1/listen?encoding=linear16", bytes(32000))["metadata"]["duration"] == 1.0
+    assert post(server, "/v1/listen?encoding=linear16", bytes(32000))["metadata"]["duration"] == 1.0
 
 
-def test_the_openapi_document_is_served(served: Served) -> None:
-    with urllib.request.urlopen(f"{served.address}/openapi.yaml") as answer:
+def test_the_openapi_document_is_served(server: ServerProcess) -> None:
+    with urllib.request.urlopen(f"{server.address}/openapi.yaml") as answer:
         document = yaml.safe_load(answer)
     assert document["openapi"].startswith("3.")
     assert {"/v1/listen", "/v1/audio/transcriptions", "/v1/jobs"} <= set(document["paths"])

@@ -1,4 +1,4 @@
-"""The OpenAPI document and the server agree, whatever schemathesis thinks of: no server error, no surprise."""
+"""openapi.yaml against the server, with requests that schemathesis generates: no server error, documented responses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 import service
-from tests.e2e.server_process import Served
+from tests.e2e.server_process import ServerProcess
 
 schema = schemathesis.openapi.from_path(Path(service.__file__).parent / "openapi.yaml")
 
@@ -38,10 +38,10 @@ def session() -> Iterator[requests.Session]:
     suppress_health_check=list(HealthCheck),
 )
 def test_no_request_makes_a_server_error(
-    case: schemathesis.Case, served: Served, session: requests.Session
+    case: schemathesis.Case, server: ServerProcess, session: requests.Session
 ) -> None:
     case.call_and_validate(
-        base_url=served.address,
+        base_url=server.address,
         session=session,
         timeout=30,
         checks=[not_a_server_error, response_schema_conformance, status_code_conformance],

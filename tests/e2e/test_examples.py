@@ -1,4 +1,4 @@
-"""Every example of docs/how-to/clients runs, and all give the same words."""
+"""Every example of docs/how-to/clients runs, and all give the same transcript."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from service.jobs.webhook import signature
-from tests.e2e.server_process import Served, speech, write_wav
+from tests.e2e.server_process import ServerProcess, speech, write_wav
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted((REPOSITORY / "docs" / "how-to" / "clients").glob("*.md"))
@@ -24,25 +24,25 @@ BLOCK = re.compile(r"^```(\w+)\n(?:#|//) example: ([\w-]+)\n(.*?)^```$", re.MULT
 EXAMPLES = {name: (language, text) for language, name, text in BLOCK.findall(TEXT)}
 RUNNERS = {"bash": ["bash", "-euo", "pipefail"], "python": [sys.executable], "javascript": ["node"]}
 SUFFIX = {"bash": "sh", "python": "py", "javascript": "mjs"}
-SPEAKING = sorted(set(EXAMPLES) - {"webhook-check"})
+TRANSCRIBING = sorted(set(EXAMPLES) - {"webhook-check"})
 
 
 @pytest.fixture(scope="module")
 def wav(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sound = np.concatenate([speech("all-circuits-busy-now", 16000), np.zeros(16000, np.float32)])
-    return write_wav(tmp_path_factory.mktemp("sound") / "talk.wav", sound, 16000)
+    audio = np.concatenate([speech("all-circuits-busy-now", 16000), np.zeros(16000, np.float32)])
+    return write_wav(tmp_path_factory.mktemp("audio") / "talk.wav", audio, 16000)
 
 
 def test_every_block_of_code_on_the_pages_is_run_here() -> None:
-    """Blocks of `sh` are command lines, which tests/docs checks; `text` is none of a language."""
+    """Except `sh` blocks (command lines, which tests/docs checks) and `text` blocks."""
     blocks = re.findall(r"^```(\w+)$", TEXT, re.MULTILINE)
     assert len(blocks) == TEXT.count("\n```") / 2, "a block names no language"
     assert len([one for one in blocks if one not in ("sh", "text")]) == len(EXAMPLES)
-    assert len(SPEAKING) >= 8
+    assert len(TRANSCRIBING) >= 8
 
 
-@pytest.mark.parametrize("name", SPEAKING)
-def test_example(name: str, served: Served, wav: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", TRANSCRIBING)
+def test_example(name: str, server: ServerProcess, wav: Path, tmp_path: Path) -> None:
     language, text = EXAMPLES[name]
     runner = RUNNERS[language]
     for program in (runner[0], "curl") if "curl" in text else (runner[0],):
@@ -50,25 +50,25 @@ def test_example(name: str, served: Served, wav: Path, tmp_path: Path) -> None:
             pytest.skip(f"needs {program}")
     script = tmp_path / f"example.{SUFFIX[language]}"
     script.write_text(text, encoding="utf-8")
-    environment = {**os.environ, "SILICA_SERVER": served.address, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, "SILICA_SERVER": server.address, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([*runner, script, wav], env=environment, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
-    if name == "realtime-python":  # it sends 24 kHz, of which this model babbles something else
+    if name == "realtime-python":  # it sends 24 kHz, for which the fake model outputs other words
         assert done.stdout.split() != []
     else:
-        assert done.stdout.split() == expected(served, wav) != []
+        assert done.stdout.split() == expected(server, wav) != []
 
 
-def expected(served: Served, wav: Path) -> list[str]:
+def expected(server: ServerProcess, wav: Path) -> list[str]:
     import json
     import urllib.request
 
-    request = urllib.request.Request(f"{served.address}/v1/listen", wav.read_bytes(), method="POST")
+    request = urllib.request.Request(f"{server.address}/v1/listen", wav.read_bytes(), method="POST")
     with urllib.request.urlopen(request, timeout=60) as answer:
         return str(json.load(answer)["results"]["channels"][0]["alternatives"][0]["transcript"]).split()
 
 
-def test_the_webhook_check_knows_our_signature(tmp_path: Path) -> None:
+def test_the_webhook_example_accepts_the_servers_signature(tmp_path: Path) -> None:
     path = tmp_path / "check.py"
     path.write_text(EXAMPLES["webhook-check"][1], encoding="utf-8")
     specification = importlib.util.spec_from_file_location("check", path)

@@ -1,4 +1,4 @@
-"""`silica mic` as people run it: from a file, from a sound card that PulseAudio makes, and without any."""
+"""`silica mic` from a file, from a sound card that PulseAudio emulates, and without a sound card."""
 
 from __future__ import annotations
 
@@ -16,47 +16,49 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.e2e.server_process import MAIN, Served, speech, write_wav
+from tests.e2e.server_process import MAIN, ServerProcess, speech, write_wav
 
 PROMPT = "all-circuits-busy-now"
 
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sound = np.concatenate([speech(PROMPT, 16000), np.zeros(16000, np.float32)])
-    return write_wav(tmp_path_factory.mktemp("sound") / "talk.wav", sound, 16000)
+    audio = np.concatenate([speech(PROMPT, 16000), np.zeros(16000, np.float32)])
+    return write_wav(tmp_path_factory.mktemp("audio") / "talk.wav", audio, 16000)
 
 
 def mic(
-    served: Served, *options: str, environment: dict[str, str] | None = None
+    server: ServerProcess, *options: str, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-c", MAIN, "mic", "--server", served.address, *options]
+    line = [sys.executable, "-c", MAIN, "mic", "--server", server.address, *options]
     return subprocess.run(
         line, env={**os.environ, **(environment or {})}, capture_output=True, text=True, timeout=60
     )
 
 
-def offline(served: Served, file: Path) -> str:
-    request = urllib.request.Request(f"{served.address}/v1/listen", file.read_bytes(), method="POST")
+def offline(server: ServerProcess, file: Path) -> str:
+    request = urllib.request.Request(f"{server.address}/v1/listen", file.read_bytes(), method="POST")
     with urllib.request.urlopen(request, timeout=60) as answer:
         return str(json.load(answer)["results"]["channels"][0]["alternatives"][0]["transcript"])
 
 
-def test_a_file_spoken_in_real_time_is_written_as_it_settles(served: Served, recording: Path) -> None:
-    done = mic(served, "--from", str(recording))
+def test_a_file_in_real_time_gives_the_offline_transcript(server: ServerProcess, recording: Path) -> None:
+    done = mic(server, "--from", str(recording))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == offline(served, recording).split() != []
+    assert done.stdout.split() == offline(server, recording).split() != []
 
 
-def test_a_model_that_the_server_does_not_have_is_refused(served: Served, recording: Path) -> None:
-    done = mic(served, "--from", str(recording), "--model", "whale")
+def test_a_model_that_the_server_does_not_have_is_refused(server: ServerProcess, recording: Path) -> None:
+    done = mic(server, "--from", str(recording), "--model", "whale")
     assert done.returncode == 2 and "has no model 'whale'. It serves " in done.stderr
 
 
 @pytest.mark.parametrize("form", ["srt", "vtt", "json"])
-def test_every_output_holds_every_word(served: Served, recording: Path, tmp_path: Path, form: str) -> None:
+def test_every_output_format_is_written(
+    server: ServerProcess, recording: Path, tmp_path: Path, form: str
+) -> None:
     done = mic(
-        served, "--from", str(recording), "--output", form, "--out", str(tmp_path / "out"), "--seconds", "2"
+        server, "--from", str(recording), "--output", form, "--out", str(tmp_path / "out"), "--seconds", "2"
     )
     assert done.returncode == 0 and done.stdout == "", done.stderr
     text = (tmp_path / "out").read_text()
@@ -65,35 +67,35 @@ def test_every_output_holds_every_word(served: Served, recording: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("file", "options", "told"),
+    ("file", "options", "message"),
     [
         ("talk.wav", ["--hotword", "word:99"], "weight"),
         ("talk.wav", ["--server", "ws://127.0.0.1:9"], "No server at"),
         ("absent.wav", [], "does not exist"),
-        ("no-sound.wav", [], "not readable as sound"),
+        ("not-audio.wav", [], "not readable as sound"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line(
-    served: Served, recording: Path, file: str, options: list[str], told: str
+def test_errors_are_one_line(
+    server: ServerProcess, recording: Path, file: str, options: list[str], message: str
 ) -> None:
-    recording.with_name("no-sound.wav").write_text("words, not sound")
-    bad = mic(served, "--from", str(recording.with_name(file)), *options)
+    recording.with_name("not-audio.wav").write_text("text, not audio")
+    bad = mic(server, "--from", str(recording.with_name(file)), *options)
     assert bad.returncode == 2
-    assert bad.stderr.startswith("silica: ") and told in bad.stderr and "Traceback" not in bad.stderr
+    assert bad.stderr.startswith("silica: ") and message in bad.stderr and "Traceback" not in bad.stderr
 
 
-def test_without_a_sound_card_it_says_so(served: Served) -> None:
-    listed = mic(served, "--list", "--json")
+def test_a_missing_sound_card_is_a_clear_error(server: ServerProcess) -> None:
+    listed = mic(server, "--list", "--json")
     if json.loads(listed.stdout)["devices"]:
         pytest.skip(f"this machine has a sound card: {listed.stdout}")
-    done = mic(served)
+    done = mic(server)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("silica: There is no microphone") and "silica mic --list" in done.stderr
 
 
 @pytest.fixture
 def sound_card(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A PulseAudio of this test's own with one output whose monitor is the only microphone."""
+    """A private PulseAudio with one output, whose monitor is the only microphone."""
     if not shutil.which("pulseaudio") or not list(
         Path("/usr/lib").glob("*/alsa-lib/libasound_module_pcm_pulse.so")
     ):
@@ -129,10 +131,10 @@ def sound_card(tmp_path: Path) -> Iterator[dict[str, str]]:
         daemon.wait(10)
 
 
-def test_what_a_sound_card_hears_is_written(
-    served: Served, sound_card: dict[str, str], recording: Path
+def test_audio_of_a_sound_card_is_transcribed(
+    server: ServerProcess, sound_card: dict[str, str], recording: Path
 ) -> None:
-    listed = mic(served, "--list", "--json", environment=sound_card)
+    listed = mic(server, "--list", "--json", environment=sound_card)
     names = [device["name"] for device in json.loads(listed.stdout)["devices"]]
     assert "room" in names
     line = [
@@ -141,29 +143,31 @@ def test_what_a_sound_card_hears_is_written(
         MAIN,
         "mic",
         "--server",
-        served.address,
+        server.address,
         "--device",
         "room",
         "--output",
         "json",
     ]
-    hearing = subprocess.Popen(
+    mic_process = subprocess.Popen(
         line, env=sound_card, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        # The player starts when the microphone is open: then the monitor has a listener.
+        # Start the player when the microphone is open: the monitor is RUNNING then.
         deadline = time.monotonic() + 30
         while (
-            "RUNNING" not in _sources(sound_card) and hearing.poll() is None and time.monotonic() < deadline
+            "RUNNING" not in _sources(sound_card)
+            and mic_process.poll() is None
+            and time.monotonic() < deadline
         ):
             time.sleep(0.05)
         subprocess.run(["paplay", str(recording)], env=sound_card, check=True, timeout=30)
-        hearing.send_signal(signal.SIGINT)  # as Ctrl-C: the last words are waited for
-        out, told = hearing.communicate(timeout=60)
+        mic_process.send_signal(signal.SIGINT)  # like Ctrl-C: it waits for the last results
+        out, message = mic_process.communicate(timeout=60)
     finally:
-        hearing.kill()
-    assert hearing.returncode == 0, told
-    assert json.loads(out)["segments"], told
+        mic_process.kill()
+    assert mic_process.returncode == 0, message
+    assert json.loads(out)["segments"], message
 
 
 def _sources(environment: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""What the page says when something is missing: a session, a place on the server, the permission, a microphone."""
+"""Errors on the web page: a lost session, a full server, no permission, no microphone, a missing key."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.e2e.server_process import Served, serve, speech, stop, write_wav
+from tests.e2e.server_process import ServerProcess, speech, start_server, stop_server, write_wav
 from tests.invariants.fake_model import make_fake_model
 
 pytestmark = pytest.mark.browser
 LONG_MS = 30_000
 KEEP_SOCKETS = """
 window.sockets = [];
-window.away = false; // no network: nothing can be reached
+window.away = false; // true: no network
 const Real = WebSocket;
 window.WebSocket = class extends Real {
   constructor(address, ...all) {
@@ -28,7 +28,7 @@ window.WebSocket = class extends Real {
 const reach = fetch;
 window.fetch = (...all) => (away ? Promise.reject(new TypeError("Failed to fetch")) : reach(...all));
 """
-# The page sees the connection go, and then the server does: it is none of the closes that end a session.
+# A lost connection, for the page and for the server: neither sees a regular close.
 CUT = """() => {
   const socket = sockets.at(-1);
   socket.dispatchEvent(new CloseEvent("close", { code: 1006 }));
@@ -37,37 +37,39 @@ CUT = """() => {
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server with one place, that forgets who goes away."""
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server for one stream, without resuming."""
     home = tmp_path_factory.mktemp("home")
-    running = serve(home, "--max-streams", "1", "--resume-timeout-s", "0", model=str(make_fake_model(home)))
-    yield running
-    stop(running)
+    server = start_server(
+        home, "--max-streams", "1", "--resume-timeout-s", "0", model=str(make_fake_model(home))
+    )
+    yield server
+    stop_server(server)
 
 
 @pytest.fixture(scope="module")
 def page_with_microphone(browse: Callable[..., Browser], tmp_path_factory: pytest.TempPathFactory) -> Browser:
-    sound = np.concatenate([np.zeros(12_000, np.float32), *[speech("all-circuits-busy-now")] * 40])
-    return browse(write_wav(tmp_path_factory.mktemp("sound") / "talk.wav", sound, 48000))
+    audio = np.concatenate([np.zeros(12_000, np.float32), *[speech("all-circuits-busy-now")] * 40])
+    return browse(write_wav(tmp_path_factory.mktemp("audio") / "talk.wav", audio, 48000))
 
 
-def opened(browser: Browser, served: Served) -> Page:
+def open_page(browser: Browser, server: ServerProcess) -> Page:
     context = browser.new_context(viewport={"width": 1000, "height": 760})
     context.add_init_script(KEEP_SOCKETS)
     page = context.new_page()
-    page.goto(served.address)
+    page.goto(server.address)
     return page
 
 
-def test_a_forgotten_session_is_begun_anew_and_a_full_server_says_so(
-    page_with_microphone: Browser, small: Served, tmp_path: Path
+def test_a_lost_session_is_restarted_and_a_full_server_is_reported(
+    page_with_microphone: Browser, small_server: ServerProcess, tmp_path: Path
 ) -> None:
-    page = opened(page_with_microphone, small)
+    page = open_page(page_with_microphone, small_server)
     page.click("#speak")
     expect(page.locator("#elapsed")).to_have_text(re.compile(r"0:(0[3-9]|[1-9]\d)"), timeout=LONG_MS)
     expect(page.locator(".word").first).to_be_attached(timeout=LONG_MS)
 
-    other = opened(page_with_microphone, small)
+    other = open_page(page_with_microphone, small_server)
     other.click("#speak")
     expect(other.get_by_role("alert")).to_contain_text("The server is full right now", timeout=LONG_MS)
     expect(other.locator("body[data-state=idle]")).to_be_attached(timeout=LONG_MS)
@@ -81,24 +83,24 @@ def test_a_forgotten_session_is_begun_anew_and_a_full_server_says_so(
     expect(page.locator("body[data-state=listening]")).to_be_attached(timeout=LONG_MS)
     words = page.locator(".session .word")
     expect(words.nth(len(before) + 1)).to_be_attached(timeout=LONG_MS)
-    page.screenshot(path=tmp_path / "anew.png")
+    page.screenshot(path=tmp_path / "restarted.png")
     page.click("#speak")
     expect(page.locator("body[data-state=idle]")).to_be_attached(timeout=LONG_MS)
     after = words.all_text_contents()
     assert after[: len(before)] == before and len(after) > len(before)
-    told = [words.nth(index).get_attribute("data-about") or "" for index in range(len(after))]
-    starts = [float(re.findall(r"([\d.]+) – ", one)[0]) for one in told]
+    tooltips = [words.nth(index).get_attribute("data-about") or "" for index in range(len(after))]
+    starts = [float(re.findall(r"([\d.]+) – ", one)[0]) for one in tooltips]
     assert starts == sorted(starts) and starts[-1] > 3
     page.context.close()
 
 
-def test_a_break_longer_than_what_is_kept_is_said_and_a_new_session_goes_on(
-    page_with_microphone: Browser, served: Served, tmp_path: Path
+def test_a_break_longer_than_the_buffer_is_reported_and_a_new_session_starts(
+    page_with_microphone: Browser, server: ServerProcess, tmp_path: Path
 ) -> None:
-    """The page keeps two minutes; here five seconds, so that ten are too long."""
-    page = opened(page_with_microphone, served)
-    kept = re.compile(r"BYTES_PER_SECOND \* 120")
-    page.route("**/session/listen.js", lambda route: shortened(route, kept))
+    """The page buffers two minutes of audio; here five seconds, so that a break of ten is too long."""
+    page = open_page(page_with_microphone, server)
+    buffer_limit = re.compile(r"BYTES_PER_SECOND \* 120")
+    page.route("**/session/listen.js", lambda route: shorten_buffer(route, buffer_limit))
     page.reload()
     page.click("#speak")
     expect(page.locator(".word").first).to_be_attached(timeout=LONG_MS)
@@ -120,39 +122,39 @@ def test_a_break_longer_than_what_is_kept_is_said_and_a_new_session_goes_on(
     page.context.close()
 
 
-def shortened(route: Route, kept: re.Pattern[str]) -> None:
-    """The same module with a smaller bound."""
+def shorten_buffer(route: Route, buffer_limit: re.Pattern[str]) -> None:
+    """Serve the module with a smaller buffer."""
     module = route.fetch()
-    text, changed = kept.subn("BYTES_PER_SECOND * 5", module.text())
+    text, changed = buffer_limit.subn("BYTES_PER_SECOND * 5", module.text())
     assert changed == 1
     route.fulfill(response=module, body=text)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said", "advice"),
+    ("flags", "expected", "advice"),
     [
         (("--use-fake-device-for-media-stream",), "switched off for this page", "Allow it"),
         ((), "No microphone was found", "Plug one in"),
     ],
 )
-def test_no_permission_and_no_microphone_are_said_in_words(
+def test_missing_permission_and_missing_microphone_are_reported(
     browse: Callable[..., Browser],
-    small: Served,
+    small_server: ServerProcess,
     tmp_path: Path,
     flags: tuple[str, ...],
-    said: str,
+    expected: str,
     advice: str,
 ) -> None:
-    page = opened(browse(None, *flags), small)
+    page = open_page(browse(None, *flags), small_server)
     page.click("#speak")
-    expect(page.get_by_role("alert")).to_contain_text(said, timeout=LONG_MS)
+    expect(page.get_by_role("alert")).to_contain_text(expected, timeout=LONG_MS)
     expect(page.get_by_role("alert")).to_contain_text(advice)
     expect(page.get_by_role("button", name="Speak")).to_be_visible()
     page.screenshot(path=tmp_path / "refused.png")
     page.context.close()
 
 
-def test_a_key_shows_the_models_that_it_opens(page_with_microphone: Browser, small: Served) -> None:
+def test_entering_a_key_shows_the_models(page_with_microphone: Browser, small_server: ServerProcess) -> None:
     context = page_with_microphone.new_context()
     page = context.new_page()
     page.route(
@@ -161,7 +163,7 @@ def test_a_key_shows_the_models_that_it_opens(page_with_microphone: Browser, sma
             route.continue_() if "authorization" in route.request.headers else route.fulfill(status=401)
         ),
     )
-    page.goto(small.address)
+    page.goto(small_server.address)
     page.get_by_role("button", name="Settings").click()
     models = page.locator("#model option")
     expect(models).to_have_count(1)

@@ -1,4 +1,4 @@
-"""A recorded voice in the microphone, its words on the page: with the teacher, where the developers' material is."""
+"""A recorded sentence in the microphone and its words on the page, with a model that recognizes them (if available)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from lm.text.normalize import normalize
-from tests.e2e.server_process import Served, serve, speech, stop, write_wav
+from tests.e2e.server_process import ServerProcess, speech, start_server, stop_server, write_wav
 
 TEACHER = Path(__file__).parents[3] / "shared" / "models" / "quartznet15x5-en"
 
@@ -18,21 +18,21 @@ pytestmark = [pytest.mark.browser, pytest.mark.shared]
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     if not TEACHER.is_dir():
         pytest.skip(
-            "needs the teacher in ../shared/models: the model in the box is not sure enough of its words"
+            "needs QuartzNet 15x5 in ../shared/models: the shipped model does not recognize every word"
         )
-    running = serve(tmp_path_factory.mktemp("home"), model=str(TEACHER))
-    yield running
-    stop(running)
+    server = start_server(tmp_path_factory.mktemp("home"), model=str(TEACHER))
+    yield server
+    stop_server(server)
 
 
 def test_the_words_that_were_spoken_appear(
-    teacher: Served, browse: Callable[..., Browser], tmp_path: Path
+    teacher: ServerProcess, browse: Callable[..., Browser], tmp_path: Path
 ) -> None:
-    sound = np.concatenate([np.zeros(24_000, np.float32), speech("all-circuits-busy-now"), np.zeros(96_000)])
-    browser = browse(write_wav(tmp_path / "talk.wav", sound, 48000))
+    audio = np.concatenate([np.zeros(24_000, np.float32), speech("all-circuits-busy-now"), np.zeros(96_000)])
+    browser = browse(write_wav(tmp_path / "talk.wav", audio, 48000))
     page = browser.new_page()
     page.goto(teacher.address)
     page.click("#speak")

@@ -1,4 +1,4 @@
-"""OpenAI's realtime socket through its unmodified client, and what is told to clients that make mistakes."""
+"""OpenAI's realtime socket through its unmodified client, and the errors for invalid messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from websockets.sync.client import connect
 
-from tests.e2e.server_process import Served, speech
+from tests.e2e.server_process import ServerProcess, speech
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -22,23 +22,21 @@ COMPLETED = "conversation.item.input_audio_transcription.completed"
 DELTA = "conversation.item.input_audio_transcription.delta"
 
 
-def pcm(seconds_of_quiet: float = 1.5) -> bytes:
-    sound = np.concatenate(
-        [speech("all-circuits-busy-now", 24000), np.zeros(round(24000 * seconds_of_quiet))]
-    )
-    return bytes((np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes())
+def pcm(silence_s: float = 1.5) -> bytes:
+    audio = np.concatenate([speech("all-circuits-busy-now", 24000), np.zeros(round(24000 * silence_s))])
+    return bytes((np.clip(audio, -1, 1) * 32767).astype("<i2").tobytes())
 
 
 @pytest.fixture(scope="module")
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0) as made:
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
-def heard(connection: Any, sound: bytes, size: int, commit: bool) -> list[Any]:
-    """Every event up to the first completed transcription (with a commit: up to the last)."""
-    for start in range(0, len(sound), size):
-        audio = base64.b64encode(sound[start : start + size]).decode()
+def events_until_completed(connection: Any, audio: bytes, size: int, commit: bool) -> list[Any]:
+    """Send audio in messages of `size` bytes; all events up to the first completed transcription."""
+    for start in range(0, len(audio), size):
+        audio = base64.b64encode(audio[start : start + size]).decode()
         connection.send({"type": "input_audio_buffer.append", "audio": audio})
     if commit:
         connection.send({"type": "input_audio_buffer.commit"})
@@ -52,7 +50,7 @@ def heard(connection: Any, sound: bytes, size: int, commit: bool) -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_turns_are_found_and_deltas_add_up(client: openai.OpenAI) -> None:
+def test_turns_are_detected_and_deltas_add_up(client: openai.OpenAI) -> None:
     with client.realtime.connect(model="any", extra_query={"intent": "transcription"}) as connection:
         connection.send(
             {
@@ -65,7 +63,7 @@ def test_turns_are_found_and_deltas_add_up(client: openai.OpenAI) -> None:
                 },
             }
         )
-        events = heard(connection, pcm(), 4800, commit=False)
+        events = events_until_completed(connection, pcm(), 4800, commit=False)
     kinds = [event.type for event in events]
     assert kinds[:2] == ["session.created", "session.updated"]
     assert "input_audio_buffer.speech_started" in kinds
@@ -76,21 +74,21 @@ def test_turns_are_found_and_deltas_add_up(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_without_turn_detection_only_a_commit_decides_however_sound_is_cut(client: openai.OpenAI) -> None:
-    said = []
+def test_without_turn_detection_a_commit_ends_the_turn_for_any_message_size(client: openai.OpenAI) -> None:
+    transcripts = []
     for size in (960, 48_000):
         with client.realtime.connect(model="any", extra_query={"intent": "transcription"}) as connection:
             session = {"type": "transcription", "audio": {"input": {"turn_detection": None}}}
             connection.send({"type": "session.update", "session": session})
-            events = heard(connection, pcm(0.2), size, commit=True)
-        said.append(events[-1].transcript)
+            events = events_until_completed(connection, pcm(0.2), size, commit=True)
+        transcripts.append(events[-1].transcript)
         assert "input_audio_buffer.speech_started" not in [event.type for event in events]
-    assert said[0] == said[1] != ""
+    assert transcripts[0] == transcripts[1] != ""
 
 
-def test_mistakes_are_told_and_the_session_goes_on(served: Served) -> None:
-    address = served.address.replace("http", "ws", 1) + "/v1/realtime?intent=transcription"
-    mistakes = {
+def test_invalid_messages_are_errors_and_the_session_goes_on(server: ServerProcess) -> None:
+    address = server.address.replace("http", "ws", 1) + "/v1/realtime?intent=transcription"
+    invalid_messages = {
         "{": "invalid_json",
         "[]": "invalid_event",
         '{"type": "response.create"}': "unknown_event",
@@ -105,7 +103,7 @@ def test_mistakes_are_told_and_the_session_goes_on(served: Served) -> None:
     }  # fmt: skip
     with connect(address) as socket:
         assert json.loads(socket.recv())["type"] == "session.created"
-        for message, code in mistakes.items():
+        for message, code in invalid_messages.items():
             socket.send(message)
             assert json.loads(socket.recv())["error"]["code"] == code
         socket.send(b"\0\0")

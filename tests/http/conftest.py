@@ -1,4 +1,4 @@
-"""A real server with the real engine and the tiny model, started once; variants of its front share the engine."""
+"""A server with the real engine and the tiny model, started once. Servers with other settings share its models."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ ServerFactory = Callable[..., contextlib.AbstractAsyncContextManager[Server]]
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """Small and quick: any free port, one worker of each kind, room for everybody."""
+    """A free port, one engine worker, one decode worker, and 24 streams."""
     return Settings(
         port=0,
         model="tiny",
@@ -41,7 +41,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def models(settings: Settings) -> AsyncIterator[ServedModels]:
-    """The tiny model, warm."""
+    """The tiny model, loaded and warmed up."""
     served = ServedModels(settings, Metrics())
     await served.start()
     yield served
@@ -50,14 +50,14 @@ async def models(settings: Settings) -> AsyncIterator[ServedModels]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def server(settings: Settings, models: ServedModels) -> AsyncIterator[Server]:
-    """The front that most tests speak to."""
+    """The server that most tests use."""
     async with Server(settings, models=models) as serving:
         yield serving
 
 
 @pytest.fixture
 def make_server(settings: Settings, models: ServedModels) -> ServerFactory:
-    """`async with make_server(idle_timeout_s=1) as server:` another front over the same models, with other settings."""
+    """`async with make_server(idle_timeout_s=1) as server:` another server with the same models and other settings."""
 
     def make(**changes: Any) -> contextlib.AbstractAsyncContextManager[Server]:
         return Server(replace(settings, **changes), models=models)
@@ -67,18 +67,18 @@ def make_server(settings: Settings, models: ServedModels) -> ServerFactory:
 
 @pytest.fixture(scope="session")
 def speech() -> bytes:
-    """Two seconds of something, linear16 at 16 kHz: the tiny model hears words in anything."""
-    clock = np.arange(32000) / 16000
-    sound = 0.3 * np.sin(2 * np.pi * (200 + 150 * np.sin(2 * np.pi * 2 * clock)) * clock)
-    sound += 0.02 * np.random.default_rng(7).standard_normal(len(clock))
-    return bytes((sound * 32767).astype("<i2").tobytes())
+    """Two seconds of a modulated tone, linear16 at 16 kHz: the untrained model outputs words for any audio."""
+    time_s = np.arange(32000) / 16000
+    samples = 0.3 * np.sin(2 * np.pi * (200 + 150 * np.sin(2 * np.pi * 2 * time_s)) * time_s)
+    samples += 0.02 * np.random.default_rng(7).standard_normal(len(time_s))
+    return bytes((samples * 32767).astype("<i2").tobytes())
 
 
 RAW = "encoding=linear16&sample_rate=16000"
 
 
 class ListenClient:
-    """One connection of a plain websocket client, and what it was told."""
+    """One connection of a plain websocket client, and the messages that it received."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -96,11 +96,11 @@ class ListenClient:
             if message["type"] == kind and all(message.get(name) == value for name, value in fields.items()):
                 return message
         raise AssertionError(
-            f"closed with {self.closed} before {kind}; told {[m['type'] for m in self.received]}"
+            f"closed with {self.closed} before {kind}; received {[m['type'] for m in self.received]}"
         )
 
-    async def to_the_end(self) -> tuple[int, str]:
-        """Read until the server closes; its code and reason."""
+    async def read_to_end(self) -> tuple[int, str]:
+        """Read until the server closes; the close code and reason."""
         with contextlib.suppress(ConnectionClosedError):
             async for raw in self.socket:
                 self.received.append(json.loads(raw))
@@ -119,7 +119,7 @@ class ListenClient:
             if message["type"] == "Results" and message["is_final"]
         ]
 
-    def of(self, kind: str) -> list[dict[str, Any]]:
+    def messages_of(self, kind: str) -> list[dict[str, Any]]:
         return [message for message in self.received if message["type"] == kind]
 
 
@@ -128,22 +128,22 @@ def open_client() -> Callable[..., contextlib.AbstractAsyncContextManager[Listen
     """`async with open_client(server, "query") as client:` a plain client of /v1/listen."""
 
     @contextlib.asynccontextmanager
-    async def open_talk(server: Server, query: str = RAW, **more: Any) -> AsyncIterator[ListenClient]:
+    async def connect_client(server: Server, query: str = RAW, **more: Any) -> AsyncIterator[ListenClient]:
         address = f"{server.address.replace('http', 'ws', 1)}/v1/listen?{query}"
         async with connect(address, compression=None, **more) as socket:
             yield ListenClient(socket)
 
-    return open_talk
+    return connect_client
 
 
-def cut(sound: bytes, size: int) -> list[bytes]:
-    """The sound in pieces."""
-    return [sound[start : start + size] for start in range(0, len(sound), size)]
+def split_audio(audio: bytes, size: int) -> list[bytes]:
+    """The audio in chunks of `size` bytes."""
+    return [audio[start : start + size] for start in range(0, len(audio), size)]
 
 
 @pytest.fixture
-def pieces() -> Callable[[bytes, int], list[bytes]]:
-    return cut
+def chunks() -> Callable[[bytes, int], list[bytes]]:
+    return split_audio
 
 
 @pytest.fixture

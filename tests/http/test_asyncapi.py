@@ -1,4 +1,4 @@
-"""The AsyncAPI file tells the truth: what the server sends fits it, and its query is the one that is read."""
+"""asyncapi.yaml against the server: messages match their schemas, and the query has the documented options."""
 
 import asyncio
 from pathlib import Path
@@ -11,27 +11,27 @@ import service
 from service.protocols.query import CONTAINERS, RAW, read_query
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-TOLD = yaml.safe_load((Path(service.__file__).parent / "asyncapi.yaml").read_text())
+DOCUMENT = yaml.safe_load((Path(service.__file__).parent / "asyncapi.yaml").read_text())
 
 
 def schema(kind: str) -> dict:
-    """The payload of one message with what it refers to."""
-    return {**TOLD["components"]["messages"][kind]["payload"], "components": TOLD["components"]}
+    """The schema of one message's payload, with the components that it references."""
+    return {**DOCUMENT["components"]["messages"][kind]["payload"], "components": DOCUMENT["components"]}
 
 
-async def test_every_message_fits_its_schema(server, open_client, speech, pieces):
+async def test_every_message_matches_its_schema(server, open_client, speech, chunks):
     query = (
         "encoding=linear16&sample_rate=16000&interim_results=true&extensions=true&vad_events=true"
         "&alternatives=2&utterance_end_ms=200&diarize=true"
     )
     quiet = bytes(32000)
     async with open_client(server, query) as client:
-        await client.send(*pieces(speech, 3200), *pieces(quiet, 3200), {"type": "Configure"})
+        await client.send(*chunks(speech, 3200), *chunks(quiet, 3200), {"type": "Configure"})
         await client.send({"type": "Marker", "name": "m"}, {"type": "Finalize"}, {"type": "CloseStream"})
-        assert await client.to_the_end() == (1000, "")
+        assert await client.read_to_end() == (1000, "")
     async with open_client(server, "extensions=true") as other:
-        await other.send(b"no sound that anybody knows, and long enough")
-        await other.to_the_end()
+        await other.send(b"neither raw audio nor a known container format")
+        await other.read_to_end()
     seen = set()
     for message in client.received + other.received:
         seen.add(message["type"])
@@ -39,15 +39,17 @@ async def test_every_message_fits_its_schema(server, open_client, speech, pieces
     assert {"Started", "Results", "SpeechStarted", "Heartbeat", "Marker", "Metadata", "Error"} <= seen
     assert "ConfigureFailure" in seen
     assert seen <= {
-        name.rsplit("/", 1)[-1] for one in TOLD["operations"]["hear"]["messages"] for name in one.values()
+        name.rsplit("/", 1)[-1]
+        for one in DOCUMENT["operations"]["receiveResults"]["messages"]
+        for name in one.values()
     }
 
 
-async def test_the_query_it_names_is_the_query_that_is_read():
+async def test_the_documented_query_options_are_supported():
     await asyncio.sleep(0)
-    named = TOLD["channels"]["listen"]["bindings"]["ws"]["query"]["properties"]
-    assert set(named["encoding"]["enum"]) == {*RAW, *CONTAINERS}
-    for name, kind in named.items():
+    options = DOCUMENT["channels"]["listen"]["bindings"]["ws"]["query"]["properties"]
+    assert set(options["encoding"]["enum"]) == {*RAW, *CONTAINERS}
+    for name, kind in options.items():
         value = str(
             kind.get("enum", [kind.get("minimum", "true" if kind.get("type") == "boolean" else "10")])[0]
         )

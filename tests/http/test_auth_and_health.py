@@ -1,4 +1,4 @@
-"""Who may come in, what is answered, what runs: keys, origins, health, metrics, draining, vosk, Deepgram's own SDK."""
+"""Keys, origins, errors, capacity, metrics, draining, TLS, /vosk, and Deepgram's unmodified SDK."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ async def get(address: str, **more):
         return response.status, response.headers.copy(), await response.text()
 
 
-async def refused(open_client, server, query=RAW, **more) -> tuple[int, dict]:
+async def handshake_error(open_client, server, query=RAW, **more) -> tuple[int, dict]:
     with pytest.raises(InvalidStatus) as error:
         async with open_client(server, query, **more):
             pass
@@ -42,20 +42,20 @@ async def refused(open_client, server, query=RAW, **more) -> tuple[int, dict]:
 # ---- keys
 
 
-async def test_keys_are_taken_from_every_place_clients_put_them(make_server, open_client, keys_file):
+async def test_keys_are_accepted_wherever_clients_send_them(make_server, open_client, keys_file):
     _, secret = add_key(keys_file, "laptop")
     async with make_server(keys_file=keys_file) as server:
-        ways = [
+        options = [
             {"additional_headers": {"Authorization": f"Token {secret}"}},
             {"additional_headers": {"Authorization": f"Bearer {secret}"}},
             {"query": f"{RAW}&token={secret}"},
             {"subprotocols": ["token", secret]},
             {"subprotocols": ["realtime", f"openai-insecure-api-key.{secret}", "openai-beta.realtime-v1"]},
         ]
-        for way in ways:
-            async with open_client(server, **way) as client:
+        for option in options:
+            async with open_client(server, **option) as client:
                 await client.send({"type": "CloseStream"})
-                assert await client.to_the_end() == (1000, "")
+                assert await client.read_to_end() == (1000, "")
 
 
 async def test_wrong_and_missing_keys_are_401_with_advice_and_never_echoed(
@@ -63,10 +63,10 @@ async def test_wrong_and_missing_keys_are_401_with_advice_and_never_echoed(
 ):
     add_key(keys_file, "laptop")
     async with make_server(keys_file=keys_file) as server:
-        status, body = await refused(open_client, server)
+        status, body = await handshake_error(open_client, server)
         assert status == 401 and "Authorization: Token" in body["advice"]
         wrong = {"Authorization": "Token sk_silica_wrong"}
-        status, body = await refused(open_client, server, additional_headers=wrong)
+        status, body = await handshake_error(open_client, server, additional_headers=wrong)
         assert status == 401 and "sk_silica_wrong" not in json.dumps(body)
         assert (await get(f"{server.address}/v1/models"))[0] == 401
         assert (await get(f"{server.address}/healthz"))[0] == 200
@@ -75,18 +75,18 @@ async def test_wrong_and_missing_keys_are_401_with_advice_and_never_echoed(
         )
 
 
-async def test_a_keys_limit_of_streams_is_429_and_given_back(make_server, open_client, keys_file):
+async def test_a_keys_stream_limit_is_429_until_a_stream_ends(make_server, open_client, keys_file):
     _, secret = add_key(keys_file, "one", max_streams=1)
     headers = {"Authorization": f"Token {secret}"}
     async with make_server(keys_file=keys_file) as server:
         async with open_client(server, additional_headers=headers) as first:
-            status, body = await refused(open_client, server, additional_headers=headers)
+            status, body = await handshake_error(open_client, server, additional_headers=headers)
             assert status == 429 and body["retry_after_s"] > 0 and body["request_id"]
             await first.send({"type": "CloseStream"})
-            await first.to_the_end()
+            await first.read_to_end()
         async with open_client(server, additional_headers=headers) as second:
             await second.send({"type": "CloseStream"})
-            assert await second.to_the_end() == (1000, "")
+            assert await second.read_to_end() == (1000, "")
 
 
 async def test_used_up_minutes_end_the_stream_and_refuse_the_next(
@@ -97,43 +97,43 @@ async def test_used_up_minutes_end_the_stream_and_refuse_the_next(
     async with make_server(keys_file=keys_file) as server:
         async with open_client(server, f"{RAW}&extensions=true", additional_headers=headers) as client:
             await client.send(speech)
-            code, reason = await client.to_the_end()
+            code, reason = await client.read_to_end()
         assert (code, reason.partition(":")[0]) == (1008, "KEY-0000")
-        assert (await refused(open_client, server, additional_headers=headers))[0] == 429
+        assert (await handshake_error(open_client, server, additional_headers=headers))[0] == 429
 
 
 async def test_a_revoked_key_ends_its_streams(make_server, open_client, keys_file, speech):
-    _, secret = add_key(keys_file, "leaver")
-    held = {"Authorization": f"Token {secret}"}
+    _, secret = add_key(keys_file, "revoked")
+    headers = {"Authorization": f"Token {secret}"}
     async with (
         make_server(keys_file=keys_file) as server,
-        open_client(server, additional_headers=held) as client,
+        open_client(server, additional_headers=headers) as client,
     ):
         await client.send(speech)
-        revoke_key(keys_file, "leaver")
-        server.keys._looked_s = float("-inf")  # what two seconds would do
+        revoke_key(keys_file, "revoked")
+        server.keys._checked_s = float("-inf")  # instead of waiting for the next check
         await client.send(speech)
-        code, reason = await client.to_the_end()
+        code, reason = await client.read_to_end()
         assert (code, reason.partition(":")[0]) == (1008, "KEY-0000")
 
 
 async def test_a_session_is_resumed_by_its_own_key_only(make_server, open_client, keys_file, speech):
     _, mine = add_key(keys_file, "mine")
     _, other = add_key(keys_file, "other")
-    held, wrong = ({"Authorization": f"Token {secret}"} for secret in (mine, other))
+    headers, wrong = ({"Authorization": f"Token {secret}"} for secret in (mine, other))
     query = f"{RAW}&extensions=true"
     async with (
         make_server(keys_file=keys_file) as server,
-        open_client(server, query, additional_headers=held) as client,
+        open_client(server, query, additional_headers=headers) as client,
     ):
         session = (await client.until("Started"))["request_id"]
         resume = f"extensions=true&resume={session}"
-        assert (await refused(open_client, server, resume, additional_headers=wrong))[0] == 410
+        assert (await handshake_error(open_client, server, resume, additional_headers=wrong))[0] == 410
         await client.send({"type": "CloseStream"})
-        assert await client.to_the_end() == (1000, "")
+        assert await client.read_to_end() == (1000, "")
 
 
-async def test_beyond_loopback_needs_keys_or_insecure(settings, keys_file):
+async def test_listening_beyond_loopback_needs_keys_or_insecure(settings, keys_file):
     exposed = replace(settings, host="0.0.0.0", keys_file=keys_file)
     with pytest.raises(ServiceError, match="silica keys add"):
         Server(exposed)
@@ -149,20 +149,20 @@ async def test_pages_of_other_origins_are_refused(server, open_client):
     own = server.address
     async with open_client(server, additional_headers={"Origin": own}) as client:
         await client.send({"type": "CloseStream"})
-        assert await client.to_the_end() == (1000, "")
+        assert await client.read_to_end() == (1000, "")
     for origin in ("https://evil.example", "null", f"http://127.0.0.1:{server.port + 1}"):
-        status, body = await refused(open_client, server, additional_headers={"Origin": origin})
+        status, body = await handshake_error(open_client, server, additional_headers={"Origin": origin})
         assert status == 403 and body["err_code"] == "ORIGIN"
 
 
-async def test_what_is_no_address_is_refused_and_nothing_worse(server, caplog):
+async def test_invalid_origin_and_host_headers_are_refused(server, caplog):
     for name, value in (("Origin", "http://["), ("Host", "[::1")):
         status, _, body = await get(f"{server.address}/v1/models", headers={name: value})
         assert status == 403 and value in json.loads(body)["err_msg"]
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_names_that_merely_resolve_here_are_refused(server):
+async def test_host_names_that_only_resolve_to_this_machine_are_refused(server):
     status, _, body = await get(f"{server.address}/v1/models", headers={"Host": "rebound.example"})
     assert status == 403 and "loopback" in body
 
@@ -174,13 +174,13 @@ async def test_listed_origins_may_connect(make_server, open_client):
         open_client(server, additional_headers=page) as client,
     ):
         await client.send({"type": "CloseStream"})
-        assert await client.to_the_end() == (1000, "")
+        assert await client.read_to_end() == (1000, "")
 
 
-# ---- answers
+# ---- responses and capacity
 
 
-async def test_every_answer_has_a_request_id_and_errors_say_what_to_do(server):
+async def test_every_response_has_a_request_id(server):
     for path, status in (("/healthz", 200), ("/v1/models", 200), ("/v1/listen", 426), ("/nowhere", 404)):
         found, headers, body = await get(server.address + path)
         assert found == status
@@ -189,12 +189,12 @@ async def test_every_answer_has_a_request_id_and_errors_say_what_to_do(server):
             assert json.loads(body)["request_id"] == headers["X-Request-Id"]
 
 
-async def test_three_hundred_who_connect_at_once_are_all_answered(make_server, speech):
-    """24 fit. Everybody else is told so in HTTP, and nobody is forgotten."""
+async def test_300_simultaneous_connections_are_served_or_refused(make_server, speech):
+    """The server takes 24 streams. All others are refused in HTTP, and no stream remains."""
     async with make_server() as server:
         address = f"{server.address.replace('http', 'ws', 1)}/v1/listen?encoding=linear16&sample_rate=16000"
 
-        async def come() -> int:
+        async def connect_once() -> int:
             try:
                 async with connect(address, compression=None, open_timeout=60) as socket:
                     await socket.send(speech[:6400])
@@ -203,16 +203,16 @@ async def test_three_hundred_who_connect_at_once_are_all_answered(make_server, s
                         async for _ in socket:
                             pass
                     return socket.close_code or 0
-            except InvalidStatus as refused:
-                assert refused.response.headers["Retry-After"]
-                return refused.response.status_code
+            except InvalidStatus as handshake_error:
+                assert handshake_error.response.headers["Retry-After"]
+                return handshake_error.response.status_code
 
-        codes = await asyncio.gather(*(come() for _ in range(300)))
+        codes = await asyncio.gather(*(connect_once() for _ in range(300)))
         assert set(codes) <= {1000, 503} and codes.count(1000) >= 24
         assert server.models.default.capacity().streams == 0
 
 
-async def test_full_is_503_before_the_upgrade_with_retry_after(server, open_client, models):
+async def test_a_full_server_answers_503_with_retry_after(server, open_client, models):
     recognizer = models.default
     before = recognizer.device.options
     recognizer.device.options = replace(before, max_streams=1)
@@ -225,21 +225,21 @@ async def test_full_is_503_before_the_upgrade_with_retry_after(server, open_clie
             assert response.status_code == 503 and int(response.headers["Retry-After"]) > 0
             assert json.loads(response.body)["err_code"] == "CAPACITY"
             await first.send({"type": "CloseStream"})
-            await first.to_the_end()
+            await first.read_to_end()
     finally:
         recognizer.device.options = before
         recognizer.device._publish()
 
 
-async def test_metrics_are_whole_and_count_sockets_once(make_server, open_client, speech):
+async def test_metrics_count_each_socket_once(make_server, open_client, speech):
     async with make_server() as server:
         async with open_client(server) as client:
             assert (
                 'silica_sockets_open{dialect="deepgram"} 1.0' in (await get(f"{server.address}/metrics"))[2]
             )
             await client.send(speech, {"type": "CloseStream"})
-            await client.to_the_end()
-        await server.app[APP_STATE].client_streams._idle.wait()
+            await client.read_to_end()
+        await server.app[APP_STATE].client_streams.all_sockets_closed.wait()
         status, headers, text = await get(f"{server.address}/metrics")
         assert status == 200 and headers["Content-Type"].startswith("text/plain")
         assert 'silica_sockets_open{dialect="deepgram"} 0.0' in text
@@ -247,12 +247,12 @@ async def test_metrics_are_whole_and_count_sockets_once(make_server, open_client
         assert f"silica_audio_received_bytes_total {float(len(speech))}" in text
 
 
-async def test_codes_that_clients_make_up_are_one_series(make_server, open_client):
+async def test_close_codes_that_clients_make_up_are_one_series(make_server, open_client):
     async with make_server() as server:
         for code in (3001, 4321, 4999, 1001):
             async with open_client(server) as client:
                 await client.socket.close(code)
-        await server.app[APP_STATE].client_streams._idle.wait()
+        await server.app[APP_STATE].client_streams.all_sockets_closed.wait()
         _, _, text = await get(f"{server.address}/metrics")
         closed = [line for line in text.splitlines() if line.startswith("silica_sockets_closed_total{")]
         assert sorted(closed) == [
@@ -261,12 +261,12 @@ async def test_codes_that_clients_make_up_are_one_series(make_server, open_clien
         ]
 
 
-async def test_metrics_may_be_locked(make_server, keys_file):
+async def test_metrics_can_require_a_key(make_server, keys_file):
     _, secret = add_key(keys_file, "prometheus")
     async with make_server(keys_file=keys_file, public_metrics=False) as server:
         assert (await get(f"{server.address}/metrics"))[0] == 401
-        held = {"Authorization": f"Bearer {secret}"}
-        assert (await get(f"{server.address}/metrics", headers=held))[0] == 200
+        headers = {"Authorization": f"Bearer {secret}"}
+        assert (await get(f"{server.address}/metrics", headers=headers))[0] == 200
 
 
 async def test_reload_needs_an_admin_key(make_server, keys_file):
@@ -274,25 +274,25 @@ async def test_reload_needs_an_admin_key(make_server, keys_file):
     _, admin = add_key(keys_file, "admin", admin=True)
     async with make_server(keys_file=keys_file) as server, aiohttp.ClientSession() as session:
         for secret, status in ((plain, 403), (admin, 404)):
-            held = {"Authorization": f"Token {secret}"}
-            async with session.post(f"{server.address}/admin/reload?model=none", headers=held) as answer:
+            headers = {"Authorization": f"Token {secret}"}
+            async with session.post(f"{server.address}/admin/reload?model=none", headers=headers) as answer:
                 assert answer.status == status
 
 
-async def test_draining_refuses_new_streams_and_says_so(make_server, open_client):
+async def test_draining_refuses_new_streams(make_server, open_client):
     async with make_server() as server:
         assert (await get(f"{server.address}/readyz"))[0] == 200
         server.begin_drain()
         status, _, body = await get(f"{server.address}/readyz")
         assert status == 503 and "draining" in body
-        assert (await refused(open_client, server))[0] == 503
+        assert (await handshake_error(open_client, server))[0] == 503
         assert (await get(f"{server.address}/healthz"))[0] == 200
 
 
 # ---- TLS
 
 
-async def test_tls_files_that_do_not_fit_are_a_clear_error(settings, models, tmp_path):
+async def test_invalid_tls_files_are_a_clear_error(settings, models, tmp_path):
     junk = tmp_path / "junk.pem"
     junk.write_text("not a certificate")
     with pytest.raises(ServiceError, match="cannot use the certificate"):
@@ -313,7 +313,7 @@ async def test_tls_serves_the_same_over_wss(make_server, speech, tmp_path):
             await socket.send(speech)
             await socket.send('{"type":"CloseStream"}')
             kinds = [json.loads(message)["type"] async for message in socket]
-        # Our own clients do not trust it, and say so: it is neither absent nor forbidden.
+        # Silica's clients do not trust the self-signed certificate, and report that.
         https = f"https://localhost:{server.port}"
         with pytest.raises(ServiceError, match=r"No safe connection to .*self-signed"):
             async with JobsClient(https) as jobs:
@@ -327,24 +327,27 @@ async def test_tls_serves_the_same_over_wss(make_server, speech, tmp_path):
 # ---- vosk
 
 
-async def test_vosk_answers_every_message_once_and_tells_everything(server, speech, pieces, monkeypatch):
-    monkeypatch.setattr(
-        websocket_connection, "SETTLE_S", 60.0
-    )  # however slow the machine: partials need not wait
+async def test_vosk_answers_every_message_once(server, speech, chunks, monkeypatch):
+    # Long enough for slow machines, so that every answer contains the result of its audio.
+    monkeypatch.setattr(websocket_connection, "REPLY_TIMEOUT_S", 60.0)
     address = f"{server.address.replace('http', 'ws', 1)}/vosk"
     async with connect(address, compression=None) as socket:
         await socket.send('{ "config" : { "sample_rate" : 16000, "words" : true } }')
         answers = []
-        for piece in pieces(speech, 8000):
-            await socket.send(piece)
+        for chunk in chunks(speech, 8000):
+            await socket.send(chunk)
             answers.append(json.loads(await socket.recv()))
         assert all(set(answer) <= {"partial", "text", "result"} for answer in answers)
-        assert any(answer.get("partial") or answer.get("text") for answer in answers), "while it is sent"
+        assert any(answer.get("partial") or answer.get("text") for answer in answers), (
+            "results arrive while audio is sent"
+        )
         await socket.send('{"reset":1}')
-        whole = json.loads(await socket.recv())
-        received = " ".join([answer["text"] for answer in answers if "text" in answer] + [whole["text"]])
+        reset_result = json.loads(await socket.recv())
+        received = " ".join(
+            [answer["text"] for answer in answers if "text" in answer] + [reset_result["text"]]
+        )
         assert received.strip() and all(
-            {"word", "start", "end", "conf"} <= set(word) for word in whole["result"]
+            {"word", "start", "end", "conf"} <= set(word) for word in reset_result["result"]
         )
         await socket.send(speech)
         await socket.recv()
@@ -355,39 +358,39 @@ async def test_vosk_answers_every_message_once_and_tells_everything(server, spee
         assert socket.close_code == 1000
 
 
-async def test_vosk_refuses_nonsense(server):
-    refused = server.metrics.sockets_closed.labels("vosk", "1008")._value
-    before = refused.get()
+async def test_vosk_refuses_invalid_messages(server):
+    closed = server.metrics.sockets_closed.labels("vosk", "1008")._value
+    before = closed.get()
     address = f"{server.address.replace('http', 'ws', 1)}/vosk"
-    for nonsense in ('{"config": {"sample_rate": 7}}', "eof", '{"config": 3}'):
+    for message in ('{"config": {"sample_rate": 7}}', "eof", '{"config": 3}'):
         async with connect(address, compression=None) as socket:
-            await socket.send(nonsense)
+            await socket.send(message)
             with pytest.raises(ConnectionClosed):
                 await socket.recv()
             assert socket.close_code == 1008
-    await server.app[APP_STATE].client_streams._idle.wait()
-    assert refused.get() == before + 3
+    await server.app[APP_STATE].client_streams.all_sockets_closed.wait()
+    assert closed.get() == before + 3
 
 
 # ---- the unmodified SDK
 
 
-# The SDK still looks for websockets' legacy module; that is its maker's to change.
+# The SDK uses websockets' deprecated legacy module.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-async def test_deepgrams_own_sdk_streams_a_file(server, speech, pieces):
-    """In a thread, with its own synchronous client, as its users run it."""
+async def test_deepgrams_sdk_streams_a_file(server, speech, chunks):
+    """With its synchronous client, in a thread."""
     from deepgram import DeepgramClient
     from deepgram.core.events import EventType
     from deepgram.environment import DeepgramClientEnvironment
 
     socket = server.address.replace("http", "ws", 1)
-    place = DeepgramClientEnvironment(
+    environment = DeepgramClientEnvironment(
         base=server.address, production=socket, agent=socket, agent_rest=server.address
     )
     received = []
 
     def stream() -> None:
-        client = DeepgramClient(api_key="any", environment=place)
+        client = DeepgramClient(api_key="any", environment=environment)
         options = {"encoding": "linear16", "sample_rate": 16000, "interim_results": True, "vad_events": True}
         with client.listen.v1.connect(
             model="nova-3", smart_format=True, endpointing=300, keyterm=["hello"], **options
@@ -395,8 +398,8 @@ async def test_deepgrams_own_sdk_streams_a_file(server, speech, pieces):
             connection.on(EventType.MESSAGE, received.append)
             reader = threading.Thread(target=connection.start_listening)
             reader.start()
-            for piece in pieces(speech, 3200):
-                connection.send_media(piece)
+            for chunk in chunks(speech, 3200):
+                connection.send_media(chunk)
             connection.send_keep_alive()
             connection.send_finalize()
             connection.send_close_stream()
@@ -411,7 +414,7 @@ async def test_deepgrams_own_sdk_streams_a_file(server, speech, pieces):
     assert any(one.channel.alternatives[0].transcript for one in results if one.is_final)
 
 
-# ---- starting
+# ---- start
 
 
 async def test_a_port_in_use_is_a_clear_error(settings, models, server):
@@ -420,7 +423,7 @@ async def test_a_port_in_use_is_a_clear_error(settings, models, server):
             pass
 
 
-async def test_no_key_is_ever_written_to_the_keys_file(tmp_path: Path):
+async def test_the_keys_file_is_private_and_contains_no_secret(tmp_path: Path):
     _, secret = add_key(tmp_path / "keys.json", "me")
     assert secret not in (tmp_path / "keys.json").read_text()
     assert (tmp_path / "keys.json").stat().st_mode & 0o077 == 0

@@ -1,4 +1,4 @@
-"""Jobs and whole files when something happens to them: a stop, sound that fails, a client that leaves, its account."""
+"""Jobs and recordings at shutdown, with failing audio and with clients that disconnect; and their usage of keys."""
 
 import asyncio
 import contextlib
@@ -38,18 +38,18 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def wav(speech: bytes, times: int) -> bytes:
-    """The same two seconds again and again."""
-    kept = io.BytesIO()
-    with wave.open(kept, "wb") as file:
+    """A WAV file that repeats the two seconds."""
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
         file.setparams((1, 2, 16000, 0, "NONE", ""))
         file.writeframes(speech * times)
-    return kept.getvalue()
+    return buffer.getvalue()
 
 
-async def send(server: Server, sound: bytes, **headers: str) -> dict[str, Any]:
-    """POST /v1/jobs; the job."""
+async def send(server: Server, audio: bytes, **headers: str) -> dict[str, Any]:
+    """POST /v1/jobs; returns the job."""
     form = aiohttp.FormData()
-    form.add_field("file", io.BytesIO(sound), filename="talk.wav")
+    form.add_field("file", io.BytesIO(audio), filename="talk.wav")
     address = f"{server.address}/v1/jobs"
     async with (
         aiohttp.ClientSession() as session,
@@ -60,76 +60,76 @@ async def send(server: Server, sound: bytes, **headers: str) -> dict[str, Any]:
         return found
 
 
-async def until(store: JobStore, id: str, so: Callable[[Job], bool], owner: str = "") -> Job:
-    """The job, once it is so."""
+async def until(store: JobStore, id: str, condition: Callable[[Job], bool], owner: str = "") -> Job:
+    """The job, once it meets the condition."""
     async with asyncio.timeout(120):
         while True:
-            if so(job := store.find(id, owner)):
+            if condition(job := store.find(id, owner)):
                 return job
             await asyncio.sleep(0.02)
 
 
 def batch_streams(models: ServedModels) -> list[Stream]:
-    """Of recordings alone: other tests may have left sessions that could be resumed."""
+    """Streams of recordings only, since other tests may have left parked streams."""
     return [one for one in models.pick(None)._streams.values() if one.settings.priority == "batch"]
 
 
-async def post(server: Server, sound: bytes) -> tuple[int, dict[str, str], Any]:
+async def post(server: Server, audio: bytes) -> tuple[int, dict[str, str], Any]:
     address = f"{server.address}/v1/listen"
-    async with aiohttp.ClientSession() as session, session.post(address, data=io.BytesIO(sound)) as answer:
+    async with aiohttp.ClientSession() as session, session.post(address, data=io.BytesIO(audio)) as answer:
         return answer.status, dict(answer.headers), await answer.json()
 
 
-async def test_what_a_stop_breaks_off_waits_and_is_heard_whole_after_it(
+async def test_a_job_interrupted_by_shutdown_is_completed_after_restart(
     settings: Settings, tmp_path: Path, speech: bytes
 ) -> None:
-    mine = replace(settings, jobs_folder=tmp_path / "jobs", max_utterance_s=5.0)
-    sound = wav(speech, 150)
-    async with Server(mine) as first:
-        job = await send(first, sound)
-        asked = asyncio.create_task(post(first, sound))
+    job_settings = replace(settings, jobs_folder=tmp_path / "jobs", max_utterance_s=5.0)
+    audio = wav(speech, 150)
+    async with Server(job_settings) as first:
+        job = await send(first, audio)
+        request = asyncio.create_task(post(first, audio))
         await until(first.app[JOB_API].store, job["id"], lambda now: now.processed_s > 0)
         await first.stop(0.0)
-        status, headers, received = await asked
+        status, headers, received = await request
     assert status == 503 and received["err_code"] == "DRAINING" and int(headers["Retry-After"]) > 0
     store = JobStore(tmp_path / "jobs")
     waiting = store.find(job["id"], "")
     assert (waiting.status, waiting.attempts, waiting.error) == ("queued", 0, None)
-    assert waiting.processed_s < 300.0 and store.file(job["id"]).read_bytes() == sound
+    assert waiting.processed_s < 300.0 and store.file(job["id"]).read_bytes() == audio
     store.close()
-    async with Server(mine) as second:
+    async with Server(job_settings) as second:
         done = await until(
             second.app[JOB_API].store, job["id"], lambda now: now.status not in ("queued", "running")
         )
         finals = second.app[JOB_API].store.finals(job["id"])
     assert done.status == "done" and done.length_s == pytest.approx(300.0)
-    places = [0.0, *(place for final in finals for place in (final.start_s, final.end_s)), 300.0]
-    assert places == sorted(places) and finals[-1].end_s == pytest.approx(300.0, abs=0.1)
-    assert max(end - start for start, end in zip(places[::2], places[1::2], strict=True)) < 0.1  # no gap
+    times = [0.0, *(time_s for final in finals for time_s in (final.start_s, final.end_s)), 300.0]
+    assert times == sorted(times) and finals[-1].end_s == pytest.approx(300.0, abs=0.1)
+    assert max(end - start for start, end in zip(times[::2], times[1::2], strict=True)) < 0.1  # no gap
 
 
-@pytest.mark.parametrize("trouble", [OSError(5, "Input/output error"), ValueError("a bug")])
-async def test_sound_that_fails_in_any_way_ends_its_hearing(
-    server: Server, models: ServedModels, trouble: Exception
+@pytest.mark.parametrize("failure", [OSError(5, "Input/output error"), ValueError("a bug")])
+async def test_audio_that_fails_ends_its_transcription(
+    server: Server, models: ServedModels, failure: Exception
 ) -> None:
-    async def sound() -> AsyncIterator[np.ndarray]:
+    async def audio() -> AsyncIterator[np.ndarray]:
         yield np.zeros((1, 16000), np.float32)
-        raise trouble
+        raise failure
 
-    expected = ServiceError if isinstance(trouble, OSError) else ValueError
+    expected = ServiceError if isinstance(failure, OSError) else ValueError
     async with asyncio.timeout(60):
         with pytest.raises(expected) as received:
-            async for _ in transcribe(models.pick(None), base_settings(server.app[APP_STATE]), sound()):
+            async for _ in transcribe(models.pick(None), base_settings(server.app[APP_STATE]), audio()):
                 pass
     if isinstance(received.value, ServiceError):
         assert received.value.code == "storage" and "Input/output error" in received.value.message
     assert not batch_streams(models)
 
 
-async def test_a_recording_is_not_over_when_its_recognizer_is_stopped_while_it_waits_for_more(
+async def test_a_recording_whose_recognizer_drains_before_its_end_is_an_error(
     server: Server, models: ServedModels
 ) -> None:
-    async def sound() -> AsyncIterator[np.ndarray]:
+    async def audio() -> AsyncIterator[np.ndarray]:
         yield np.zeros((1, 16000), np.float32)
         for stream in batch_streams(models):
             stream.drain()
@@ -137,19 +137,19 @@ async def test_a_recording_is_not_over_when_its_recognizer_is_stopped_while_it_w
 
     async with asyncio.timeout(60):
         with pytest.raises(ServiceError) as received:
-            async for event in transcribe(models.pick(None), base_settings(server.app[APP_STATE]), sound()):
+            async for event in transcribe(models.pick(None), base_settings(server.app[APP_STATE]), audio()):
                 assert not isinstance(event, Closed)
     assert received.value.code == "draining" and received.value.retry_after_s
 
 
-async def test_a_job_that_is_cancelled_while_nothing_is_told_of_it_frees_its_runner(
+async def test_a_cancelled_job_without_progress_frees_its_runner(
     make_server: ServerFactory, tmp_path: Path, speech: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And so does one whose recording vanishes between being found and being read."""
-    real, waits = runner.decode_file, asyncio.Event()
+    """Also a job whose recording is deleted between being claimed and being opened."""
+    real, waiting_for_chunk = runner.decode_file, asyncio.Event()
 
     async def stuck(*received: Any) -> AsyncIterator[np.ndarray]:
-        waits.set()
+        waiting_for_chunk.set()
         await asyncio.Event().wait()
         yield np.zeros((1, 0), np.float32)
 
@@ -158,40 +158,40 @@ async def test_a_job_that_is_cancelled_while_nothing_is_told_of_it_frees_its_run
         async for samples in real(path, *received):
             yield samples
 
-    sound = wav(speech, 1)
+    audio = wav(speech, 1)
     async with (
         make_server(jobs_folder=tmp_path, jobs_lease_s=0.5) as server,
         aiohttp.ClientSession() as session,
     ):
         store = server.app[JOB_API].store
         monkeypatch.setattr(runner, "decode_file", stuck)
-        first = await send(server, sound)
-        await waits.wait()
+        first = await send(server, audio)
+        await waiting_for_chunk.wait()
         monkeypatch.setattr(runner, "decode_file", vanished)
-        second = await send(server, sound)
+        second = await send(server, audio)
         async with session.delete(f"{server.address}/v1/jobs/{first['id']}") as answer:
             assert (await answer.json())["status"] == "cancelled"
         await until(store, second["id"], lambda now: now.status == "cancelled")
         monkeypatch.setattr(runner, "decode_file", real)
-        third = await send(server, sound)
+        third = await send(server, audio)
         await until(store, third["id"], lambda now: now.status == "done")
 
 
-async def test_a_job_without_room_leaves_the_others_of_its_runner_alone(
+async def test_a_job_that_finds_no_free_decoder_does_not_disturb_others(
     make_server: ServerFactory, tmp_path: Path, speech: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = runner.decode_file
-    begun: list[str] = []
+    started: list[str] = []
     jobs: list[dict[str, Any]] = []
 
-    async def crowded(path: Path, *received: Any) -> AsyncIterator[np.ndarray]:
-        begun.append(path.name)
-        if len(begun) == 2:
+    async def without_decoder_once(path: Path, *received: Any) -> AsyncIterator[np.ndarray]:
+        started.append(path.name)
+        if len(started) == 2:
             raise ServiceError(ErrorCode.CONTAINERS, "All decoders are in use.", retry_after_s=0.1)
         async for samples in real(path, *received):
             yield samples
 
-    monkeypatch.setattr(runner, "decode_file", crowded)
+    monkeypatch.setattr(runner, "decode_file", without_decoder_once)
     async with make_server(jobs_folder=tmp_path, jobs_concurrency=2) as server:
         store = server.app[JOB_API].store
         jobs.append(await send(server, wav(speech, 100)))
@@ -201,28 +201,28 @@ async def test_a_job_without_room_leaves_the_others_of_its_runner_alone(
             done = await until(store, job["id"], lambda now: now.status == "done")
             assert done.attempts == 1
     large, small = (job["id"] for job in jobs)
-    assert begun == [large, small, small]
+    assert started == [large, small, small]
 
 
-async def test_jobs_are_charged_to_their_owner_as_they_are_heard(
+async def test_jobs_are_charged_to_their_owner_as_they_are_transcribed(
     make_server: ServerFactory, tmp_path: Path, keys_file: Path, speech: bytes
 ) -> None:
     key, secret = add_key(keys_file, "small", minutes_per_day=0.1)
-    held = {"Authorization": f"Token {secret}"}
+    headers = {"Authorization": f"Token {secret}"}
     async with make_server(jobs_folder=tmp_path, keys_file=keys_file) as server:
         usage, store = server.keys.usage, server.app[JOB_API].store
         assert usage is not None
-        job = await send(server, wav(speech, 10), **held)
+        job = await send(server, wav(speech, 10), **headers)
         await until(store, job["id"], lambda now: now.status == "done", key.id)
         assert usage.seconds(key.id) == pytest.approx(20.0, abs=0.01)
         with pytest.raises(AssertionError, match="has used its"):
-            await send(server, wav(speech, 1), **held)
+            await send(server, wav(speech, 1), **headers)
 
 
-async def test_who_leaves_a_streamed_transcription_pays_for_what_was_heard_and_is_no_fault_of_the_server(
+async def test_disconnecting_from_a_streamed_transcription_charges_the_processed_audio(
     make_server: ServerFactory, keys_file: Path, speech: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    key, secret = add_key(keys_file, "leaver")
+    key, secret = add_key(keys_file, "disconnects")
     body = (
         b'--xx\r\nContent-Disposition: form-data; name="stream"\r\n\r\ntrue\r\n'
         b'--xx\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
@@ -244,7 +244,7 @@ async def test_who_leaves_a_streamed_transcription_pays_for_what_was_heard_and_i
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_file_name_that_is_no_utf_8_is_kept_as_far_as_it_can_be(
+async def test_bytes_of_a_file_name_that_are_not_utf_8_are_replaced(
     make_server: ServerFactory, tmp_path: Path, speech: bytes
 ) -> None:
     head = b'--xx\r\nContent-Disposition: form-data; name="file"; filename="caf\xe9.wav"\r\n\r\n'
@@ -258,17 +258,17 @@ async def test_a_file_name_that_is_no_utf_8_is_kept_as_far_as_it_can_be(
         assert answer.status == 202 and (await answer.json())["name"] == "caf?.wav"
 
 
-async def test_a_recording_given_up_while_it_is_opened_is_closed(tmp_path: Path) -> None:
-    (tmp_path / "body").write_bytes(b"sound")
-    for turns in range(4):  # given up at every moment of its beginning
-        piece = asyncio.ensure_future(
+async def test_a_recording_cancelled_while_it_is_opened_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "body").write_bytes(b"audio")
+    for turns in range(4):  # cancelled at every step of opening
+        chunk = asyncio.ensure_future(
             anext(decode_file(tmp_path / "body", AudioFormat("linear16"), 1, AudioDecoderPool(0)))
         )
         for _ in range(turns):
             await asyncio.sleep(0)
-        piece.cancel()
+        chunk.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await piece
+            await chunk
     await asyncio.sleep(0.05)
     with warnings.catch_warnings(record=True) as left_open:
         warnings.simplefilter("always")

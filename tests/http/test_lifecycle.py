@@ -1,4 +1,4 @@
-"""A server's whole life as its user runs it: `silica serve`, a stream, SIGHUP, SIGTERM, the last words."""
+"""The lifecycle of `silica serve`: start, a stream, SIGHUP, SIGTERM, the last results."""
 
 import asyncio
 import json
@@ -62,7 +62,7 @@ async def test_from_start_to_drain(tmp_path, speech):
 
 
 async def until(address: str, text: str) -> None:
-    """Ask for the metrics until they say so."""
+    """Poll the metrics until they contain the text."""
     async with aiohttp.ClientSession() as session:
         while True:
             async with session.get(address) as answer:

@@ -1,4 +1,4 @@
-"""Two models served at once by name: each stream is heard by the one it named, also while the other is loaded anew."""
+"""Two models served at once: each stream is recognized by the model it names, also while the other is reloaded."""
 
 import asyncio
 import json
@@ -18,20 +18,20 @@ from service.scheduling.decode_worker import UtteranceTable
 from service.session.events import Final
 from service.session.stream_settings import StreamSettings
 from service.settings import Settings
-from tests.http.conftest import RAW, cut
+from tests.http.conftest import RAW, split_audio
 from tests.session.synchronous_driver import transcribe
 
 HOP_S = 0.64
 
 
 def offline(model: str, speech: bytes) -> list[str]:
-    """What this model hears in a plain loop, with no server and nobody beside it."""
+    """This model's transcript from a plain loop, without a server and without batching."""
     backend = open_backend(model)
-    sound = np.frombuffer(speech, "<i2").astype(np.float32)[None] / 32768
+    samples = np.frombuffer(speech, "<i2").astype(np.float32)[None] / 32768
     settings = StreamSettings(endpointing_ms=None, decoder="greedy")
     events = transcribe(
         lambda window: backend.forward([window])[0],
-        sound,
+        samples,
         settings,
         backend.config,
         with_hop(backend.config, backend.plan, HOP_S),
@@ -50,20 +50,20 @@ async def test_two_models_by_name_at_once(
 
     async with Server(replace(settings, more_models=(second,), hops_s=(HOP_S,))) as server:
 
-        async def transcript_of(asked: str, answers: str) -> None:
-            """Ask for one model and be answered by the other name, or the same."""
-            async with open_client(server, f"{RAW}&endpointing=false&model={asked}") as client:
-                for piece in cut(speech, 6400):
-                    await client.send(piece)
+        async def check_transcript(requested: str, used: str) -> None:
+            """Request one model, and expect the transcript of the one that is used."""
+            async with open_client(server, f"{RAW}&endpointing=false&model={requested}") as client:
+                for chunk in split_audio(speech, 6400):
+                    await client.send(chunk)
                     await asyncio.sleep(0)
                 await client.send({"type": "CloseStream"})
-                assert (await client.to_the_end())[0] == 1000
-                assert [text for text in client.finals if text] == [
-                    text for text in expected[answers] if text
-                ]
+                assert (await client.read_to_end())[0] == 1000
+                assert [text for text in client.finals if text] == [text for text in expected[used] if text]
 
         await asyncio.gather(
-            transcript_of("tiny", "tiny"), transcript_of(second, second), transcript_of("nova-2", "tiny")
+            check_transcript("tiny", "tiny"),
+            check_transcript(second, second),
+            check_transcript("nova-2", "tiny"),
         )
         async with aiohttp.ClientSession() as session, session.get(f"{server.address}/v1/models") as answer:
             listed = json.loads(await answer.text())["models"]
@@ -72,12 +72,12 @@ async def test_two_models_by_name_at_once(
             (second, False, True),
         ]
 
-        # The second model's file changes; the first goes on meanwhile and the server never says that it drains.
+        # The second model is reloaded from a changed file; the first one keeps serving, and the server does not drain.
         first = catalogue.untrained(published["tiny"], seed=1)
         save(Path(second), first.config, first.state, first.card)
         expected[second] = expected["tiny"]
-        await asyncio.gather(server.models.reload(second), transcript_of("tiny", "tiny"))
-        await transcript_of(second, second)
+        await asyncio.gather(server.models.reload(second), check_transcript("tiny", "tiny"))
+        await check_transcript(second, second)
         page = server.metrics.expose().decode()
         assert "silica_draining 0.0" in page
         assert page.count("silica_model_info{") == 2
@@ -85,11 +85,11 @@ async def test_two_models_by_name_at_once(
         for name in ("tiny", second):
             assert f'silica_capacity_streams{{model="{name}"}} {settings.max_streams}.0' in page
 
-        # Gauges that the models share are added up, whoever spoke last.
+        # Gauges that the models share are summed.
         one, two = server.models.pick("tiny"), server.models.pick(second)
-        kept, back = two.open(), one.open()
-        two.park(kept)
-        one.park(back)
-        one.resume(back.id)
+        parked, resumed = two.open(), one.open()
+        two.park(parked)
+        one.park(resumed)
+        one.resume(resumed.id)
         assert "silica_sessions_parked 1.0" in server.metrics.expose().decode()
     assert "silica_sessions_parked 0.0" in server.metrics.expose().decode()

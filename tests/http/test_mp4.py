@@ -1,4 +1,4 @@
-"""MP4 files over HTTP, in a job and as a stream: the place of the index changes no word."""
+"""MP4 files over HTTP, in a job and as a stream, with the index (moov) at the beginning or at the end."""
 
 import contextlib
 import tempfile
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def m4a(speech: bytes, **options: str) -> bytes:
-    """Without options the index is at the end."""
+    """An AAC file; without options its index is at the end."""
     samples = np.frombuffer(speech, "<i2").astype(np.float32) / 32768
-    # Not in memory: to put the index first, libav opens the file once more.
+    # On disk, since libav opens the file again to move the index to the beginning.
     with tempfile.NamedTemporaryFile() as file, av.open(file.name, "w", "mp4", options) as target:
         stream = target.add_stream("aac", rate=16000, layout="mono")
         for start in range(0, len(samples), 1024):
@@ -38,7 +38,9 @@ def words(document: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-async def test_the_place_of_the_index_changes_no_word(server: Server, speech: bytes) -> None:
+async def test_the_position_of_the_index_does_not_change_the_transcript(
+    server: Server, speech: bytes
+) -> None:
     first, last = m4a(speech, movflags="faststart"), m4a(speech)
     assert first.index(b"moov") < first.index(b"mdat") and last.index(b"mdat") < last.index(b"moov")
     answers = [await post(server, data) for data in (first, last)]
@@ -47,7 +49,7 @@ async def test_the_place_of_the_index_changes_no_word(server: Server, speech: by
     assert transcripts[0] and transcripts[0] == transcripts[1]
 
 
-async def test_a_file_cut_off_before_its_index_is_refused(server: Server, speech: bytes) -> None:
+async def test_a_file_truncated_before_its_index_is_refused(server: Server, speech: bytes) -> None:
     data = m4a(speech)
     status, _, received = await post(server, data[: data.index(b"moov")])
     assert status == 400 and "cannot be decoded" in received["err_msg"]
@@ -61,13 +63,13 @@ async def test_a_job_reads_a_file_with_its_index_at_the_end(server: Server, spee
     assert done.length_s == pytest.approx(2.1, abs=0.1) and store.finals(job["id"])
 
 
-async def test_a_stream_with_its_index_at_the_end_is_told_to_upload_it(
+async def test_a_stream_with_its_index_at_the_end_is_refused_with_advice(
     server: Server,
     open_client: Callable[..., contextlib.AbstractAsyncContextManager[ListenClient]],
     speech: bytes,
 ) -> None:
     async with open_client(server, "extensions=true") as client:
         await client.send(m4a(speech * 20), {"type": "CloseStream"})
-        code, reason = await client.to_the_end()
+        code, reason = await client.read_to_end()
     assert code == 1008 and reason.startswith("DATA-0000")
-    assert "upload it as a file" in client.of("Error")[0]["message"]
+    assert "upload it as a file" in client.messages_of("Error")[0]["message"]

@@ -1,4 +1,4 @@
-"""Broken connections: by hand over the wire, and by the client that does it by itself. Nothing lost, nothing twice."""
+"""Resuming broken connections, by hand and by StreamClient: no result is lost or repeated."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ RAW = "encoding=linear16&sample_rate=16000"
 
 
 class CuttableProxy:
-    """A proxy in front of a server, whose connections can be cut."""
+    """A TCP proxy to a server, whose connections can be aborted."""
 
     def __init__(self, port: int) -> None:
         self.target = port
@@ -27,15 +27,15 @@ class CuttableProxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
-        self._writers |= {writer, far_writer}
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        self._writers |= {writer, server_writer}
         with contextlib.suppress(ConnectionError):
-            await asyncio.gather(self._run_planner(reader, far_writer), self._run_planner(far_reader, writer))
-        for end in (writer, far_writer):
+            await asyncio.gather(self._forward(reader, server_writer), self._forward(server_reader, writer))
+        for end in (writer, server_writer):
             self._writers.discard(end)
             end.transport.abort()
 
-    async def _run_planner(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1000):
             writer.write(data)
             await writer.drain()
@@ -50,9 +50,9 @@ class CuttableProxy:
 @contextlib.asynccontextmanager
 async def cuttable_proxy(port: int) -> AsyncIterator[CuttableProxy]:
     proxy = CuttableProxy(port)
-    client_streams = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
-    proxy.port = client_streams.sockets[0].getsockname()[1]
-    async with client_streams:
+    listener = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
+    proxy.port = listener.sockets[0].getsockname()[1]
+    async with listener:
         yield proxy
         proxy.cut()
 
@@ -68,12 +68,12 @@ def transcript_of(received: list[dict]) -> list[tuple[float, float, str]]:
 async def uninterrupted(open_client, server, speech) -> list[tuple[float, float, str]]:
     async with open_client(server, f"{RAW}&source=file") as client:
         await client.send(speech, {"type": "Finalize"}, speech, {"type": "CloseStream"})
-        await client.to_the_end()
+        await client.read_to_end()
     return transcript_of(client.received)
 
 
-async def test_resume_by_hand_goes_on_where_it_broke(server, open_client, speech):
-    whole = await uninterrupted(open_client, server, speech)
+async def test_resuming_by_hand_continues_where_the_connection_broke(server, open_client, speech):
+    expected = await uninterrupted(open_client, server, speech)
     async with open_client(server, f"{RAW}&extensions=true&source=file") as first:
         session = (await first.until("Started"))["request_id"]
         await first.send(speech, {"type": "Finalize"}, speech[:20001])
@@ -86,12 +86,12 @@ async def test_resume_by_hand_goes_on_where_it_broke(server, open_client, speech
         at = started["received_bytes"]
         assert len(speech) <= at <= len(speech) + 20001
         await second.send(speech[at - len(speech) :], {"type": "CloseStream"})
-        assert await second.to_the_end() == (1000, "")
+        assert await second.read_to_end() == (1000, "")
     assert all(message["sequence"] > seen for message in second.received if "sequence" in message)
-    assert transcript_of(first.received) + transcript_of(second.received) == whole
+    assert transcript_of(first.received) + transcript_of(second.received) == expected
 
 
-async def test_everything_after_the_last_seen_number_comes_again(server, open_client, speech):
+async def test_everything_after_the_last_seen_sequence_is_sent_again(server, open_client, speech):
     async with open_client(server, f"{RAW}&extensions=true") as first:
         session = (await first.until("Started"))["request_id"]
         await first.send(speech, {"type": "Finalize"})
@@ -103,24 +103,24 @@ async def test_everything_after_the_last_seen_number_comes_again(server, open_cl
         again = await second.until("Results", from_finalize=True)
         assert {**again, "warning": None} == {**final, "warning": None}
         await second.send({"type": "CloseStream"})
-        await second.to_the_end()
+        await second.read_to_end()
 
 
-async def test_a_connection_that_hangs_is_taken_over(server, open_client, speech):
+async def test_resuming_closes_a_connection_that_still_hangs(server, open_client, speech):
     async with open_client(server, f"{RAW}&extensions=true") as first:
         session = (await first.until("Started"))["request_id"]
         await first.send(speech)
         async with open_client(server, f"extensions=true&resume={session}&after=0") as second:
             assert (await second.until("Started"))["resumed"] is True
-            assert (await first.to_the_end())[0] == 4000
+            assert (await first.read_to_end())[0] == 4000
             await second.send({"type": "CloseStream"})
-            assert await second.to_the_end() == (1000, "")
+            assert await second.read_to_end() == (1000, "")
     client_streams = server.app[APP_STATE].client_streams
-    await client_streams._idle.wait()
-    assert session not in client_streams._sessions
+    await client_streams.all_sockets_closed.wait()
+    assert session not in client_streams._streams
 
 
-async def test_an_attempt_that_breaks_off_costs_nothing(make_server, open_client):
+async def test_a_failed_attempt_to_resume_can_be_repeated(make_server, open_client):
     async with make_server() as server:
         client_streams = server.app[APP_STATE].client_streams
         async with open_client(server, f"{RAW}&extensions=true") as first:
@@ -131,18 +131,18 @@ async def test_an_attempt_that_breaks_off_costs_nothing(make_server, open_client
             query = f"extensions=true&resume={session}&after=0"
             writer.write(f"GET /v1/listen?{query} HTTP/1.1\r\n{headers}\r\n".encode())
             writer.close()
-            assert (await first.to_the_end())[0] == 4000
-        await client_streams._idle.wait()
+            assert (await first.read_to_end())[0] == 4000
+        await client_streams.all_sockets_closed.wait()
         assert server.metrics.http_requests.labels("/v1/listen", "499")._value.get() == 1
         async with open_client(server, query) as second:
             assert (await second.until("Started"))["resumed"] is True
             await second.send({"type": "CloseStream"})
-            assert await second.to_the_end() == (1000, "")
-        await client_streams._idle.wait()
+            assert await second.read_to_end() == (1000, "")
+        await client_streams.all_sockets_closed.wait()
         assert client_streams.count == 0
 
 
-async def test_what_is_gone_is_410_and_a_session_without_extensions_is_gone(server, open_client, speech):
+async def test_unknown_sessions_and_sessions_without_extensions_are_410(server, open_client, speech):
     async with open_client(server) as first:
         await first.send(speech)
         session = first.socket.response.headers["Silica-Session"]
@@ -155,19 +155,19 @@ async def test_what_is_gone_is_410_and_a_session_without_extensions_is_gone(serv
         assert json.loads(refused.value.response.body)["err_code"] == "RESUME"
 
 
-async def test_a_session_that_nobody_resumes_ends(make_server, open_client, speech):
+async def test_a_session_that_is_not_resumed_ends(make_server, open_client, speech):
     async with make_server(resume_timeout_s=0.0) as server:
         async with open_client(server, f"{RAW}&extensions=true") as client:
             await client.until("Started")
             client.socket.transport.abort()
         client_streams = server.app[APP_STATE].client_streams
         async with asyncio.timeout(10):
-            await client_streams._idle.wait()
+            await client_streams.all_sockets_closed.wait()
         assert client_streams.count == 0
 
 
-async def test_the_client_comes_back_by_itself(server, open_client, speech, pieces):
-    whole = await uninterrupted(open_client, server, speech)
+async def test_the_client_reconnects_by_itself(server, open_client, speech, chunks):
+    expected = await uninterrupted(open_client, server, speech)
     states = []
 
     def cut_twice(state: str) -> None:
@@ -189,16 +189,16 @@ async def test_the_client_comes_back_by_itself(server, open_client, speech, piec
                         proxy.cut()
 
             reader = asyncio.create_task(read())
-            for piece in pieces(speech, 3000):
-                await client.send(piece)
+            for chunk in chunks(speech, 3000):
+                await client.send(chunk)
             await client.finalize()
-            for piece in pieces(speech, 3000):
-                await client.send(piece)
+            for chunk in chunks(speech, 3000):
+                await client.send(chunk)
             await client.mark("end")
             await client.finish()
             async with asyncio.timeout(60):
                 await reader
-    assert transcript_of(received) == whole
+    assert transcript_of(received) == expected
     assert client.reconnections >= 2
     assert [message["name"] for message in received if message["type"] == "Marker"] == ["end"]
     numbers = [message["sequence"] for message in received if "sequence" in message]
@@ -206,11 +206,9 @@ async def test_the_client_comes_back_by_itself(server, open_client, speech, piec
     assert states[-1] == "closed" and "reconnecting" in states
 
 
-async def test_a_server_that_forgot_the_session_gets_the_undecided_sound_again(
-    make_server, open_client, speech
-):
+async def test_the_client_sends_audio_without_finals_again_to_a_new_session(make_server, open_client, speech):
     async with make_server() as server:
-        whole = await uninterrupted(open_client, server, speech)
+        expected = await uninterrupted(open_client, server, speech)
         async with cuttable_proxy(server.port) as proxy:
             options = {"encoding": "linear16", "sample_rate": 16000, "source": "file"}
             async with StreamClient(f"ws://127.0.0.1:{proxy.port}", first_wait_s=0.05, **options) as client:
@@ -224,28 +222,28 @@ async def test_a_server_that_forgot_the_session_gets_the_undecided_sound_again(
                         break
                 state = server.app[APP_STATE]
                 proxy.cut()
-                for session in tuple(state.client_streams._sessions.values()):
-                    session.stream.cancel("forgotten")
-                    state.client_streams.forget(session)
+                for client_stream in tuple(state.client_streams._streams.values()):
+                    client_stream.stream.cancel("forgotten")
+                    state.client_streams.remove(client_stream)
                 await client.send(speech[30000:])
                 await client.finish()
                 async with asyncio.timeout(60):
                     async for message in client:
                         received.append(message)
-    assert transcript_of(received) == whole, "times go on, and what was final is not told again"
+    assert transcript_of(received) == expected, "times continue, and finals are not repeated"
 
 
-async def test_the_client_says_why_it_was_refused(server, open_client):
+async def test_the_client_reports_why_it_was_refused(server, open_client):
     async with StreamClient(server.address, encoding="speex") as client:
         with pytest.raises(ServiceError, match="speex is not supported"):
             async for _ in client:
                 pass
 
 
-async def test_the_client_gives_up_when_nobody_is_there():
+async def test_the_client_gives_up_when_no_server_answers():
     async with StreamClient("ws://127.0.0.1:9", give_up_s=0.3, first_wait_s=0.05) as client:
         with pytest.raises(ServiceError, match="No server at"):
             async for _ in client:
                 pass
         with pytest.raises(ServiceError):
-            await client.send(b"sound")
+            await client.send(b"audio")

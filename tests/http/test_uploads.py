@@ -1,4 +1,4 @@
-"""Files over HTTP that end before their end: whoever sent them is gone, and nothing of it stays."""
+"""Uploads that break off or stall."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ FORM = b'--xx\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r
 
 
 @pytest.mark.parametrize("route", ["/v1/listen", "/v1/audio/transcriptions", "/v1/jobs"])
-async def test_an_upload_that_is_cut_off_is_no_fault_of_the_server(
+async def test_an_interrupted_upload_is_not_a_server_error(
     make_server: ServerFactory, route: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with make_server() as server:
@@ -30,11 +30,11 @@ async def test_an_upload_that_is_cut_off_is_no_fault_of_the_server(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_an_upload_that_stands_still_is_refused(make_server: ServerFactory) -> None:
+async def test_a_stalled_upload_is_refused(make_server: ServerFactory) -> None:
     async with make_server(upload_timeout_s=0.5) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         head = f"POST /v1/listen HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: 200000\r\n\r\n"
         writer.write(head.encode() + b"RIFF" + bytes(1000))
         answer = await reader.readuntil(b"}")
-        assert answer.startswith(b"HTTP/1.1 408 ") and b"Nothing of the file came for 0.5 s." in answer
+        assert answer.startswith(b"HTTP/1.1 408 ") and b"no bytes arrived for 0.5 s." in answer
         writer.close()

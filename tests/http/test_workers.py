@@ -1,4 +1,4 @@
-"""`silica serve --workers 2`: two processes, one port, one device. Nobody outside can tell how many there are."""
+"""`silica serve --workers 2`: two worker processes with one port and one device behave as one server."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ MAX_STREAMS = 8
 
 
 class WorkerServer:
-    """The running service, as a stranger and as its operator see it."""
+    """The running service: connections of clients, metrics, processes and logs."""
 
     def __init__(self, process, facts, folder, keys):
         self.process, self.facts, self.folder, self.keys = process, facts, folder, keys
@@ -33,12 +33,12 @@ class WorkerServer:
         return {"Authorization": f"Token {self.keys[key]}"}
 
     def connect(self, query=RAW, key="any", worker=None):
-        """A client; by the port, or at one front's own socket."""
+        """A client, connected by the port or by one worker's own socket."""
         more = {"compression": None, "additional_headers": self.headers(key)}
         if worker is None:
             return connect(f"{self.facts['listen']}?{query}", **more)
         return unix_connect(
-            str(self.folder / f"front-{worker}.sock"), f"ws://localhost/v1/listen?{query}", **more
+            str(self.folder / f"worker-{worker}.sock"), f"ws://localhost/v1/listen?{query}", **more
         )
 
     async def get(self, path):
@@ -47,20 +47,20 @@ class WorkerServer:
             return await answer.text()
 
     async def metric(self, line):
-        """The value of one line of the metrics, whichever front answers."""
+        """The value of one metric, whichever worker answers."""
         found = re.search(rf"^silica_{re.escape(line)} (\S+)$", await self.get("/metrics"), re.MULTILINE)
         return float(found[1]) if found else 0.0
 
     async def until(self, line, value):
         async with asyncio.timeout(60):
-            while await self.metric(line) != value:  # noqa: ASYNC110 (another process's figure)
+            while await self.metric(line) != value:  # noqa: ASYNC110 (another process's value)
                 await asyncio.sleep(0.2)
 
     async def pids(self):
-        """The fronts by number: who listens at each front's own socket."""
+        """The process ids of the workers, by the peers of their sockets."""
         found = {}
         for number in (1, 2):
-            _, writer = await asyncio.open_unix_connection(self.folder / f"front-{number}.sock")
+            _, writer = await asyncio.open_unix_connection(self.folder / f"worker-{number}.sock")
             peer = writer.get_extra_info("socket").getsockopt(1, 17, 12)  # SO_PEERCRED
             found[number] = int.from_bytes(peer[:4], "little")
             writer.close()
@@ -85,7 +85,7 @@ async def worker_server(tmp_path_factory):
     try:
         async with asyncio.timeout(170):
             facts = json.loads(await process.stdout.readline())
-        (folder,) = {path.parent for path in home.glob("silica-*/front-*.sock")}
+        (folder,) = {path.parent for path in home.glob("silica-*/worker-*.sock")}
         yield WorkerServer(process, facts, folder, keys)
     finally:
         if process.returncode is None:
@@ -95,14 +95,14 @@ async def worker_server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def speech():
-    clock = np.arange(48000) / 16000
-    sound = 0.3 * np.sin(2 * np.pi * (200 + 150 * np.sin(2 * np.pi * 2 * clock)) * clock)
-    sound += 0.02 * np.random.default_rng(7).standard_normal(len(clock))
-    return bytes((sound * 32767).astype("<i2").tobytes())
+    time_s = np.arange(48000) / 16000
+    samples = 0.3 * np.sin(2 * np.pi * (200 + 150 * np.sin(2 * np.pi * 2 * time_s)) * time_s)
+    samples += 0.02 * np.random.default_rng(7).standard_normal(len(time_s))
+    return bytes((samples * 32767).astype("<i2").tobytes())
 
 
 async def finals(socket):
-    """Everything final until the close."""
+    """The finals until the close."""
     received = []
     with contextlib.suppress(ConnectionClosed):
         async for message in socket:
@@ -112,34 +112,36 @@ async def finals(socket):
     return received
 
 
-async def whole(worker_server, speech, **where):
+async def transcribe(worker_server, speech, **where):
     async with worker_server.connect(**where) as socket:
         await socket.send(speech)
         await socket.send('{"type":"CloseStream"}')
         return await finals(socket)
 
 
-async def test_every_front_hears_the_same_and_the_metrics_are_everybodys(worker_server, speech):
+async def test_every_worker_gives_the_same_results_and_metrics_are_shared(worker_server, speech):
     assert worker_server.facts["workers"] == 2 and worker_server.facts["stream_capacity"] == MAX_STREAMS
     before = await worker_server.metric("sessions_total")
-    heard = await asyncio.gather(*(whole(worker_server, speech, worker=worker) for worker in (1, 2, 1, 2)))
-    heard.append(await whole(worker_server, speech))
-    assert heard[0] and heard[0][0] and all(each == heard[0] for each in heard)
+    results = await asyncio.gather(
+        *(transcribe(worker_server, speech, worker=worker) for worker in (1, 2, 1, 2))
+    )
+    results.append(await transcribe(worker_server, speech))
+    assert results[0] and results[0][0] and all(each == results[0] for each in results)
     await worker_server.until("sessions_open", 0.0)
-    for _ in range(4):  # whichever front answers
+    for _ in range(4):  # whichever worker answers
         assert await worker_server.metric("sessions_total") == before + 5
         assert await worker_server.metric('sessions_closed_total{code="finished"}') == before + 5
-    assert await worker_server.metric("batch_size_count") > 0, "the house's figures are in it"
-    for station in ("queue_wait", "features", "forward", "decode", "emit", "chunk_response"):
-        assert await worker_server.metric(f"{station}_seconds_count") > 0, (
-            "each station on a word's way is measured"
+    assert await worker_server.metric("batch_size_count") > 0, "the supervisor's metrics are included"
+    for stage in ("queue_wait", "features", "forward", "decode", "emit", "chunk_response"):
+        assert await worker_server.metric(f"{stage}_seconds_count") > 0, (
+            "every stage of recognition is measured"
         )
     assert await worker_server.metric("features_seconds_sum") < await worker_server.metric(
         "forward_seconds_sum"
     )
 
 
-async def test_the_streams_of_all_fronts_are_counted_together(worker_server):
+async def test_the_stream_limit_holds_over_all_workers(worker_server):
     async with contextlib.AsyncExitStack() as stack:
         for number in range(MAX_STREAMS):
             await stack.enter_async_context(worker_server.connect(worker=1 + number % 2))
@@ -151,7 +153,7 @@ async def test_the_streams_of_all_fronts_are_counted_together(worker_server):
     await worker_server.until("sessions_open", 0.0)
 
 
-async def test_a_keys_limit_holds_over_all_fronts(worker_server):
+async def test_a_keys_limit_holds_over_all_workers(worker_server):
     async with (
         worker_server.connect(key="two", worker=1),
         worker_server.connect(key="two", worker=2),
@@ -165,8 +167,8 @@ async def test_a_keys_limit_holds_over_all_fronts(worker_server):
         pass
 
 
-async def test_who_comes_back_to_another_front_goes_on_where_it_was(worker_server, speech):
-    alone = await whole(worker_server, speech, worker=1)
+async def test_a_session_is_resumed_through_another_worker(worker_server, speech):
+    expected = await transcribe(worker_server, speech, worker=1)
     query = f"{RAW}&extensions=true&interim_results=true"
     socket = await worker_server.connect(query, worker=1)
     started = json.loads(await socket.recv())
@@ -190,40 +192,40 @@ async def test_who_comes_back_to_another_front_goes_on_where_it_was(worker_serve
         await socket.send('{"type":"CloseStream"}')
         received += await finals(socket)
         assert socket.close_code == 1000
-    assert received == alone
+    assert received == expected
     for worker in (1, 2):
-        with pytest.raises(InvalidStatus) as gone:
+        with pytest.raises(InvalidStatus) as refused:
             await worker_server.connect(again, worker=worker)
-        assert gone.value.response.status_code == 410
+        assert refused.value.response.status_code == 410
 
 
-async def test_a_killed_front_takes_only_its_own_clients_along_and_is_replaced(worker_server, speech):
+async def test_a_killed_worker_loses_only_its_own_clients_and_is_replaced(worker_server, speech):
     pids = await worker_server.pids()
-    async with worker_server.connect(worker=1) as dying, worker_server.connect(worker=2) as living:
-        await dying.send(speech)
-        await living.send(speech)
+    async with worker_server.connect(worker=1) as killed, worker_server.connect(worker=2) as surviving:
+        await killed.send(speech)
+        await surviving.send(speech)
         os.kill(pids[1], signal.SIGKILL)
-        await dying.wait_closed()
-        assert dying.close_code == 1006
-        await living.send('{"type":"CloseStream"}')
-        assert await finals(living) and living.close_code == 1000
-    await worker_server.until('worker_restarts_total{kind="front"}', 1.0)
+        await killed.wait_closed()
+        assert killed.close_code == 1006
+        await surviving.send('{"type":"CloseStream"}')
+        assert await finals(surviving) and surviving.close_code == 1000
+    await worker_server.until('worker_restarts_total{kind="worker"}', 1.0)
     await worker_server.until("sessions_open", 0.0)
     async with asyncio.timeout(90):
         while True:
             with contextlib.suppress(OSError, ConnectionClosed, InvalidStatus):
-                fresh = await whole(worker_server, speech, worker=1)
+                fresh = await transcribe(worker_server, speech, worker=1)
                 break
             await asyncio.sleep(0.3)
-    assert fresh == await whole(worker_server, speech, worker=2)
+    assert fresh == await transcribe(worker_server, speech, worker=2)
     assert (await worker_server.pids())[1] != pids[1]
-    gone = f"extensions=true&resume=01{'0' * 6}-0000-4000-8000-000000000000&after=0"
+    lost = f"extensions=true&resume=01{'0' * 6}-0000-4000-8000-000000000000&after=0"
     with pytest.raises(InvalidStatus) as refused:
-        await worker_server.connect(gone, worker=2)
+        await worker_server.connect(lost, worker=2)
     assert refused.value.response.status_code == 410
 
 
-async def test_a_reload_and_then_the_end_reach_every_front(worker_server, speech):
+async def test_reload_and_shutdown_reach_every_worker(worker_server, speech):
     async with worker_server.connect(worker=1) as first, worker_server.connect(worker=2) as second:
         await first.send(speech)
         await second.send(speech)
@@ -232,10 +234,12 @@ async def test_a_reload_and_then_the_end_reach_every_front(worker_server, speech
         async with aiohttp.ClientSession() as session, session.post(address, headers=headers) as answer:
             assert await answer.json() == {"reloaded": ["tiny"]}
         assert await worker_server.metric('model_reloads_total{outcome="done"}') == 1.0
-        assert await whole(worker_server, speech, worker=1) == await whole(worker_server, speech, worker=2)
+        assert await transcribe(worker_server, speech, worker=1) == await transcribe(
+            worker_server, speech, worker=2
+        )
         worker_server.process.send_signal(signal.SIGTERM)
-        heard = await asyncio.gather(finals(first), finals(second))
-        assert heard[0] and heard[0] == heard[1]
+        results = await asyncio.gather(finals(first), finals(second))
+        assert results[0] and results[0] == results[1]
         assert first.close_code == second.close_code == 1012
     async with asyncio.timeout(60):
         assert await worker_server.process.wait() == 0

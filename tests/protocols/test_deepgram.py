@@ -1,4 +1,4 @@
-"""Deepgram's dialect with lists of messages: no socket, no engine."""
+"""Deepgram's protocols, live and pre-recorded, with plain values: no socket, no engine."""
 
 import json
 import uuid
@@ -21,9 +21,9 @@ from service.protocols.commands import (
     SendText,
     Warn,
 )
-from service.protocols.deepgram import DeepgramProtocol, StreamFacts
-from service.protocols.deepgram_file import FileFacts, document, read_file_query
-from service.protocols.formatted_words import uuid_of
+from service.protocols.deepgram import DeepgramProtocol, StreamInfo
+from service.protocols.deepgram_file import FileInfo, document, read_file_query
+from service.protocols.formatted_words import uuid_for_model
 from service.protocols.query import read_query
 from service.protocols.wire_protocol import Received
 from service.session.events import (
@@ -40,24 +40,24 @@ from service.session.events import (
     Word,
 )
 
-FACTS = StreamFacts("id-1", "tiny", "uuid-1", "1.0", "2026-01-01T00:00:00.000Z", 30.0, 1000)
-NOTHING = Received(0, 0, 0)
+INFO = StreamInfo("id-1", "tiny", "uuid-1", "1.0", "2026-01-01T00:00:00.000Z", 30.0, 1000)
+NOTHING_RECEIVED = Received(0, 0, 0)
 WORDS = (Word("hello", 0.1, 0.4, 0.9), Word("world", 0.5, 0.8, 0.7))
 FINAL = Final(0, 0.0, 1.0, (Alternative(WORDS),), True)
 
 
-def protocol(**asked) -> DeepgramProtocol:
-    return DeepgramProtocol(ListenRequest(**asked), FACTS)
+def protocol(**options) -> DeepgramProtocol:
+    return DeepgramProtocol(ListenRequest(**options), INFO)
 
 
 def sent(one: DeepgramProtocol, event, number=7) -> list[dict]:
-    return [json.loads(text) for text in one.write(number, event, NOTHING)]
+    return [json.loads(text) for text in one.write(number, event, NOTHING_RECEIVED)]
 
 
 @pytest.mark.parametrize(
     ("message", "command"),
     [
-        (b"sound", Audio(b"sound")),
+        (b"audio", Audio(b"audio")),
         (b"", KeepAlive()),
         ('{"type":"KeepAlive"}', KeepAlive()),
         ('{ "type" : "Finalize" }', Finalize()),
@@ -66,24 +66,24 @@ def sent(one: DeepgramProtocol, event, number=7) -> list[dict]:
         ('{"type":"Marker"}', PlaceMarker("")),
     ],
 )
-def test_what_clients_say(message, command):
+def test_messages_become_commands(message, command):
     assert protocol().receive(message) == [command]
 
 
 @pytest.mark.parametrize("message", ["", "UklGRg==", "{", '{"type":', "[" * 100000])
-def test_text_that_is_no_json_is_refused_with_advice(message):
+def test_text_that_is_not_json_is_refused_with_advice(message):
     (command,) = protocol().receive(message)
     assert isinstance(command, Reject) and "binary" in command.advice
 
 
 @pytest.mark.parametrize("message", ["null", "3", "[]", "{}", '{"type":"Dance"}', '{"type":{"a":1}}'])
-def test_json_that_is_unknown_is_a_warning(message):
+def test_unknown_json_is_a_warning(message):
     (command,) = protocol().receive(message)
     assert isinstance(command, Warn)
 
 
 @pytest.mark.parametrize("name", [3, None, "x" * 201])
-def test_marks_need_a_short_name(name):
+def test_markers_need_a_short_name(name):
     (command,) = protocol().receive(json.dumps({"type": "Marker", "name": name}))
     assert isinstance(command, Warn)
 
@@ -94,16 +94,16 @@ def test_configure_is_answered():
 
 
 @given(st.text(max_size=40))
-def test_no_text_breaks_it(text):
+def test_any_text_gives_one_command(text):
     assert len(protocol().receive(text)) == 1
 
 
 @given(st.binary(max_size=40))
-def test_bytes_are_sound_whatever_they_are(data):
+def test_all_bytes_are_audio(data):
     assert protocol().receive(data) == [Audio(data) if data else KeepAlive()]
 
 
-def test_a_final_has_everything_the_sdk_knows():
+def test_a_final_is_a_valid_message_of_the_sdk():
     from deepgram.listen.v1.types.listen_v1results import ListenV1Results
 
     (message,) = sent(protocol(), FINAL)
@@ -114,14 +114,14 @@ def test_a_final_has_everything_the_sdk_knows():
     assert parsed.metadata.request_id == "id-1" and message["sequence"] == 7
 
 
-def test_metadata_is_what_the_sdk_knows():
+def test_metadata_is_a_valid_message_of_the_sdk():
     from deepgram.listen.v1.types.listen_v1metadata import ListenV1Metadata
 
     parsed = ListenV1Metadata.model_validate_json(protocol().metadata(9, "abc", 1.25))
     assert parsed.duration == 1.25 and parsed.channels == 1
 
 
-def test_partials_say_how_much_is_settled():
+def test_interim_results_have_the_stable_prefix():
     (message,) = sent(protocol(interim=True), Partial(0, 0.0, 1.0, WORDS, 1, True))
     assert message["stable_words"] == 1 and message["probably_over"] is True and not message["is_final"]
 
@@ -137,11 +137,11 @@ def test_partials_say_how_much_is_settled():
         SpeechStarted(0, 0.1),
     ],
 )
-def test_what_was_not_asked_for_is_not_sent(event):
+def test_events_that_were_not_requested_are_not_sent(event):
     assert sent(protocol(), event) == []
 
 
-def test_extensions_are_sent_to_who_asked():
+def test_extensions_are_sent_on_request():
     one = protocol(extensions=True)
     kinds = [
         sent(one, event)[0]["type"]
@@ -155,7 +155,7 @@ def test_extensions_are_sent_to_who_asked():
     assert kinds == ["Started", "Marker", "Heartbeat", "Error"]
 
 
-def test_channels_are_named_among_all():
+def test_messages_name_the_channel_and_the_number_of_channels():
     one = protocol(channels=2, multichannel=True, speech_events=True)
     assert sent(one, SpeechStarted(1, 0.1))[0]["channel"] == [1, 2]
     assert sent(one, UtteranceEnded(1, 0.5))[0] == {
@@ -166,10 +166,10 @@ def test_channels_are_named_among_all():
     }
 
 
-def test_written_pieces_are_shown_with_the_words_they_stand_for():
+def test_formatted_text_is_shown_with_its_spoken_words():
     words = tuple(Word(text, at, at + 0.5, 0.5) for at, text in enumerate(["it", "cost", "five", "dollars"]))
-    shown = DeepgramProtocol(ListenRequest(figures=True), FACTS, formatter(True, False))
-    (message,) = sent(shown, Final(0, 0.0, 4.0, (Alternative(words),), True))
+    formatting = DeepgramProtocol(ListenRequest(smart_format=True), INFO, formatter(True, False))
+    (message,) = sent(formatting, Final(0, 0.0, 4.0, (Alternative(words),), True))
     best = message["channel"]["alternatives"][0]
     assert best["transcript"] == "it cost $5"
     assert best["words"][2] == {
@@ -181,33 +181,42 @@ def test_written_pieces_are_shown_with_the_words_they_stand_for():
     }
 
 
-def test_a_whole_file_is_written_the_same_way():
+def test_recordings_are_formatted_like_streams():
     words = tuple(Word(text, at, at + 0.5, 0.5) for at, text in enumerate(["it", "cost", "five", "dollars"]))
     finals = [Final(0, 0.0, 4.0, (Alternative(words),), True)]
-    facts = FileFacts("id", "0" * 64, "now", 4.0, "tiny", "1")
-    asked = read_file_query([("smart_format", "true"), ("utterances", "true"), ("paragraphs", "true")])
-    results = document(finals, 1, asked, facts, formatter(True, False))["results"]
+    info = FileInfo("id", "0" * 64, "now", 4.0, "tiny", "1")
+    options = read_file_query([("smart_format", "true"), ("utterances", "true"), ("paragraphs", "true")])
+    results = document(finals, 1, options, info, formatter(True, False))["results"]
     best = results["channels"][0]["alternatives"][0]
     assert best["transcript"] == "it cost $5" == best["paragraphs"]["transcript"]
     assert [word.get("punctuated_word") for word in best["words"]] == ["it", "cost", "$5"]
     assert results["utterances"][0]["transcript"] == "it cost $5"
-    heard = document(finals, 1, asked, facts)["results"]["channels"][0]["alternatives"][0]
-    assert heard["transcript"] == "it cost five dollars" and "punctuated_word" not in heard["words"][0]
+    unformatted = document(finals, 1, options, info)["results"]["channels"][0]["alternatives"][0]
+    assert (
+        unformatted["transcript"] == "it cost five dollars"
+        and "punctuated_word" not in unformatted["words"][0]
+    )
 
 
-def test_as_many_readings_of_a_whole_file_as_were_asked_for():
-    def reading(text, confidence):
+def test_recordings_have_as_many_alternatives_as_requested():
+    def hypothesis(text, confidence):
         return Alternative(tuple(Word(one, at, at + 0.5, confidence) for at, one in enumerate(text.split())))
 
     finals = [
-        Final(0, 0.0, 2.0, (reading("ice cream", 0.9), reading("i scream", 0.4), reading("eyes", 0.1)), True),
-        Final(0, 3.0, 4.0, (reading("for tea", 0.8), reading("forty", 0.3)), True),
+        Final(
+            0,
+            0.0,
+            2.0,
+            (hypothesis("ice cream", 0.9), hypothesis("i scream", 0.4), hypothesis("eyes", 0.1)),
+            True,
+        ),
+        Final(0, 3.0, 4.0, (hypothesis("for tea", 0.8), hypothesis("forty", 0.3)), True),
     ]
-    facts = FileFacts("id", "0" * 64, "now", 4.0, "tiny", "1")
+    info = FileInfo("id", "0" * 64, "now", 4.0, "tiny", "1")
 
     def texts(number):
-        asked = read_file_query([("alternatives", number), ("paragraphs", "true")])
-        (channel,) = document(finals, 1, asked, facts)["results"]["channels"]
+        options = read_file_query([("alternatives", number), ("paragraphs", "true")])
+        (channel,) = document(finals, 1, options, info)["results"]["channels"]
         assert ["paragraphs" in one for one in channel["alternatives"]][:2] == [True, False][: int(number)]
         return [one["transcript"] for one in channel["alternatives"]]
 
@@ -216,23 +225,21 @@ def test_as_many_readings_of_a_whole_file_as_were_asked_for():
     assert texts("9") == ["ice cream for tea", "i scream forty", "eyes forty"]
 
 
-def test_a_model_has_one_uuid_live_and_for_files():
-    sent = document([], 1, read_file_query([]), FileFacts("id", "0" * 64, "now", 1.0, "tiny", "1"))[
-        "metadata"
-    ]
+def test_a_model_has_the_same_uuid_live_and_for_recordings():
+    sent = document([], 1, read_file_query([]), FileInfo("id", "0" * 64, "now", 1.0, "tiny", "1"))["metadata"]
     (model,) = sent["models"]
-    assert str(uuid.UUID(model)) == model == uuid_of("tiny") != uuid_of("silica-streaming-en")
+    assert str(uuid.UUID(model)) == model == uuid_for_model("tiny") != uuid_for_model("silica-streaming-en")
     assert sent["model_info"][model]["name"] == "tiny"
 
 
-def test_warnings_ride_on_messages_once_each():
+def test_warnings_are_attached_once_each():
     one = protocol()
     assert one.warn(Warn("rate", "a")) and not one.warn(Warn("rate", "b"))
     first, second = sent(one, FINAL), sent(one, FINAL)
     assert first[0]["warning"]["code"] == "rate" and "warning" not in second[0]
 
 
-def test_the_sdks_query_is_understood():
+def test_the_sdks_query_is_parsed():
     request = read_query(
         [
             ("model", "nova-3"),
@@ -265,13 +272,13 @@ def test_the_sdks_query_is_understood():
         hotwords=(Hotword("quartz", 2.5), Hotword("Silica", 5.0)),
         alternatives=3,
         punctuate=True,
-        figures=True,
+        smart_format=True,
     )
     assert request.output_channels == 2
 
 
-def test_what_does_nothing_here_is_warned_about():
-    request = read_query([("diarize", "true"), ("language", "de"), ("colour", "blue"), ("tag", "x")])
+def test_options_without_effect_cause_warnings():
+    request = read_query([("diarize", "true"), ("language", "de"), ("color", "blue"), ("tag", "x")])
     assert [warning.code for warning in request.warnings] == ["option", "language", "option"]
 
 
@@ -293,14 +300,14 @@ def test_what_does_nothing_here_is_warned_about():
         ("after", "٣"),
     ],
 )
-def test_what_cannot_be_is_refused(pair):
+def test_invalid_values_are_refused(pair):
     with pytest.raises(ServiceError) as error:
         read_query([pair])
     assert error.value.code == "request" and error.value.advice
 
 
 @given(st.lists(st.tuples(st.sampled_from(["keyterm", "endpointing", "channels", "x"]), st.text(max_size=9))))
-def test_no_query_breaks_it(pairs):
+def test_any_query_is_parsed_or_refused(pairs):
     try:
         read_query(pairs)
     except ServiceError as error:

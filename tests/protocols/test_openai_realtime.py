@@ -1,4 +1,4 @@
-"""OpenAI's realtime wire with lists of messages: whatever comes is answered, and cleared sound is never told."""
+"""OpenAI's realtime protocol with plain values: every message is answered, and cleared audio is never transcribed."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ def words(text: str) -> tuple[Word, ...]:
     return tuple(Word(word, 0.0, 0.1, 0.9) for word in text.split())
 
 
-def answer(text: str) -> Final:
+def reply(text: str) -> Final:
     return Final(0, 0.0, 1.0, (Alternative(words(text)),), False, True)
 
 
@@ -32,30 +32,30 @@ def update_event(one: RealtimeProtocol, kind: str, **fields: object) -> list:
     return one.receive(json.dumps({"type": kind, **fields}))
 
 
-def append(one: RealtimeProtocol, sound: bytes = b"\0" * 480) -> None:
-    update_event(one, "input_audio_buffer.append", audio=base64.b64encode(sound).decode())
+def append(one: RealtimeProtocol, audio: bytes = b"\0" * 480) -> None:
+    update_event(one, "input_audio_buffer.append", audio=base64.b64encode(audio).decode())
 
 
 def sent(one: RealtimeProtocol, *events: Partial | Final | SpeechStarted) -> list[str]:
-    """What the events are on the wire: transcripts, and the kinds of the other messages."""
+    """The messages of these events: transcripts, and the types of all others."""
     messages = [json.loads(text) for event in events for text in one.write(1, event, Received(0, None, 0))]
     return [message.get("transcript", message["type"]) for message in messages]
 
 
-def test_each_answer_is_told_or_dropped_as_its_own_request_wants():
+def test_each_final_belongs_to_its_commit_or_clear():
     one = RealtimeProtocol("0" * 32, "tiny")
     for kind in ("commit", "clear", "clear", "commit"):
         append(one)
         assert Finalize() in update_event(one, f"input_audio_buffer.{kind}")
-    assert sent(one, answer("kept"))[-1] == "kept"
-    dropped = (SpeechStarted(0, 0.5), Partial(0, 0.0, 1.0, words("secret"), 1), answer("secret"))
-    assert sent(one, *dropped) == []
-    assert sent(one, answer("")) == []
-    assert sent(one, answer("kept too"))[-1] == "kept too"
+    assert sent(one, reply("committed"))[-1] == "committed"
+    cleared = (SpeechStarted(0, 0.5), Partial(0, 0.0, 1.0, words("secret"), 1), reply("secret"))
+    assert sent(one, *cleared) == []
+    assert sent(one, reply("")) == []
+    assert sent(one, reply("committed too"))[-1] == "committed too"
     assert "".join(sent(one, Partial(0, 0.0, 1.0, words("going on"), 2))).endswith(".delta")
 
 
-def test_half_a_sample_is_no_sound_to_commit_or_to_clear():
+def test_half_a_sample_cannot_be_committed_or_cleared():
     one = RealtimeProtocol("0" * 32, "tiny")
     append(one, b"\0")
     (refused,) = update_event(one, "input_audio_buffer.commit")
@@ -74,7 +74,7 @@ def test_half_a_sample_is_no_sound_to_commit_or_to_clear():
         ({"audio": {"input": {"transcription": [1]}}}, "session.audio.input.transcription"),
     ],
 )
-def test_a_mistake_names_its_field(session: object, param: str):
+def test_an_error_names_its_field(session: object, param: str):
     (refused,) = update_event(RealtimeProtocol("0" * 32, "tiny"), "session.update", session=session)
     assert json.loads(refused.text)["error"]["param"] == param
 
@@ -88,7 +88,7 @@ def test_a_mistake_names_its_field(session: object, param: str):
     ),
     value=ANYTHING,
 )
-def test_whatever_comes_is_answered(kind: str, path: list[str], value: object):
+def test_any_message_is_answered(kind: str, path: list[str], value: object):
     for name in reversed(path):
         value = {name: value}
     for command in update_event(RealtimeProtocol("0" * 32, "tiny"), kind, session=value, audio=value):

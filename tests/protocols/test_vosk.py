@@ -1,4 +1,4 @@
-"""vosk's dialect with lists of messages: one answer to each, nothing lost."""
+"""vosk's protocol with plain values: one answer to each message, no final lost."""
 
 import json
 
@@ -17,7 +17,7 @@ def final(text: str, from_finalize: bool = False) -> Final:
     return Final(0, 0.0, 1.0, (Alternative(words),), True, from_finalize)
 
 
-def answer(one: VoskProtocol, message: bytes = b"xx") -> dict:
+def reply(one: VoskProtocol, message: bytes = b"xx") -> dict:
     assert one.receive(message).count(Reply()) == 1
     return json.loads(one.reply())
 
@@ -26,20 +26,20 @@ def write(one: VoskProtocol, event: Event) -> list[str]:
     return one.write(1, event, Received(0, 0, 0))
 
 
-def test_each_sound_gets_the_partial_or_the_oldest_final():
+def test_audio_is_answered_with_the_oldest_final_or_the_interim_result():
     one = VoskProtocol()
-    assert answer(one) == {"partial": ""}
+    assert reply(one) == {"partial": ""}
     write(one, Partial(0, 0.0, 1.0, (Word("yes", 0.0, 0.1, 0.9),), 0))
-    assert answer(one) == {"partial": "yes"}
+    assert reply(one) == {"partial": "yes"}
     write(one, final("yes"))
     write(one, final("no"))
-    assert answer(one)["text"] == "yes"
-    assert answer(one)["text"] == "no"
-    assert answer(one) == {"partial": ""}
+    assert reply(one)["text"] == "yes"
+    assert reply(one)["text"] == "no"
+    assert reply(one) == {"partial": ""}
 
 
 @pytest.mark.parametrize("spelling", ['{"eof" : 1}', '{"eof":1}', ' { "eof" : true } '])
-def test_eof_in_any_spelling_tells_the_rest_once(spelling):
+def test_eof_with_any_spacing_sends_the_rest_once(spelling):
     one = VoskProtocol()
     assert one.receive(spelling) == [Finish()]
     write(one, final("one two"))
@@ -49,7 +49,7 @@ def test_eof_in_any_spelling_tells_the_rest_once(spelling):
     assert write(one, Closed("finished", 1.0)) == []
 
 
-def test_reset_tells_what_was_heard_and_goes_on():
+def test_reset_sends_the_final_and_goes_on():
     one = VoskProtocol()
     assert one.receive('{"reset":1}') == [Finalize()]
     (sent,) = write(one, final("hello", from_finalize=True))
@@ -57,7 +57,7 @@ def test_reset_tells_what_was_heard_and_goes_on():
     assert one.receive(b"xx")[0] == Audio(b"xx")
 
 
-def test_the_configuration_is_read_and_comes_first():
+def test_the_configuration_must_come_first():
     one = VoskProtocol()
     config = {"sample_rate": 8000, "max_alternatives": 2, "phrase_list": ["yes", "no", "[unk]"], "model": "a"}
     one.receive(json.dumps({"config": config}))
@@ -68,14 +68,14 @@ def test_the_configuration_is_read_and_comes_first():
     one.receive('{"config": {"sample_rate": 16000}}')
     assert one.request.sample_rate == 8000
     write(one, final("yes"))
-    assert answer(one)["alternatives"][0]["text"] == "yes"
+    assert reply(one)["alternatives"][0]["text"] == "yes"
 
 
 def test_words_can_be_left_out():
     one = VoskProtocol()
     one.receive('{"config": {"words": false}}')
     write(one, final("yes"))
-    assert answer(one) == {"text": "yes"}
+    assert reply(one) == {"text": "yes"}
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_words_can_be_left_out():
         '{"config": []}',
     ],
 )
-def test_nonsense_is_refused(message):
+def test_invalid_messages_are_refused(message):
     (command,) = VoskProtocol().receive(message)
     assert isinstance(command, Reject) and command.advice
 
 
 @given(st.text(max_size=60))
-def test_no_text_breaks_it(text):
+def test_any_text_is_handled(text):
     VoskProtocol().receive(text)
