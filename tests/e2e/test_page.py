@@ -37,30 +37,30 @@ window.AudioWorkletNode = class extends AudioWorkletNode {
 # Every visible text whose contrast is below WCAG 2.1 AA: [text, ratio].
 LOW_CONTRAST = """() => {
   const paint = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-  const over = (colours) => {
+  const over = (colors) => {
     paint.clearRect(0, 0, 1, 1);
-    for (const colour of colours) { paint.fillStyle = colour; paint.fillRect(0, 0, 1, 1); }
+    for (const color of colors) { paint.fillStyle = color; paint.fillRect(0, 0, 1, 1); }
     return [...paint.getImageData(0, 0, 1, 1).data].slice(0, 3).map((part) => part / 255);
   };
   const light = (rgb) => {
     const [r, g, b] = rgb.map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const pale = [];
-  const judge = (text, node, colour, size, weight) => {
+  const low = [];
+  const check = (text, node, color, size, weight) => {
     const behind = [];
-    let seen = 1;
+    let opacity = 1;
     for (let at = node; at; at = at.parentElement) {
       const style = getComputedStyle(at);
       behind.unshift(style.backgroundColor);
-      seen *= Number(style.opacity);
+      opacity *= Number(style.opacity);
     }
-    if (seen < 0.01) return;
+    if (opacity < 0.01) return;
     const back = light(over(behind));
-    const front = light(over([...behind, colour]));
+    const front = light(over([...behind, color]));
     const ratio = (Math.max(back, front) + 0.05) / (Math.min(back, front) + 0.05);
     const large = size >= 24 || (size >= 18.66 && weight >= 700);
-    if (ratio < (large ? 3 : 4.5)) pale.push([text, ratio]);
+    if (ratio < (large ? 3 : 4.5)) low.push([text, ratio]);
   };
   const open = document.querySelector("dialog[open]");
   const walker = document.createTreeWalker(open ?? document.body, NodeFilter.SHOW_TEXT);
@@ -68,14 +68,14 @@ LOW_CONTRAST = """() => {
     const text = walker.currentNode.data.trim();
     const node = walker.currentNode.parentElement;
     if (!text || !node.checkVisibility({ visibilityProperty: true })) continue;
-    if (node.closest(".unseen, .skip, .dropzone")) continue;
+    if (node.closest(".visually-hidden, .skip, .dropzone")) continue;
     const style = getComputedStyle(node);
-    judge(text, node, style.color, parseFloat(style.fontSize), Number(style.fontWeight));
+    check(text, node, style.color, parseFloat(style.fontSize), Number(style.fontWeight));
   }
   for (const field of open?.querySelectorAll("[placeholder]") ?? []) {
-    judge(field.placeholder, field, getComputedStyle(field, "::placeholder").color, 16, 400);
+    check(field.placeholder, field, getComputedStyle(field, "::placeholder").color, 16, 400);
   }
-  return pale;
+  return low;
 }"""
 
 
@@ -225,23 +225,21 @@ def test_the_transcript_can_be_copied_and_saved(recorded_session: RecordedSessio
 def test_confidence_is_shown_on_hover_and_by_arrow_keys(recorded_session: RecordedSession) -> None:
     page, words = recorded_session.page, shown_words(recorded_session.page)
     page.locator(".word").first.hover()
-    expect(page.get_by_role("tooltip")).to_contain_text("% sure")
+    expect(page.get_by_role("tooltip")).to_contain_text("% confidence")
     page.mouse.move(0, 0)
     expect(page.get_by_role("tooltip")).to_be_hidden()
     page.locator(".lines").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    expect(page.get_by_role("tooltip")).to_contain_text("% sure")
+    expect(page.get_by_role("tooltip")).to_contain_text("% confidence")
     expect(page.locator("#announcement")).to_contain_text(f"{words[1]}: ")
     page.keyboard.press("Escape")
     expect(page.get_by_role("tooltip")).to_be_hidden()
 
 
 def test_screen_readers_get_each_line_once(recorded_session: RecordedSession) -> None:
-    message = (
-        recorded_session.page.get_by_role("log", name="Recognized speech").locator("p").all_text_contents()
-    )
-    assert " ".join(message).split() == shown_words(recorded_session.page)
+    lines = recorded_session.page.get_by_role("log", name="Recognized speech").locator("p").all_text_contents()
+    assert " ".join(lines).split() == shown_words(recorded_session.page)
 
 
 def test_every_control_has_a_name_and_is_reachable_by_tab(recorded_session: RecordedSession) -> None:
@@ -271,9 +269,9 @@ def test_text_has_enough_contrast_and_motion_can_be_reduced(
     text_file.write_text("text, not audio. " * 50)
     page.emulate_media(reduced_motion="reduce")
     page.set_input_files("#file-input", text_file)
-    expect(page.get_by_role("alert").first).to_contain_text("could not read this sound", timeout=LONG_MS)
-    page.evaluate("document.body.classList.add('doubts')")
-    page.evaluate("document.querySelector('.word').dataset.doubt = 'much'")
+    expect(page.get_by_role("alert").first).to_contain_text("could not decode this audio", timeout=LONG_MS)
+    page.evaluate("document.body.classList.add('highlight-uncertain')")
+    page.evaluate("document.querySelector('.word').dataset.confidence = 'very-low'")
     page.evaluate("document.querySelector('#failure').hidden = false")
     page.evaluate("document.querySelector('#welcome').hidden = false")
     schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
@@ -321,7 +319,7 @@ def test_several_files_are_transcribed_and_invalid_ones_show_their_error(
     empty.touch()
     text_file.write_text("text, not audio. " * 50)
     page.set_input_files("#file-input", [text_file, empty, good])
-    for path, message in ((text_file, "could not read this sound"), (empty, "This file is empty.")):
+    for path, message in ((text_file, "could not decode this audio"), (empty, "This file is empty.")):
         section = page.locator(".session", has_text=path.name)
         expect(section.get_by_role("alert")).to_contain_text(message, timeout=LONG_MS)
     expect(page.get_by_role("button", name="Remove")).to_have_count(3, timeout=LONG_MS)
@@ -364,9 +362,9 @@ def test_a_broken_connection_is_resumed_without_loss(page: Page, server: ServerP
                 upstream.send(message)
 
         def from_server(message: str | bytes) -> None:
-            message = json.loads(message)
-            if message["type"] == "Started":
-                starts.append(message["received_bytes"])
+            event = json.loads(message)
+            if event["type"] == "Started":
+                starts.append(event["received_bytes"])
             route.send(message)
 
         def cut() -> None:
@@ -400,7 +398,7 @@ def test_a_broken_connection_is_resumed_without_loss(page: Page, server: ServerP
     wait_for_state(page, "idle")
     expect(page.locator("#failure")).to_be_hidden()
     expect(page.locator(".remark")).to_have_text(
-        "The connection was lost 2 times and came back; nothing is missing."
+        "The connection was lost and restored 2 times; no audio is missing."
     )
     assert page.evaluate("breaks") == len(cuts) - 1 == 2
     audio = b""
