@@ -12,8 +12,8 @@ def test_the_table_of_the_gpu_can_be_made(monkeypatch: pytest.MonkeyPatch) -> No
     rows = table["latency_ms"]
     assert [(row["seconds"], row["batch"]) for row in rows] == [(0.5, 1), (0.5, 2)]
     assert all(row[name] > 0 for row in rows for name in ("avg", "p90", "p95", "p99", "graph_avg"))
-    shown = perf.shown(table).splitlines()
-    assert shown[1] == "| model | seconds | batch | avg ms | p90 | p95 | p99 | graph alone |"
+    shown = perf.markdown(table).splitlines()
+    assert shown[1] == "| model | seconds | batch | avg ms | p90 | p95 | p99 | graph only |"
     assert shown[3].startswith("| tiny fp32 | 0.5 | 1 |")
     assert table["commit"] and table["machine"]
 
