@@ -25,7 +25,7 @@ from benchmarks.provenance import provenance
 from lm.decoders import Hotword, SearchSettings, open_decoder
 from lm.ngram.trie import NGram
 from lm.score import ErrorCounts, word_errors
-from lm.search.beam import BeamDecoder, BeamUtterance, warm
+from lm.search.beam import BeamDecoder, BeamUtterance, warm_up
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
 OUTPUT_S = 0.02
@@ -301,7 +301,7 @@ def main() -> None:
     if ngram is None:
         sys.exit("no shipped language model found: use --lm")
     clips = load(arguments)
-    warm()
+    warm_up()
     results = {
         **provenance(),
         "clips": len(clips),

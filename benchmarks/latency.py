@@ -65,7 +65,7 @@ def run_stream(
     shown: dict[int, tuple[str, float]] = {}  # by word index: text, and when it was shown
     for end in range(MESSAGE, audio.size + MESSAGE, MESSAGE):
         now_s, before = min(end, audio.size) / RATE, len(driver.events)
-        driver.take(AudioReceived(audio[None, end - MESSAGE : end]))
+        driver.handle(AudioReceived(audio[None, end - MESSAGE : end]))
         for event in driver.events[before:]:
             if not isinstance(event, Partial | Final):
                 continue
@@ -83,7 +83,7 @@ def run_stream(
                 result.word += [shown[index][1] - word.end_s for index, word in enumerate(words)]
                 result.revisions += driver.session.channels[0].transcript.revision_ratio * max(1, len(words))
                 shown = {}
-    driver.take(Finish())
+    driver.handle(Finish())
     return result
 
 

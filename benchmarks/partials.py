@@ -19,7 +19,7 @@ from benchmarks.provenance import provenance
 from lm.decoders import DecoderKind, SearchSettings, open_decoder
 from lm.ngram.trie import NGram
 from lm.score import ErrorCounts, word_errors
-from lm.search.beam import warm
+from lm.search.beam import warm_up
 from lm.search.tuning import ALPHABET, Clip, read_clips
 from service.scheduling.device import alphabet_and_search
 from service.session.transcript import Transcript
@@ -45,7 +45,7 @@ def measure(
             frames = clip.log_probs[first : first + HOP_FRAMES]
             utterance.push(frames)
             transcript.partial(utterance.best(), 0, len(clip.log_probs) * 320)
-            shown.append(((first + len(frames)) * OUTPUT_S, [word.text for word in transcript.shown]))
+            shown.append(((first + len(frames)) * OUTPUT_S, [word.text for word in transcript.partial_words]))
         final = utterance.finish()
         hypotheses = transcript.final(final, 0, len(clip.log_probs) * 320)
         revisions += transcript.revision_ratio * max(1, len(hypotheses[0].words))
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=4, help="use every Nth clip (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
-    warm()
+    warm_up()
     results: dict[str, Any] = {**provenance()}
     lines = []
     for name, folder in arguments.log_probs:

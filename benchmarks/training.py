@@ -26,10 +26,10 @@ from acoustic.architectures import published
 from acoustic.config import ModelConfig
 from acoustic.network import build, modules
 from benchmarks.provenance import provenance
-from training.augment.config import NO_AUGMENT, AugmentConfig, FeatureMasks
+from training.augment.config import NO_AUGMENT, AugmentConfig, SpecAugmentConfig
 from training.data.loader import Batch
 from training.objectives import objective
-from training.objectives.objective import CtcObjective
+from training.objectives.objective import CtcObjective, compute_loss
 from training.optim.optimizers import build_optimizer
 from training.run.precision import Precision
 
@@ -128,15 +128,15 @@ def step_s(case: Case) -> tuple[float, float]:
     """Seconds per step and of the slowest step, without warm-up steps."""
     config, device = published[case.model], case.device
     precision = Precision(case.precision, device)
-    precision.switch_tf32()
+    precision.set_tf32()
     torch.backends.cudnn.benchmark = True
     model = build(config).to(device).train()
-    optimizer = build_optimizer("novograd", model, rate=0.001, decay=0.001)
+    optimizer = build_optimizer("novograd", model, learning_rate=0.001, weight_decay=0.001)
     objective = CtcObjective(
         config,
         device,
-        alteration=AugmentConfig() if case.augmented else NO_AUGMENT,
-        masks=FeatureMasks(time_masks=2, mel_masks=2),
+        augment=AugmentConfig() if case.augmented else NO_AUGMENT,
+        spec_augment=SpecAugmentConfig(time_masks=2, freq_masks=2),
     )
     scaler = precision.scaler()
     batch = random_batch(config, case.rows, case.seconds, device)
@@ -147,8 +147,8 @@ def step_s(case: Case) -> tuple[float, float]:
     for step in range(case.warmup + case.steps):
         start = clock()
         optimizer.zero_grad(set_to_none=True)
-        with precision.region():
-            loss = objective(model, objective.hear(batch))
+        with precision.autocast():
+            loss = compute_loss(objective, model, objective.prepare(batch))
         scaler.scale(loss.total / case.rows).backward()
         scaler.step(optimizer)
         scaler.update()

@@ -1,6 +1,6 @@
-"""One door to every decoder: `open_decoder("beam" | "greedy" | "pyctcdecode", alphabet, ngram)`.
+"""Opens a decoder by name: `open_decoder("beam" | "greedy" | "pyctcdecode", alphabet, ngram)`.
 
-A decoder is shared by all streams of a process; an utterance holds the state of one.
+All streams of a process share a decoder. `Decoder.start` returns an utterance, which holds the state of one search.
 """
 
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -26,13 +26,13 @@ class Utterance(Protocol):
     """The decoding of one utterance, from its first frame to its last."""
 
     def push(self, log_probs: NDArray[np.float32]) -> None:
-        """Hear `[frames, classes]` natural log-probabilities, blank last. The slicing changes no word."""
+        """Decode `[frames, classes]` natural log-probabilities, blank last. The slicing does not change the result."""
 
     def best(self) -> Hypothesis:
-        """The best reading of what was pushed so far."""
+        """The best hypothesis for the frames pushed so far."""
 
     def finish(self) -> tuple[Hypothesis, ...]:
-        """End the utterance: its readings, best first, at least one, at most `n_best`. No push after it."""
+        """End the utterance and return its n-best list: at least one hypothesis, at most `n_best`, best first."""
 
 
 class Decoder(Protocol):
@@ -44,11 +44,11 @@ class Decoder(Protocol):
 def open_decoder(kind: DecoderKind, alphabet: str, ngram: "NGram | None" = None) -> Decoder:
     """A decoder for outputs of `len(alphabet) + 1` classes, the last of them blank.
 
-    "beam" is the streaming search, with or without a language model; "greedy" takes each frame's best label;
-    "pyctcdecode" is the released library, for whole utterances: it hears everything at `finish`.
+    "beam" is the streaming prefix beam search, with or without a language model; "greedy" takes each frame's best
+    label; "pyctcdecode" is the published library, which decodes whole utterances.
     """
     if len(set(alphabet)) != len(alphabet) or not alphabet:
-        raise LanguageError(f"The alphabet {alphabet!r} is empty or names a character twice.")
+        raise LanguageError(f"The alphabet {alphabet!r} is empty or contains a character twice.")
     if kind == "greedy":
         from lm.search.greedy import GreedyDecoder
 
@@ -61,4 +61,4 @@ def open_decoder(kind: DecoderKind, alphabet: str, ngram: "NGram | None" = None)
         from lm.search.pyctcdecode import PyctcdecodeDecoder
 
         return PyctcdecodeDecoder(alphabet, ngram)
-    raise LanguageError(f"There is no decoder {kind!r}: expected one of {', '.join(DECODER_KINDS)}.")
+    raise LanguageError(f"Unknown decoder {kind!r}: expected one of {', '.join(DECODER_KINDS)}.")

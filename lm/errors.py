@@ -1,5 +1,5 @@
-"""What the language side raises when something is wrong with its input."""
+"""The exception of the `lm` package."""
 
 
 class LanguageError(Exception):
-    """A message for the user: what was wrong, what was expected, what to do."""
+    """Invalid input. The message tells the user what is wrong, what is expected and what to do."""

@@ -1,11 +1,11 @@
-"""What the search says: words with frames and confidences, and how much of it is settled. Values only."""
+"""The result of a search: words with frames and confidences, and how many of them are stable. Values only."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word. Frames are outputs of the network (20 ms each) since the utterance's first push."""
+    """One word. Frames count network outputs (20 ms each) from the start of the utterance."""
 
     text: str
     first_frame: int
@@ -15,18 +15,18 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One reading of an utterance so far.
+    """One text for the frames decoded so far.
 
-    `stable_words` leading words are shared by every reading still alive and can no longer change. `score` is
-    what the search ranks by (natural log, everything weighted and added); `acoustic_score` is the natural log of
-    the acoustic probability alone; `language_score` is KenLM's own total, log10, unweighted.
+    The first `stable_words` words are common to all hypotheses in the beam and can no longer change. `score` is the
+    weighted total that the search ranks by (natural log). `acoustic_score` is the natural log of the acoustic
+    probability alone. `lm_score` is the unweighted n-gram score as KenLM gives it (log10).
     """
 
     words: tuple[Word, ...]
     stable_words: int
     score: float
     acoustic_score: float
-    language_score: float
+    lm_score: float
 
     @property
     def text(self) -> str:

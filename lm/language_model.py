@@ -1,4 +1,4 @@
-"""What is known of a language under one name: the n-gram of the search, and models that rank its readings again."""
+"""A language model by name: the n-gram of the search, and the models that rescore its n-best list."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +10,14 @@ from lm.rescoring.n_best import Rescoring, RescoringDecoder
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A decoder's knowledge of words."""
+    """The n-gram of the beam search and, optionally, the rescoring of finals."""
 
     ngram: NGram | None = None
     rescoring: Rescoring | None = None
 
     @classmethod
     def load(cls, name: str) -> "LanguageModel":
-        """`none`, `shipped`, a KenLM trie, or what `silica lm rescore --out` wrote (.json), which names a trie."""
+        """Open `none`, `shipped`, a KenLM trie, or a file that `silica lm rescore --out` wrote (.json)."""
         if name == "none":
             return cls()
         if name == "shipped":
@@ -30,7 +30,7 @@ class LanguageModel:
         return cls(NGram.shipped() if search == "shipped" else NGram.load(search), rescoring)
 
     def decoder(self, kind: DecoderKind, alphabet: str) -> Decoder:
-        """A decoder of this kind; the beam search ranks again at the end of an utterance, if there is a way to."""
+        """A decoder of this kind. The beam search rescores finished utterances if the model has rescorers."""
         decoder = open_decoder(kind, alphabet, self.ngram)
         if self.rescoring is None or kind != "beam":
             return decoder

@@ -1,7 +1,7 @@
-"""The decorator of every numba kernel: compiled once, cached on disk, run without the interpreter's lock.
+"""`@compiled`, the decorator of every numba kernel: compile once, cache on disk, release the GIL.
 
-numba compares only a kernel's own file to tell whether its cache is stale, though a kernel contains what it calls from
-other files. So the cache is in a folder named after the content of all of them.
+numba invalidates a cached kernel only when the kernel's own file changes, but a kernel contains the functions of other
+files that it calls. The cache folder is therefore named after a hash of all kernel modules.
 """
 
 import hashlib
@@ -42,30 +42,30 @@ KEPT_CACHES = 3
 
 
 def kernel_cache_folder() -> Path:
-    """Beside the sources if that is writable, else in the user's cache; NUMBA_CACHE_DIR overrides both."""
+    """In `lm/__pycache__` if that is writable, else in the user's cache folder; NUMBA_CACHE_DIR overrides both."""
     here = Path(lm.__file__).parent
     files = [here.parent / f"{name.replace('.', '/')}.py" for name in KERNEL_MODULES]
     content = b"".join(path.read_bytes() for path in files)
     name = f"kernels-{hashlib.sha256(content + numba.__version__.encode()).hexdigest()[:16]}"
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    beside = here / "__pycache__"
-    if given:
-        folder = Path(given)
-    elif os.access(beside if beside.exists() else here, os.W_OK):
-        folder = beside
+    override = os.environ.get("NUMBA_CACHE_DIR")
+    pycache = here / "__pycache__"
+    if override:
+        folder = Path(override)
+    elif os.access(pycache if pycache.exists() else here, os.W_OK):
+        folder = pycache
     else:
         folder = cache_folder()
     return folder / name
 
 
 def remove_old_caches(current: Path) -> None:
-    """Each edit of a kernel leaves a folder behind: keep the newest few."""
+    """Delete all but the newest cache folders: every change of a kernel creates a new one."""
     try:
         found = [path for path in current.parent.glob("kernels-*") if path != current]
         for path in sorted(found, key=lambda path: path.stat().st_mtime)[: -KEPT_CACHES or None]:
             shutil.rmtree(path, ignore_errors=True)
     except OSError:
-        return  # another process removes them, or they cannot be removed
+        return  # another process is removing them, or they are read-only
 
 
 CACHE = kernel_cache_folder()
@@ -79,12 +79,12 @@ def compiled(function: Function) -> Function:
 
 
 @compiled
-def whole(number: Any) -> int:
-    """Any of numpy's integers as a plain signed one: unsigned ones would turn sums into floating point."""
+def as_int(number: Any) -> int:
+    """Any numpy integer as int64: numba promotes int64 + uint64 to floating point."""
     return np.int64(number)  # type: ignore[return-value]
 
 
 @compiled
-def real(number: Any) -> float:
-    """Any of numpy's floating-point numbers as a double."""
+def as_float(number: Any) -> float:
+    """Any numpy floating-point number as a double."""
     return float(np.float64(number))

@@ -1,6 +1,6 @@
-"""How far what was heard is from what was said: word and character errors, and the alignment behind them.
+"""Word and character error counts of a hypothesis against a reference, and the alignment behind them.
 
-Both texts are compared as they stand; pass them through lm.text.normalize.normalize first when they come from people.
+Texts are compared as they are. Normalize human transcripts first (lm.text.normalize.normalize).
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ _DIAGONAL, _DOWN, _RIGHT = 0, 1, 2
 
 @dataclass(frozen=True)
 class ErrorCounts:
-    """Errors over a number of reference words (or characters); counts of several texts add up."""
+    """Errors over a number of reference words (or characters). Counts of several texts can be added."""
 
     words: int = 0
     substitutions: int = 0
@@ -26,12 +26,12 @@ class ErrorCounts:
 
     @property
     def errors(self) -> int:
-        """All three kinds together."""
+        """Substitutions, insertions and deletions together."""
         return self.substitutions + self.insertions + self.deletions
 
     @property
     def rate(self) -> float:
-        """Errors a reference word; with an empty reference, errors as if it had one word."""
+        """The error rate: errors per reference word. An empty reference counts as one word."""
         return self.errors / max(self.words, 1)
 
     def __add__(self, other: "ErrorCounts") -> "ErrorCounts":
@@ -45,7 +45,7 @@ class ErrorCounts:
 
 @dataclass(frozen=True)
 class Edit:
-    """One step of an alignment; the side that has no item there is None."""
+    """One step of an alignment. `reference` is None for an insertion, `hypothesis` for a deletion."""
 
     kind: Kind
     reference: str | None
@@ -53,17 +53,17 @@ class Edit:
 
 
 def word_errors(reference: str, hypothesis: str) -> ErrorCounts:
-    """The fewest word edits that turn the reference into the hypothesis."""
+    """The minimum number of word edits that turn the reference into the hypothesis."""
     return _count(reference.split(), hypothesis.split())
 
 
 def character_errors(reference: str, hypothesis: str) -> ErrorCounts:
-    """The same over characters, with runs of white space as one space; `words` then counts characters."""
+    """The same over characters. White space is collapsed to single spaces; `words` counts reference characters."""
     return _count(list(" ".join(reference.split())), list(" ".join(hypothesis.split())))
 
 
 def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[Edit]:
-    """The edits in order: as few as can be, and among those as many words in common as can be."""
+    """The edits in order: the minimum number of edits and, among those alignments, the most equal words."""
     moves = _moves(reference, hypothesis)
     edits: list[Edit] = []
     row, column = len(reference), len(hypothesis)
@@ -83,7 +83,7 @@ def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[Edit]:
 
 
 def _count(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
-    """What `align` finds, counted without its table, which for an hour of characters would take gigabytes."""
+    """The counts of `align` without its table, which would take gigabytes for the characters of an hour."""
     if list(reference) == list(hypothesis):
         return ErrorCounts(len(reference))
     edit = _edit_cost(reference, hypothesis)
@@ -96,7 +96,7 @@ def _count(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
 
 
 def _moves(reference: Sequence[str], hypothesis: Sequence[str]) -> NDArray[np.uint8]:
-    """For each cell of the edit-distance table, where its best path comes from (one byte a cell)."""
+    """For each cell of the edit-distance table, the step that its best path ends with (one byte per cell)."""
     moves = np.full((len(reference) + 1, len(hypothesis) + 1), _RIGHT, dtype=np.uint8)
     for row, (best, diagonal, down) in enumerate(_rows(reference, hypothesis), start=1):
         moves[row][best == down] = _DOWN
@@ -105,16 +105,16 @@ def _moves(reference: Sequence[str], hypothesis: Sequence[str]) -> NDArray[np.ui
 
 
 def _edit_cost(reference: Sequence[str], hypothesis: Sequence[str]) -> int:
-    """Fewest edits first, then fewest substitutions: one edit outweighs every substitution there can be."""
+    """The cost of an edit. A substitution costs 1 more, so one edit outweighs all substitutions of an alignment."""
     return len(reference) + len(hypothesis) + 1
 
 
 def _rows(reference: Sequence[str], hypothesis: Sequence[str]) -> Iterator[tuple[_Costs, _Costs, _Costs]]:
-    """What the paths to the cells of each row but the first cost: the best of each, those that end with a diagonal step
-    (but for the first column), and those that end with a step down."""
-    numbers: dict[str, int] = {}
-    left = [numbers.setdefault(item, len(numbers)) for item in reference]
-    right = np.array([numbers.setdefault(item, len(numbers)) for item in hypothesis], dtype=np.int64)
+    """For each row of the table but the first: the best cost of each cell, the cost of arriving by a diagonal step
+    (without the first column), and the cost of arriving by a step down."""
+    ids: dict[str, int] = {}
+    left = [ids.setdefault(item, len(ids)) for item in reference]
+    right = np.array([ids.setdefault(item, len(ids)) for item in hypothesis], dtype=np.int64)
     edit = _edit_cost(reference, hypothesis)
     columns = np.arange(len(hypothesis) + 1) * edit
     cost = columns.copy()
@@ -123,6 +123,6 @@ def _rows(reference: Sequence[str], hypothesis: Sequence[str]) -> Iterator[tuple
         down = cost + edit
         best = down.copy()
         best[1:] = np.minimum(diagonal, down[1:])
-        # A step to the right costs one edit: the running minimum of (cost - column) spreads it at once.
+        # A step to the right costs one edit: a running minimum of (cost - column) propagates it along the row.
         cost = np.minimum.accumulate(best - columns) + columns
         yield cost, diagonal, down

@@ -1,4 +1,4 @@
-"""Weights on disk: one safetensors file of a known form, whole or not at all, with a card of words about it."""
+"""Reads and writes the safetensors files of this package's networks: weights, optionally in 8 bits, and metadata."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCALE = ".scale"
-"""What a matrix in eight bits has beside it: a factor a row."""
+"""Suffix of the tensor that holds the per-row scales of an 8-bit matrix."""
 
 
 @dataclass(frozen=True)
 class FileFormat:
-    """What a file holds: the name in its card, what people call it, and the command that makes one."""
+    """The format name in a file's metadata, the kind of model in messages, and the command that writes one."""
 
     name: str
     kind: str
@@ -28,22 +28,22 @@ class FileFormat:
 
 
 def write_weights(
-    path: Path, form: FileFormat, weights: "Mapping[str, Tensor]", card: Mapping[str, str]
+    path: Path, file_format: FileFormat, weights: "Mapping[str, Tensor]", metadata: Mapping[str, str]
 ) -> None:
-    """Write the file; whoever may read its neighbours may read it."""
+    """Write the file atomically."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     contiguous = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
     try:
         with replacing_file(path) as partial:
-            save_file(contiguous, partial, {"form": form.name, **card})
-    except SafetensorError as error:  # a full disk, in its own kind of error
+            save_file(contiguous, partial, {"form": file_format.name, **metadata})
+    except SafetensorError as error:  # safetensors reports a full disk this way
         raise LanguageError(f"{path} could not be written: {error}") from error
 
 
 def quantize_to_8_bits(weights: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-    """Matrices as whole numbers, 127 steps either way of what each row's largest weight is; vectors in 16 bits."""
+    """Matrices as int8 with one scale per row (its largest magnitude / 127), everything else as float16."""
     import torch
 
     packed: dict[str, Tensor] = {}
@@ -57,24 +57,27 @@ def quantize_to_8_bits(weights: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
     return packed
 
 
-def read_weights(path: Path, form: FileFormat) -> tuple[dict[str, NDArray[np.float32]], dict[str, str]]:
-    """The weights in 32 bits, and the card."""
+def read_weights(
+    path: Path, file_format: FileFormat
+) -> tuple[dict[str, NDArray[np.float32]], dict[str, str]]:
+    """The weights as float32, and the metadata."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise LanguageError(f"there is no {form.kind} {path}; `{form.made_by}` makes one")
+        raise LanguageError(f"there is no {file_format.kind} {path}; `{file_format.made_by}` writes one")
     try:
         with safe_open(path, framework="numpy") as file:
-            card: dict[str, str] = file.metadata() or {}
+            metadata: dict[str, str] = file.metadata() or {}
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise LanguageError(f"{path} is no safetensors file: {error}") from None
-    if card.get("form") != form.name:
+        raise LanguageError(f"{path} is not a safetensors file: {error}") from None
+    if metadata.get("form") != file_format.name:
         raise LanguageError(
-            f"{path} is no {form.kind} of ours: expected form {form.name!r}, found {card.get('form')!r}"
+            f"{path} is not a Silica {file_format.kind}: expected format {file_format.name!r}, "
+            f"found {metadata.get('form')!r}"
         )
     scales = {name: stored.pop(name + SCALE) for name in list(stored) if name + SCALE in stored}
     weights = {name: tensor.astype(np.float32) for name, tensor in stored.items()}
     for name, scale in scales.items():
         weights[name] *= scale.astype(np.float32)[:, None]
-    return weights, card
+    return weights, metadata

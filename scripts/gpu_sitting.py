@@ -29,7 +29,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +47,14 @@ from acoustic import checkpoint
 from acoustic.catalogue import find
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
-from training.augment import Banks
-from training.augment.config import NO_MASKS
+from training.augment import NoiseBanks
+from training.augment.config import NO_SPEC_AUGMENT
 from training.distillation.blockwise import BlockwiseObjective, BlockwiseTeacher, attach_stages
-from training.distillation.objective import Ramp
 from training.errors import TrainingError
 from training.optim.optimizers import build_optimizer
 from training.recipe import Recipe, with_settings
 from training.run.finetune import start_from
-from training.run.precision import Precision, quickest
+from training.run.precision import Precision, fastest_precision
 from training.run.prefetch import prefetch
 
 MARGIN_S = 4.0
@@ -107,21 +106,23 @@ def starting(arguments: argparse.Namespace) -> Checkpoint:
 
 def checked(recipe: Recipe) -> Recipe:
     """What a sitting does not do is refused."""
-    if recipe.masks.time_masks or recipe.masks.mel_masks or recipe.masks.rectangles:
+    if recipe.spec_augment.time_masks or recipe.spec_augment.freq_masks or recipe.spec_augment.cutout_masks:
         raise TrainingError("This recipe masks features, which a sitting does not: set its masks to 0.")
-    if recipe.optimizer.clip:
-        raise TrainingError("This recipe clips gradients, which a sitting does not: set optimizer.clip=0.")
+    if recipe.optimizer.grad_clip:
+        raise TrainingError(
+            "This recipe clips gradients, which a sitting does not: set optimizer.grad_clip=0."
+        )
     return recipe
 
 
-def read_noise(folder: Path, packed: Packed, device: torch.device, pool: Any) -> Banks:
+def read_noise(folder: Path, packed: Packed, device: torch.device, pool: Any) -> NoiseBanks:
     """The noise and the impulse responses that came along."""
     noise = None
     if packed.recipe.data.noise:
         part = read_part(folder / NOISE)
         sound = torch.cat([torch.from_numpy(samples) for samples in decoded(part, pool, folder)])
         noise = sound.to(device).float() / LOUDEST * packed.noise_top
-    return Banks(noise, None if packed.responses is None else packed.responses.to(device))
+    return NoiseBanks(noise, None if packed.responses is None else packed.responses.to(device))
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,9 @@ def prepare(arguments: argparse.Namespace, device: torch.device, pool: Any) -> S
     start = starting(arguments)
     model, config = start_from(start)
     model = model.to(device).train()
-    part = recipe.stages
-    attach_stages(model, part.by)
-    teacher = BlockwiseTeacher(packed.teacher, part.of, device, config.features)
+    part = recipe.blockwise
+    attach_stages(model, part.student_blocks)
+    teacher = BlockwiseTeacher(packed.teacher, part.teacher_blocks, device, config.features)
     teacher.scales, teacher.shares = packed.scales, [share.to(device) for share in packed.shares]
     banks = read_noise(arguments.packed, packed, device, pool)
     objective = BlockwiseObjective(  # says which stages do not fit
@@ -150,10 +151,9 @@ def prepare(arguments: argparse.Namespace, device: torch.device, pool: Any) -> S
         device=device,
         teacher=teacher,
         part=part,
-        alteration=recipe.augment,
-        ramp=Ramp(1.0, 1),
+        alteration=replace(recipe.augment, ramp_start=1.0),
         banks=banks,
-        masks=NO_MASKS,
+        masks=NO_SPEC_AUGMENT,
     )
     shapes = batch_shapes(config, recipe.augment, arguments.seconds, recipe.data.max_duration_s)
     hours, seed = arguments.hours, recipe.run.seed
@@ -164,12 +164,12 @@ def prepare(arguments: argparse.Namespace, device: torch.device, pool: Any) -> S
     optimizer = build_optimizer(
         recipe.optimizer.name,
         model,
-        rate=arguments.rate,
+        learning_rate=arguments.rate,
         betas=(recipe.optimizer.betas[0], recipe.optimizer.betas[1]) if recipe.optimizer.betas else None,
-        decay=recipe.optimizer.decay,
+        weight_decay=recipe.optimizer.weight_decay,
         momentum=recipe.optimizer.momentum,
     )
-    every, decay = config.frames_per_output, recipe.run.average_decay
+    every, decay = config.frames_per_output, recipe.run.ema_decay
     ear = Ear(teacher, objective.front_end, shapes, recipe.augment, banks, every, device)
     learner = Learner(model, config, teacher, part, optimizer, device, decay)
     return Sitting(start, sound, ear, learner)
@@ -235,7 +235,7 @@ def train(arguments: argparse.Namespace, sitting: Sitting, end: End) -> None:
     coming = prefetch(batches(), sitting.ear.hear, depth=AHEAD)
     began = saved = time.time()
     seconds, waited, since = 0.0, 0.0, 0
-    sums = torch.zeros(1 + len(learner.part.by), device=learner.device)
+    sums = torch.zeros(1 + len(learner.part.student_blocks), device=learner.device)
     try:
         while learner.steps < arguments.steps:
             asked = time.time()
@@ -285,7 +285,7 @@ def run(arguments: argparse.Namespace) -> None:
     # Before CUDA is there, which does not survive in a copy of the process.
     with multiprocessing.get_context("fork").Pool(arguments.processes, *deaf) as pool:
         device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        Precision(quickest(device), device).switch_tf32()
+        Precision(fastest_precision(device), device).set_tf32()
         sitting = prepare(arguments, device, pool)
         if device.type == "cuda" and not arguments.eager:
             try:
@@ -329,7 +329,7 @@ def main() -> None:
     add("--hours", type=float, default=80.0, help="of sound there is room for (default: %(default)s)")
     add("--rate", type=float, default=3.5e-3, help="at its highest (default: %(default)s)")
     add("--warm", type=int, default=100, help="steps in which it rises (default: %(default)s)")
-    add("--set", action="append", default=[], metavar="PART.NAME=VALUE", help="another value in the recipe")
+    add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="another value in the recipe")
     add("--device", help="cuda or cpu (default: cuda where it is there)")
     add("--eager", action="store_true", help="no graphs")
     add("--processes", type=int, default=max(1, (os.cpu_count() or 1) - 2), help="that decode sound")

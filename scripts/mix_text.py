@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lm.ngram.recipe import Part, read_recipe
-from lm.text.corpus import normal_lines, sentences
+from lm.text.corpus import normalized_lines, sentences
 from lm.text.normalize import normalize
 from lm.text.spelled_letters import spelled_lines
 
@@ -56,7 +56,7 @@ def general_blocks(part: Part, rng: random.Random) -> tuple[Blocks, int]:
     words = 0
     counts: Counter[str] = Counter()
     for path in part.texts:
-        lines = list(normal_lines([path]))
+        lines = list(normalized_lines([path]))
         counts.update(word for line in lines for word in line.split())
         words += word_count(lines)
         text_blocks = list(split(lines, BLOCK_LINES))

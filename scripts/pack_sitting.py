@@ -36,7 +36,7 @@ from acoustic.errors import AcousticError
 from training.data.audio import ClipError, read_clip
 from training.data.loader import encode
 from training.data.manifests import Clip, read_manifest
-from training.data.noise import read_banks
+from training.data.noise import read_noise_banks
 from training.distillation.blockwise import BlockwiseTeacher
 from training.errors import TrainingError
 from training.recipe import Recipe, load_recipe, with_settings
@@ -139,13 +139,15 @@ def write_parts(
 
 def write_rest(out: Path, recipe: Recipe, data: Path, clips: Sequence[Clip]) -> None:
     """The teacher and what it measures, and the noise."""
-    config, teacher = shape_of(recipe), find(recipe.stages.teacher)
-    measured = BlockwiseTeacher(teacher, recipe.stages.of, torch.device("cpu"), config.features)
+    config, teacher = shape_of(recipe), find(recipe.blockwise.teacher)
+    measured = BlockwiseTeacher(
+        teacher, recipe.blockwise.teacher_blocks, torch.device("cpu"), config.features
+    )
     measured.measure(clips)
     responses = None
     (out / NOISE).unlink(missing_ok=True)
     if recipe.data.noise:
-        banks = read_banks(data / recipe.data.noise, torch.device("cpu"))
+        banks = read_noise_banks(data / recipe.data.noise, torch.device("cpu"))
         assert banks.noise is not None
         responses, noise = banks.responses, whole(banks.noise.numpy(), LOUDEST_NOISE)
         encoder = opus.Encoder(NOISE_KILOBITS * 1000, complexity=5)
@@ -164,16 +166,19 @@ def pack(arguments: argparse.Namespace) -> None:
     out, data = arguments.out, arguments.data
     carried = opus.where()
     recipe = with_settings(load_recipe(arguments.recipe), arguments.set)
-    if not recipe.stages.teacher:
+    if not recipe.blockwise.teacher:
         raise TrainingError(
             f"{arguments.recipe} has no stages: scripts/gpu_sitting.py learns stage by stage."
         )
-    find(recipe.stages.teacher)  # first of all: it says how to get one
+    find(recipe.blockwise.teacher)  # first of all: it says how to get one
     config = shape_of(recipe)
     material = read_material(recipe, config, data, config.frames_per_output / config.frames_per_second)
     listed = sum(len(read_manifest(data / name)) for name in recipe.data.train)
     wordless = listed - len(material.train) - sum(material.left_out.values())
-    for reason, count in {**material.left_out, "no words known: `silica label` finds some": wordless}.items():
+    for reason, count in {
+        **material.left_out,
+        "no words known: `silica pseudo-label` finds some": wordless,
+    }.items():
         if count:
             say(f"left out: {count} clips, {reason}")
     clips = chosen(material.train, arguments.share_spoken)
@@ -204,7 +209,7 @@ def main() -> None:
         "--recipe", default="silica-streaming", help="a name or a .toml (default: %(default)s)"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="PART.NAME=VALUE", help="another value in the recipe"
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="another value in the recipe"
     )
     parser.add_argument("--kilobits", type=float, default=13.0, help="a second (default: %(default)s)")
     parser.add_argument("--part-megabytes", type=float, default=58.0, help="default: %(default)s")

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Everything from speech on disk to the model in the box in training, again after any stop: teacher, labels, student.
+# Trains the shipped model: imports the teacher, makes synthetic speech, pseudo-labels, then trains. Resumes after any stop.
 #   [PROCESSES=2] scripts/train_shipped_model.sh DATA RUN [any option of `silica train`]
-# DATA holds `shared` (the developers' material) and `collected` (what its collect.py cuts; scripts/gather_speech.py makes
-# both ready); what a machine says (a quarter of an hour, once) and labels are kept there too.
-# PROCESSES: how many cores train, each its own part of a step.
+# DATA: the folder with `shared` and `collected` (scripts/gather_speech.py prepares both); synthetic speech and labels are
+# written there too.
+# PROCESSES: number of training processes (default: 1).
 set -eu
 if [ $# -lt 2 ] || [ ! -d "$1/shared/speech" ]; then
     sed -n '2,6s/^# //p' "$0" >&2
@@ -13,7 +13,7 @@ data=$(cd "$1" && pwd) run=$2
 shift 2
 cd "$(dirname "$0")/.."
 silica=.venv/bin/silica teacher=quartznet15x5-en
-export OMP_NUM_THREADS=1 # one process a core is quicker than two threads
+export OMP_NUM_THREADS=1 # one process per core is faster than threads
 
 if ! "$silica" models list --json | grep -q "\"$teacher\""; then
     "$silica" models import "$data/shared/models/$teacher" --name "$teacher"
@@ -25,8 +25,7 @@ for seed in 1 2; do
         nice .venv/bin/python scripts/speak_text.py "$data" "$spoken" --hours 12 --seed "$seed"
     fi
 done
-# The recipe learns words, and the teacher's stages on the spot: clips without a transcript are labelled. What is
-# labelled already is passed over, and what collect.py has not ended.
+# Pseudo-labels for the clips without a transcript. Clips that have a label, and folders without a manifest, are skipped.
 folders() {
     for folder in "$data"/shared/speech/train-* "$data/shared/speech/an4-train" "$data"/collected/*; do
         if [ -f "$folder/manifest.jsonl" ]; then
@@ -35,18 +34,18 @@ folders() {
     done
 }
 folders | nice xargs -d '\n' -P "${PROCESSES:-1}" -I {} \
-    "$silica" label {} --teacher "$teacher" --out "$data/labels"
-# Batches differ in length: with glibc's allocator a fifth of the time goes into finding room for them.
+    "$silica" pseudo-label {} --teacher "$teacher" --out "$data/labels"
+# Batches differ in length: glibc's allocator costs a fifth of the time.
 allocator=/usr/lib/$(uname -m)-linux-gnu/libtcmalloc_minimal.so.4 # Debian's libtcmalloc-minimal4
 if [ -f "$allocator" ]; then
     export LD_PRELOAD="$allocator${LD_PRELOAD:+:$LD_PRELOAD}" TCMALLOC_RELEASE_RATE=0
 fi
-# The recipe is meant for two processes; one alone takes each step in two pieces. It begins with random weights; here the
-# model in the box goes on, which needs nothing given any more, at a quarter of the rate, with all alteration and more noise
-# (training/experiments.csv: run AG-long). Average what comes out with the box (scripts/average_checkpoints.py).
+# The recipe is for two processes from random weights; a single process accumulates two pieces. This continues from the
+# shipped model, so without teacher inputs, at a quarter of the learning rate, with full augmentation and more noise
+# (training/experiments.csv: run AG-long). Average the result with the shipped model (scripts/average_checkpoints.py).
 exec nice ${PROCESSES:+.venv/bin/torchrun --nproc-per-node "$PROCESSES" --no-python} \
     "$silica" train silica-streaming --data "$data" --out "$run" \
-    --set model.start=silica-streaming-en --set stages.given_steps=0 --set stages.own_steps=0 --set distil.ramp_first=1.0 \
-    --set optimizer.rate=0.0008 --set schedule.steps=3600 \
+    --set model.start=silica-streaming-en --set blockwise.teacher_input_steps=0 --set blockwise.student_input_steps=0 --set augment.ramp_start=1.0 \
+    --set optimizer.learning_rate=0.0008 --set schedule.steps=3600 \
     --set augment.noise=0.45 --set augment.noise_snr_db='[4.0, 25.0]' --set augment.level_db='[-12.0, 18.0]' \
     --set run.processes="${PROCESSES:-1}" --set run.accumulation=$((${PROCESSES:-1} > 1 ? 1 : 2)) "$@"

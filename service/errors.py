@@ -1,14 +1,14 @@
-"""What the service raises and sends to its clients: a code for machines, a message and advice for people."""
+"""Errors that the service raises and sends to clients: a code for programs, a message and advice for people."""
 
 from enum import StrEnum
 from typing import Self
 
 
 class ErrorCode(StrEnum):
-    """What went wrong, with the HTTP status of an answer, the close code of a websocket, and the name and the default
-    advice that /v1/listen and /vosk send.
+    """An error with its HTTP status, its websocket close code, and the name and default advice that /v1/listen and
+    /vosk send.
 
-    The value is the code in HTTP answers (in capitals), in jobs, and on OpenAI's socket.
+    The value is the code in HTTP responses (in capitals), in jobs, and on OpenAI's websocket.
     """
 
     http_status: int
@@ -30,10 +30,12 @@ class ErrorCode(StrEnum):
         code._value_ = value
         code.http_status, code.close_code, code.close_name = http_status, close_code, close_name
         code.meaning = meaning
-        code.advice = advice or ("Reconnect; it is logged here." if close_name == "INTERNAL" else "")
+        code.advice = advice or (
+            "Reconnect; the server logged the error." if close_name == "INTERNAL" else ""
+        )
         return code
 
-    # The server takes no more now.
+    # The server has no capacity now.
     CAPACITY = "capacity", 503, 1013, "CAPACITY", "every stream of the server is in use"
     DRAINING = "draining", 503, 1012, "DRAINING", "the server is shutting down"
     STARTING = "starting", 503, 1013, "STARTING", "the model is still loading"
@@ -41,13 +43,13 @@ class ErrorCode(StrEnum):
     CONTAINERS = "containers", 503, 1013, "BUSY", "every audio decoder process is in use"
     BUSY = "busy", 409, 1013, "BUSY", "the same operation is already running"
     STORAGE = "storage", 507, 1013, "STORAGE", "the server's disk is full or fails"
-    # The client may not.
+    # The client is not allowed to.
     KEY = "key", 401, 1008, "KEY-0000", "no API key, an unknown key, or a revoked one"
     KEY_STREAMS = "key_streams", 429, 1013, "KEY_STREAMS", "the key has all its streams open"
     KEY_MINUTES = "key_minutes", 429, 1008, "KEY-0000", "the key's daily minutes are used up"
     ORIGIN = "origin", 403, 1008, "ORIGIN", "a page of another origin, or another host name"
     FORBIDDEN = "forbidden", 403, 1008, "FORBIDDEN", "the key has no permission for this"
-    # The request is wrong.
+    # The request is invalid.
     UPGRADE = "upgrade", 426, 1008, "UPGRADE", "a websocket address was requested with plain HTTP"
     REQUEST = "request", 400, 1008, "DATA-0001", "a parameter or a message is wrong"
     MODEL = "model", 404, 1008, "MODEL", "no such model"
@@ -57,7 +59,7 @@ class ErrorCode(StrEnum):
     RESUME = "resume", 410, 1008, "RESUME", "there is no such session to resume"
     JOB = "job", 404, 1008, "JOB", "no such job"
     HTTP = "http", 400, 1008, "HTTP", "no such route or method"
-    # The client sends the wrong thing, or too much, or nothing, or does not read.
+    # The client sends invalid, too much or no data, or does not read.
     AUDIO = "audio", 400, 1008, "DATA-0000", "audio that cannot be decoded"
     SIZE = "size", 413, 1009, "SIZE-0000", "a message or a body over the limit"
     STALLED = "stalled", 408, 1008, "STALLED", "the body of a request stopped arriving"
@@ -85,7 +87,7 @@ class ErrorCode(StrEnum):
     TLS = "tls", 500, 1011, "INTERNAL", "the certificate or its key cannot be used"
     PORT = "port", 500, 1011, "INTERNAL", "the port cannot be opened"
     EXPOSED = "exposed", 500, 1011, "INTERNAL", "a public address without API keys"
-    # A client or a command fails. No server sends these.
+    # A client or a command fails. The server sends none of these.
     NETWORK = "network", 500, 1011, "INTERNAL", "the server cannot be reached"
     REFUSED = "refused", 500, 1011, "INTERNAL", "the server refused with an unknown code"
     RESTARTS = "restarts", 500, 1011, "INTERNAL", "the server restarted too often"
@@ -95,14 +97,14 @@ class ErrorCode(StrEnum):
     FILE = "file", 500, 1011, "INTERNAL", "a file cannot be read or written"
     FILES = "files", 500, 1011, "INTERNAL", "no such files"
     AUDIO_FILE = "audio_file", 500, 1011, "INTERNAL", "an audio file cannot be read"
-    LINE = "line", 500, 1011, "INTERNAL", "the command line is wrong"
+    COMMAND_LINE = "command_line", 500, 1011, "INTERNAL", "the command line is wrong"
     MANIFEST = "manifest", 500, 1011, "INTERNAL", "a manifest is wrong"
     HOTWORD = "hotword", 500, 1011, "INTERNAL", "a keyterm is wrong"
     BENCH = "bench", 500, 1011, "INTERNAL", "the benchmark cannot run"
 
 
 class ServiceError(Exception):
-    """One failure that a client or operator is told about."""
+    """A failure that is reported to the client or operator."""
 
     def __init__(
         self, code: ErrorCode, message: str, advice: str = "", *, retry_after_s: float | None = None
@@ -114,8 +116,8 @@ class ServiceError(Exception):
         self.retry_after_s = retry_after_s
 
 
-def code_named(name: str) -> ErrorCode:
-    """The code that a server sent, by its value in any case or by its close name; REFUSED for any other text."""
+def find_error_code(name: str) -> ErrorCode:
+    """The code that a server sent: by its value, ignoring case, or by its close name; REFUSED if unknown."""
     for code in ErrorCode:
         if name.lower() == code.value:
             return code

@@ -1,4 +1,4 @@
-"""Structured logs: one line a record, plain or JSON. Never a transcript, never a secret."""
+"""Structured logs: one record a line, as text or JSON. They contain no transcripts and no secrets."""
 
 import json
 import logging
@@ -7,41 +7,41 @@ import sys
 import time
 from typing import Any, TextIO
 
-# What a key may hide behind: ?token=..., Authorization: Token ..., and our own keys wherever they stand.
+# API keys: ?token=..., Authorization: Token ..., and anything that looks like one of our keys.
 SECRETS = re.compile(r"(?i)(token=|token\s+|bearer\s+|token,\s*|sk_silica_)[^\s\"'&,;]+")
 
 log = logging.getLogger("silica")
 
 
-def masked(text: str) -> str:
-    """The text with every secret in it replaced by stars."""
+def mask_secrets(text: str) -> str:
+    """The text with every API key replaced by stars."""
     return SECRETS.sub(r"\1****", text)
 
 
-def log_event(level: int, event: str, **facts: Any) -> None:
-    """One record: what happened and the facts about it, in fields."""
+def log_event(level: int, event: str, **fields: Any) -> None:
+    """Log an event with its fields."""
     if log.isEnabledFor(level):
-        log.log(level, event, extra={"facts": facts})
+        log.log(level, event, extra={"fields": fields})
 
 
-class Plain(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """`12:00:01 info  event key=value`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        facts = getattr(record, "facts", {})
+        fields = getattr(record, "fields", {})
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         parts = [f"{clock} {record.levelname.lower():<7} {record.getMessage()}"]
-        parts += [f"{name}={value}" for name, value in facts.items() if value not in (None, "")]
+        parts += [f"{name}={value}" for name, value in fields.items() if value not in (None, "")]
         if record.exc_info:
             parts.append("\n" + self.formatException(record.exc_info))
-        return masked(" ".join(parts))
+        return mask_secrets(" ".join(parts))
 
 
-class Json(logging.Formatter):
-    """One JSON object a line."""
+class JsonFormatter(logging.Formatter):
+    """One JSON object for each record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        facts = {name: value for name, value in getattr(record, "facts", {}).items() if value is not None}
+        fields = {name: value for name, value in getattr(record, "fields", {}).items() if value is not None}
         line = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
@@ -49,13 +49,13 @@ class Json(logging.Formatter):
         }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
-        return masked(json.dumps({**line, **facts}, default=str))
+        return mask_secrets(json.dumps({**line, **fields}, default=str))
 
 
-def start_logging(form: str, level: str, stream: TextIO | None = None) -> None:
-    """Send the service's records to a stream (standard error)."""
+def configure_logging(log_format: str, level: str, stream: TextIO | None = None) -> None:
+    """Write the service's log to a stream (default: standard error)."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
-    handler.setFormatter(Json() if form == "json" else Plain())
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     log.handlers[:] = [handler]
     log.setLevel(level.upper())
     log.propagate = False

@@ -1,7 +1,4 @@
-"""Every metric of the service: name, help, labels, buckets. One place; passed in, no globals.
-
-Who sets what stands in the comments: `streams` is the recognizer with its workers, `http` the faces.
-"""
+"""Every metric of the service: name, help text, labels, buckets. Passed to its users; no globals."""
 
 import os
 import platform
@@ -24,11 +21,11 @@ WORK_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5
 BATCH = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 REVISION = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 
-SHARED = "PROMETHEUS_MULTIPROC_DIR"
-"""Set before prometheus_client is imported: several processes then keep their figures in files of that folder."""
+MULTIPROC_DIR = "PROMETHEUS_MULTIPROC_DIR"
+"""Set before prometheus_client is imported: several processes then keep their values in files of that folder."""
 SUM: Literal["livesum"] = "livesum"
-MOST: Literal["livemax"] = "livemax"
-"""How a gauge of several processes is told: their sum, or the largest of them."""
+MAX: Literal["livemax"] = "livemax"
+"""How a gauge of several processes is combined: their sum, or the maximum."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -40,135 +37,175 @@ def build_version() -> str:
         return "0+unknown"
 
 
-def forget_process(pid: int) -> None:
-    """A process of several is gone: its gauges no longer count, its counters do."""
-    if os.environ.get(SHARED):
+def mark_process_dead(pid: int) -> None:
+    """A process has ended: drop its gauges, keep its counters."""
+    if os.environ.get(MULTIPROC_DIR):
         multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """Every metric as an attribute. One object a process (or a test), with its own registry."""
+    """Every metric as an attribute. One object for each process (or test), with its own registry."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a time stamp beside every counter doubles the page and helps nobody
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # timestamps double the size of the page
         self.registry = registry if registry is not None else CollectorRegistry()
 
-        # Streams (set by `streams`; each accepted stream is counted open once and closed once).
-        self.sessions_open = self._gauge("sessions_open", "Streams being served now.")
+        # Streams: set by `recognizer`. Each accepted stream is counted as open once and as closed once.
+        self.sessions_open = self._gauge("sessions_open", "Streams open now, live and file.")
         self.sessions_parked = self._gauge(
-            "sessions_parked", "Streams whose client vanished and may come back."
+            "sessions_parked", "Streams whose client disconnected and may still resume, now."
         )
-        self.sessions = self._counter("sessions", "Streams accepted.")
-        self.sessions_closed = self._counter("sessions_closed", "Streams ended, by reason.", ("code",))
-        self.sessions_resumed = self._counter("sessions_resumed", "Streams whose client came back in time.")
-        # By `http`, instead of a stream: capacity, draining, key, key_streams, key_minutes, origin, request.
+        self.sessions = self._counter("sessions", "Streams accepted since the start.")
+        self.sessions_closed = self._counter(
+            "sessions_closed",
+            "Streams closed, by reason: finished, cancelled, failed, lost, drained.",
+            ("code",),
+        )
+        self.sessions_resumed = self._counter(
+            "sessions_resumed", "Streams that a client resumed after a lost connection."
+        )
+        # Set by `http`, where no stream was opened.
         self.sessions_rejected = self._counter(
-            "sessions_rejected", "Streams refused, by reason.", ("reason",)
+            "sessions_rejected", "Streams refused, by error code (capacity, draining, key, ...).", ("reason",)
         )
 
-        # Sound (received by `streams` as it is taken in; dropped is what was taken and never heard).
-        self.audio_received_s = self._counter("audio_received_seconds", "Sound taken in.")
-        self.audio_processed_s = self._counter("audio_processed_seconds", "Sound heard.")
-        self.audio_dropped_s = self._counter("audio_dropped_seconds", "Sound taken in and never heard.")
+        # Audio: set by `stream`.
+        self.audio_received_s = self._counter(
+            "audio_received_seconds", "Audio accepted by streams, in seconds, counted at arrival."
+        )
+        self.audio_processed_s = self._counter(
+            "audio_processed_seconds", "Audio whose results were emitted, in seconds."
+        )
+        self.audio_dropped_s = self._counter(
+            "audio_dropped_seconds", "Audio accepted and not processed when its stream closed, in seconds."
+        )
         self.lag_s = self._histogram(
-            "lag_seconds", "Sound received but not yet heard, seen at each window.", LATENCY_S
+            "lag_seconds",
+            "Audio received and not yet processed, in seconds, observed as results advance.",
+            LATENCY_S,
         )
 
-        # Engine and decoders (set by `streams`).
+        # Engine and decoders: set by `scheduling`.
         self.batch_size = self._histogram(
-            "batch_size", "Windows that went through the model together.", BATCH
+            "batch_size", "Windows in a batch, observed when the batch starts.", BATCH
         )
         self.queue_wait_s = self._histogram(
-            "queue_wait_seconds", "A ready window waits for its batch.", WORK_S
+            "queue_wait_seconds", "Seconds from a window being ready to the start of its batch.", WORK_S
         )
         self.features_s = self._histogram(
-            "features_seconds", "The front end's part of a batch (on a GPU it is not told apart).", WORK_S
+            "features_seconds", "Seconds of feature extraction for a batch (CPU only).", WORK_S
         )
         self.forward_s = self._histogram(
-            "forward_seconds", "A batch at the backend: features and network.", WORK_S
+            "forward_seconds", "Seconds of a batch at the backend, feature extraction and network.", WORK_S
         )
         self.decode_s = self._histogram(
-            "decode_seconds", "Word search over one window's outputs, processor time.", WORK_S
+            "decode_seconds",
+            "Processor seconds of beam search and rescoring for one decoder command.",
+            WORK_S,
         )
-        self.emit_s = self._histogram("emit_seconds", "From hypothesis to events handed to the face.", WORK_S)
-        self.hop_s = self._gauge("hop_seconds", "Hop in force.", ("model",), mode=MOST)
+        self.emit_s = self._histogram(
+            "emit_seconds", "Seconds from a decoder result to the events it caused.", WORK_S
+        )
+        self.hop_s = self._gauge("hop_seconds", "Current hop, in seconds.", ("model",), mode=MAX)
         self.load = self._gauge(
-            "load_ratio", "Work asked for as a share of what was measured possible.", ("model",), mode=MOST
+            "load_ratio",
+            "Current load, relative to the measured throughput (1 is full).",
+            ("model",),
+            mode=MAX,
         )
         self.capacity_streams = self._gauge(
-            "capacity_streams",
-            "Streams this machine carries with this model, as estimated now.",
-            ("model",),
-            mode=MOST,
+            "capacity_streams", "Live streams that are admitted, as estimated now.", ("model",), mode=MAX
         )
-        self.worker_restarts = self._counter("worker_restarts", "Workers replaced, by kind.", ("kind",))
+        self.worker_restarts = self._counter(
+            "worker_restarts",
+            "Workers that ended or hung and were replaced, by kind (engine, decode).",
+            ("kind",),
+        )
         self.windows_non_finite = self._counter(
-            "windows_non_finite", "Windows with NaN or infinite log-probabilities."
+            "windows_non_finite",
+            "Windows without outputs: NaN or infinite values, or repeated failures of the backend.",
         )
 
-        # What a client feels (set by `streams`).
+        # Latency as a client sees it: set by `stream`.
         self.first_partial_s = self._histogram(
             "first_partial_seconds",
-            "From the sound of an utterance's first word to its first partial.",
+            "Seconds from the arrival of an utterance's first word to its first interim result.",
             LATENCY_S,
         )
         self.chunk_response_s = self._histogram(
             "chunk_response_seconds",
-            "From the arrival of a hop's last sample to the events it caused.",
+            "Seconds from the arrival of a window's last sample to the results it caused.",
             LATENCY_S,
         )
         self.finalization_s = self._histogram(
-            "finalization_seconds", "From the end of speech, Finalize or Finish to the final.", LATENCY_S
+            "finalization_seconds",
+            "Seconds to a final: from the end of its last word, or from Finalize or Finish.",
+            LATENCY_S,
         )
         self.partial_revision = self._histogram(
             "partial_revision_ratio",
-            "Times a word of an utterance's partials was taken back, by the words of its final.",
+            "Revised words of an utterance's interim results, divided by the words of its final.",
             REVISION,
         )
 
-        # Faces (set by `http`).
-        self.http_requests = self._counter("http_requests", "Requests answered.", ("route", "status"))
-        self.sockets_open = self._gauge("sockets_open", "Websockets open now, by dialect.", ("dialect",))
+        # HTTP and websockets: set by `http`.
+        self.http_requests = self._counter(
+            "http_requests", "HTTP requests answered, by route and status.", ("route", "status")
+        )
+        self.sockets_open = self._gauge("sockets_open", "Websockets open now, by protocol.", ("protocol",))
         self.sockets_closed = self._counter(
-            "sockets_closed", "Websockets closed, by code.", ("dialect", "code")
+            "sockets_closed", "Websockets closed, by protocol and close code.", ("protocol", "code")
         )
         self.messages_received = self._counter(
-            "messages_received", "Websocket messages from clients.", ("dialect",)
+            "messages_received", "Websocket messages received from clients, by protocol.", ("protocol",)
         )
-        self.messages_sent = self._counter("messages_sent", "Websocket messages to clients.", ("dialect",))
-        self.audio_received_bytes = self._counter("audio_received_bytes", "Audio as it came over the wire.")
-        self.throttled_s = self._counter("throttled_seconds", "Reading paused: sound far ahead of real time.")
-        self.container_children = self._gauge("container_children", "Confined decoder processes now.")
+        self.messages_sent = self._counter(
+            "messages_sent", "Websocket messages sent to clients, by protocol.", ("protocol",)
+        )
+        self.audio_received_bytes = self._counter(
+            "audio_received_bytes", "Audio received from clients, in bytes, before decoding."
+        )
+        self.throttled_s = self._counter(
+            "throttled_seconds", "Seconds in which reading paused because audio was far ahead of real time."
+        )
+        self.audio_decoder_processes = self._gauge(
+            "audio_decoder_processes", "Sandboxed audio decoder processes now."
+        )
         self.audio_decoder_failures = self._counter(
-            "audio_decoder_failures", "Audio decoder processes that failed.", ("reason",)
+            "audio_decoder_failures", "Audio decoder processes that failed, by reason.", ("reason",)
         )
         self.warnings = self._counter(
-            "warnings", "Things noticed in clients' sound and said to them.", ("kind",)
+            "warnings", "Warnings about audio quality sent to clients, by kind.", ("kind",)
         )
-        self.model_reloads = self._counter("model_reloads", "Models loaded anew while serving.", ("outcome",))
-        self.draining = self._gauge("draining", "1 while no new streams are taken in.", mode=MOST)
+        self.model_reloads = self._counter(
+            "model_reloads", "Model reloads while serving, by outcome (done, failed).", ("outcome",)
+        )
+        self.draining = self._gauge("draining", "1 while new streams are refused, else 0.", mode=MAX)
         self.loop_stall_s = self._histogram(
-            "loop_stall_seconds", "How late the event loop's own tick came.", WORK_S
+            "loop_stall_seconds", "Seconds by which a periodic timer of the event loop was late.", WORK_S
         )
 
         self.build = self._gauge(
-            "build_info", "Version and Python that run.", ("version", "python"), mode=MOST
+            "build_info",
+            "Always 1; the labels are the versions of Silica and Python.",
+            ("version", "python"),
+            mode=MAX,
         )
         self.build.labels(build_version(), platform.python_version()).set(1)
         self.model = self._gauge(
             "model_info",
-            "1 for each model being served.",
+            "1 for each served model.",
             ("name", "architecture", "device", "precision"),
-            mode=MOST,
+            mode=MAX,
         )
 
     def expose(self) -> bytes:
-        """Everything in Prometheus' text format."""
-        if not os.environ.get(SHARED):
+        """All metrics in Prometheus' text format."""
+        if not os.environ.get(MULTIPROC_DIR):
             return generate_latest(self.registry)
-        together = CollectorRegistry()
-        multiprocess.MultiProcessCollector(together)  # type: ignore[no-untyped-call]
-        return generate_latest(together)
+        merged = CollectorRegistry()
+        multiprocess.MultiProcessCollector(merged)  # type: ignore[no-untyped-call]
+        return generate_latest(merged)
 
     def _gauge(
         self, name: str, help: str, labels: Sequence[str] = (), mode: Literal["livesum", "livemax"] = SUM

@@ -29,15 +29,17 @@ def setting(
     high: float | None = None,
 ) -> Any:
     """One field with its section, help text and range."""
-    notes = {"section": section, "help": help, "low": low, "high": high}
-    return field(default=default, metadata=notes)
+    metadata = {"section": section, "help": help, "low": low, "high": high}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Settings:
     """How one `silica serve` behaves. Field names are the names in TOML, SILICA_* and on the command line."""
 
-    host: str = setting("127.0.0.1", "network", "address to listen on; one beyond loopback requires API keys")
+    host: str = setting(
+        "127.0.0.1", "network", "address to listen on; addresses beyond loopback require API keys"
+    )
     port: int = setting(
         8765, "network", "TCP port for HTTP and websockets; 0 takes a free one", low=0, high=65535
     )
@@ -225,6 +227,7 @@ class Settings:
 BOOLEANS: Mapping[str, bool] = types.MappingProxyType({"yes": True, "on": True, "no": False, "off": False})
 """Accepted besides true, false, 1 and 0."""
 UNSET = ("", "none", "auto")
+UNITS = ("PORT", "MS", "MB", "BYTES", "S")
 KINDS: Mapping[str, Any] = types.MappingProxyType(typing.get_type_hints(Settings))
 
 
@@ -233,9 +236,9 @@ def load_settings(
     environment: Mapping[str, str] | None = None,
     line: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """The TOML file (or the one that SILICA_CONFIG names), then the environment, then the command line: the last wins.
+    """Read the TOML file (or that of SILICA_CONFIG), the environment and the command line; the later one overrides.
 
-    An option whose value is None was not given.
+    Options with the value None are ignored.
     """
     environment = os.environ if environment is None else environment
     if file is None and environment.get("SILICA_CONFIG"):
@@ -250,21 +253,21 @@ def load_settings(
     for name, value in (line or {}).items():
         if name in KINDS and value is not None:
             given[name] = check(name, value, f"--{name.replace('_', '-')}")
-    return _checked_together(replace(Settings(), **given))
+    return _check_combinations(replace(Settings(), **given))
 
 
 def check(name: str, value: Any, source: str) -> Any:
-    """The value in the setting's type; a ServiceError names the source, the value and what was expected."""
-    notes = next(item.metadata for item in fields(Settings) if item.name == name)
+    """Convert and validate a value; the ServiceError names its source, the value and what was expected."""
+    metadata = next(item.metadata for item in fields(Settings) if item.name == name)
     plain = _from_text(KINDS[name], value) if isinstance(value, str) else value
     try:
-        found = msgspec.convert(plain, KINDS[name], strict=False, dec_hook=_custom)
+        found = msgspec.convert(plain, KINDS[name], strict=False, dec_hook=_decode_path)
     except msgspec.ValidationError:
-        raise _invalid(source, value, KINDS[name], notes) from None
-    if notes["low"] is not None and found is not None:
+        raise _invalid(source, value, KINDS[name], metadata) from None
+    if metadata["low"] is not None and found is not None:
         numbers = found if isinstance(found, tuple) else (found,)
-        if not all(notes["low"] <= number <= notes["high"] for number in numbers):
-            raise _invalid(source, value, KINDS[name], notes)
+        if not all(metadata["low"] <= number <= metadata["high"] for number in numbers):
+            raise _invalid(source, value, KINDS[name], metadata)
     return found
 
 
@@ -276,18 +279,24 @@ def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
         group = groups.setdefault(section, parser.add_argument_group(section))
         kind, _ = _without_none(KINDS[item.name])
         option = "--" + item.name.replace("_", "-")
-        default = "" if item.default in (None, (), "") else f" (default {_shown(item.default)})"
+        default = "" if item.default in (None, (), "") else f" (default: {_format_default(item.default)})"
         text = (item.metadata["help"] + default).replace("%", "%%")
         if kind is bool:
             group.add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            if typing.get_origin(kind) is Literal:
-                metavar = "{" + ",".join(typing.get_args(kind)) + "}"
-            else:
-                metavar = item.name.rsplit("_", 1)[-1].upper()
-                if typing.get_origin(kind) is tuple:
-                    metavar += ",..."
-            group.add_argument(option, default=None, metavar=metavar, help=text)
+            group.add_argument(option, default=None, metavar=_metavar(item.name, kind), help=text)
+
+
+def _metavar(name: str, kind: Any) -> str:
+    """The option's placeholder in --help: choices, FILE or FOLDER, a unit, N for counts, else the last word."""
+    last = name.rsplit("_", 1)[-1].upper()
+    if typing.get_origin(kind) is Literal:
+        return "{" + ",".join(typing.get_args(kind)) + "}"
+    if typing.get_origin(kind) is tuple:
+        return f"{last.removesuffix('S') or last},..."
+    if kind is Path:
+        return "FOLDER" if last == "FOLDER" else "FILE"
+    return "N" if kind is int and last not in UNITS else last
 
 
 def as_toml(settings: Settings) -> str:
@@ -320,17 +329,19 @@ def _from_toml(file: Path) -> dict[str, Any]:
     given = {}
     for name, value in flat.items():
         if name not in KINDS:
-            near = _nearest(name)
+            suggestion = _nearest(name)
             raise ServiceError(
                 ErrorCode.SETTINGS,
-                f"{file}: there is no setting {name!r}.",
-                f"Did you mean {near!r}?" if near else "`silica serve --print-config` lists them.",
+                f"{file}: unknown setting {name!r}.",
+                f"Did you mean {suggestion!r}?"
+                if suggestion
+                else "`silica serve --print-config` lists them.",
             )
         given[name] = check(name, value, f"{name} in {file}")
     return given
 
 
-def _checked_together(settings: Settings) -> Settings:
+def _check_combinations(settings: Settings) -> Settings:
     """Check the settings that depend on each other."""
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise ServiceError(
@@ -353,7 +364,7 @@ def _without_none(kind: Any) -> tuple[Any, bool]:
 
 
 def _from_text(kind: Any, text: str) -> Any:
-    """What msgspec does not read from text: unset values, more words for booleans, lists with commas."""
+    """Text forms that msgspec does not convert: unset values, yes/no, comma-separated lists."""
     kind, optional = _without_none(kind)
     if optional and text.lower() in UNSET:
         return None
@@ -364,19 +375,19 @@ def _from_text(kind: Any, text: str) -> Any:
     return text
 
 
-def _custom(kind: type, value: Any) -> Any:
-    """The types that msgspec does not know: Path."""
+def _decode_path(kind: type, value: Any) -> Any:
+    """Convert types that msgspec does not know: Path."""
     return kind(value)
 
 
-def _invalid(source: str, value: Any, kind: Any, notes: Mapping[str, Any]) -> ServiceError:
-    expected = _expectation(_without_none(kind)[0], notes)
+def _invalid(source: str, value: Any, kind: Any, metadata: Mapping[str, Any]) -> ServiceError:
+    expected = _expectation(_without_none(kind)[0], metadata)
     return ServiceError(ErrorCode.SETTINGS, f"{source}: invalid value {value!r}; expected {expected}.")
 
 
-def _expectation(kind: Any, notes: Mapping[str, Any]) -> str:
-    """The values that a setting takes, in words."""
-    span = "" if notes["low"] is None else f" from {notes['low']:g} to {notes['high']:g}"
+def _expectation(kind: Any, metadata: Mapping[str, Any]) -> str:
+    """The accepted values, as text."""
+    span = "" if metadata["low"] is None else f" from {metadata['low']:g} to {metadata['high']:g}"
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
@@ -392,8 +403,12 @@ def _nearest(name: str) -> str | None:
     return found[0] if found else None
 
 
-def _shown(value: Any) -> str:
-    return ",".join(f"{part}" for part in value) if isinstance(value, tuple) else str(value)
+def _format_default(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ",".join(map(_format_default, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _toml_value(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""One client's stream: carries the session's effects out, holds its sound back, hands its events on.
+"""One client's stream on the event loop: carries out the session's effects, applies back-pressure, delivers events.
 
-The session decides; this is its driver on the event loop. Opening and resuming are the recognizer's.
+The session decides. Opening and resuming a stream is the recognizer's.
 """
 
 import asyncio
@@ -48,27 +48,29 @@ from service.session.stream_settings import StreamSettings
 
 log = logging.getLogger("silica.stream")
 
-PIECE_SAMPLES = 5120
-"""However large a message is, the session takes it in pieces of 0.32 s and may say stop between two."""
-LIVE_CREDIT = 4
-FILE_CREDIT = 12
-"""Windows of a channel in flight; at the bound `push` waits, and so does whoever feeds it."""
+CHUNK_SAMPLES = 5120
+"""The session takes audio in chunks of 0.32 s, so that back-pressure also works within a large message."""
+MAX_LIVE_WINDOWS = 4
+MAX_FILE_WINDOWS = 12
+"""Windows in flight for each channel, live and file; at this bound `push` waits, and so does its caller."""
 MAX_MARKERS = 256
+LAGGING_WINDOWS = 3
+"""A stream with this many windows in flight a channel lags: its next windows use the widest hop."""
 
 
 class StreamHost(Protocol):
-    """What a stream needs of the recognizer that opened it."""
+    """What a stream needs from the recognizer that opened it."""
 
     @property
     def metrics(self) -> Metrics:
-        """Where the stream counts its audio and its latency."""
+        """Metrics of audio and latency."""
 
     @property
     def device(self) -> Device:
         """Runs the stream's windows and holds its decoder."""
 
     def now_s(self) -> float:
-        """The clock: monotonic seconds."""
+        """Monotonic seconds."""
 
     def hop_frames(self, widest: bool) -> int:
         """The hop of the next windows; `widest` for files and for streams that lag."""
@@ -78,7 +80,7 @@ class StreamHost(Protocol):
 
 
 class Stream:
-    """One client's sound and what is heard in it. Push and read may run in different tasks of one loop."""
+    """One client's audio and its results. Push and read may run in different tasks of one event loop."""
 
     def __init__(self, stream_id: str, settings: StreamSettings, session: Session, host: StreamHost) -> None:
         self.id = stream_id
@@ -89,28 +91,28 @@ class Stream:
         self._host = host
         self._metrics = host.metrics
         self._live = settings.priority == "live"
-        fast = settings.declared_file or not self._live
-        self._credit = (FILE_CREDIT if fast else LIVE_CREDIT) * settings.channels
-        self._wide = fast
+        fast = settings.faster_than_realtime or not self._live
+        self._max_in_flight = (MAX_FILE_WINDOWS if fast else MAX_LIVE_WINDOWS) * settings.channels
+        self._widest_hop = fast
         self._hop_frames = 0
-        self._log = EventLog()
+        self._event_log = EventLog()
         self._latency = LatencyMetrics(host.metrics)
         self._buffered: list[npt.NDArray[np.float32]] = []
         self._buffered_samples = 0
         self._ready_s: dict[WindowKey, float] = {}
         self._serial_ready_s: dict[int, float] = {}
         self._processed_samples = 0
-        self._reader = 0
+        self._reader_id = 0
         self._event_ready: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
-        self._processed: asyncio.Future[None] | None = None
+        self._slot_free: asyncio.Future[None] | None = None
+        self._all_processed: asyncio.Future[None] | None = None
 
-    # ---- what a face does
+    # ---- for endpoints
 
     async def push(self, samples: npt.NDArray[np.float32]) -> None:
-        """Sound [channels, n], float32, 16 kHz. Waits while too much is unheard: that is the back-pressure.
+        """Add audio [channels, n], float32, 16 kHz. Waits while too much is unprocessed (back-pressure).
 
-        ServiceError "audio" for a wrong shape; ServiceError "closed" after the end.
+        ServiceError "audio" for a wrong shape, "closed" after the end.
         """
         if samples.ndim != 2 or samples.shape[0] != self.settings.channels or samples.dtype != np.float32:
             raise ServiceError(
@@ -121,7 +123,7 @@ class Stream:
         self._check_open()
         now_s = self.last_activity_s = self._host.now_s()
         self.received_samples += samples.shape[1]
-        self._latency.arrived(self.received_samples, now_s)
+        self._latency.audio_received(self.received_samples, now_s)
         self._metrics.audio_received_s.inc(samples.shape[1] / SAMPLE_RATE)
         self._buffered.append(samples)
         self._buffered_samples += samples.shape[1]
@@ -129,66 +131,66 @@ class Stream:
             await self._flush()
 
     def keep_alive(self) -> None:
-        """The client is there, though silent."""
+        """Restart the idle timeout without audio."""
         self.last_activity_s = self._host.now_s()
 
     async def finalize(self) -> None:
-        """Everything sent so far becomes final now; one Final(from_finalize) a channel, even when empty."""
+        """Request finals for everything sent so far: one Final(from_finalize) a channel, even if empty."""
         self._check_open()
         await self._flush()
-        self._latency.final_asked(self._host.now_s())
-        self._take(Finalize())
+        self._latency.final_requested(self._host.now_s())
+        self._apply(Finalize())
 
-    async def mark(self, name: str) -> None:
-        """Ask for Marked(name) once everything sent before it has been heard (Finish brings it too)."""
+    async def place_marker(self, name: str) -> None:
+        """Request MarkerReached(name) once everything sent before it is transcribed (Finish emits it too)."""
         self._check_open()
         await self._flush()
         if self.session.pending_markers >= MAX_MARKERS:
             raise ServiceError(
                 ErrorCode.MARKS,
-                f"More than {MAX_MARKERS} marks wait to be heard.",
-                "Send fewer, or more sound between.",
+                f"More than {MAX_MARKERS} markers are pending.",
+                "Send fewer markers, or more audio between them.",
             )
-        self._take(PlaceMarker(name))
+        self._apply(PlaceMarker(name))
 
-    async def wait_processed(self, limit_s: float) -> None:
-        """Wait until what can be heard of the sound so far has been heard and told; at most so long."""
+    async def wait_until_processed(self, timeout_s: float) -> None:
+        """Wait until all audio that can be processed by now has been, at most for `timeout_s`."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(timeout_s):
                 while self.session.pending_work and not self.closed:
-                    self._processed = asyncio.get_running_loop().create_future()
-                    await self._processed
+                    self._all_processed = asyncio.get_running_loop().create_future()
+                    await self._all_processed
 
     async def finish(self) -> None:
-        """No more sound; the rest is heard, told, and Closed("finished") follows."""
+        """End the audio: the rest is transcribed and emitted, then Closed("finished")."""
         if self.closed or self.session.state is SessionState.DRAINING:
             return
         await self._flush()
-        self._latency.final_asked(self._host.now_s())
-        self._take(Finish())
+        self._latency.final_requested(self._host.now_s())
+        self._apply(Finish())
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """Stop now: what is unheard is dropped, Closed follows."""
-        self._take(Cancel(reason))
+        """Close now: unprocessed audio is dropped, and Closed follows."""
+        self._apply(Cancel(reason))
 
     def fail(self, code: ErrorCode, message: str, advice: str = "") -> None:
-        """The face found the sound unusable: Failed, then Closed("failed")."""
-        self._take(Fail(code, message, advice))
+        """Fail the stream: Failed, then Closed("failed")."""
+        self._apply(Fail(code, message, advice))
 
     async def events(self) -> AsyncIterator[Event]:
-        """Every event, in order, ending after Closed. One reader at a time."""
-        async for _, event in self.numbered():
+        """Every event in order, up to and including Closed. One reader at a time."""
+        async for _, event in self.numbered_events():
             yield event
 
-    async def numbered(self, after: int = 0) -> AsyncIterator[tuple[int, Event]]:
-        """The same with its number (1, 2, ...), from `after` on. Superseded partials are left out."""
-        self._reader += 1
-        mine = self._reader
+    async def numbered_events(self, after: int = 0) -> AsyncIterator[tuple[int, Event]]:
+        """Events with their numbers (1, 2, ...), after number `after`. Superseded partials are left out."""
+        self._reader_id += 1
+        reader_id = self._reader_id
         self._wake(self._event_ready)
-        self._log.rewind(after)
-        # A parked stream has no reader: one that begins late must not take what the resumed one should get.
-        while mine == self._reader and self.session.state is not SessionState.PARKED:
-            entry = self._log.next()
+        self._event_log.rewind(after)
+        # A parked stream has no reader: a late one must not take events meant for the client that resumes.
+        while reader_id == self._reader_id and self.session.state is not SessionState.PARKED:
+            entry = self._event_log.next()
             if entry is None:
                 if self.closed:
                     return
@@ -201,21 +203,21 @@ class Stream:
 
     @property
     def closed(self) -> bool:
-        """Closed has been told."""
+        """Whether Closed has been emitted."""
         return self.session.state is SessionState.CLOSED
 
-    # ---- what the recognizer does
+    # ---- for the recognizer
 
-    def begin(self, model: str) -> None:
+    def start(self, model: str) -> None:
         """The stream is accepted."""
-        self._take(Configured(self.id, model))
+        self._apply(Configured(self.id, model))
 
-    def window_done(self, key: WindowKey, window_done: WindowOutput) -> None:
-        """The engine has heard a window."""
+    def window_done(self, key: WindowKey, output: WindowOutput) -> None:
+        """The engine has run a window."""
         ready_s = self._ready_s.pop(key, None)
         before = self.session.last_serial
-        self._take(WindowDone(key, window_done))
-        self._flush_wide_hop()
+        self._apply(WindowDone(key, output))
+        self._flush_after_lag()
         after = self.session.last_serial
         if ready_s is not None:
             if after > before and not self.closed:
@@ -225,95 +227,91 @@ class Stream:
         self._measure_progress()
 
     def decoded(self, answer: DecodeResult) -> None:
-        """The decode worker has answered."""
-        begin_s = self._host.now_s()
+        """The decode worker has answered a command."""
+        start_s = self._host.now_s()
         self._metrics.decode_s.observe(answer.decode_s)
         if answer.error is not None:
             log.error("stream %s cannot be decoded: %s", self.id, answer.error)
-            self._take(
-                Fail(
-                    ErrorCode.DECODER, "The words of this stream could not be searched.", "Open a new stream."
-                )
-            )
+            self._apply(Fail(ErrorCode.DECODER, "The decoder failed on this stream.", "Open a new stream."))
             return
-        self._take(Decoded(answer.serial, answer.hypotheses))
-        self._flush_wide_hop()
+        self._apply(Decoded(answer.serial, answer.hypotheses))
+        self._flush_after_lag()
         now_s = self._host.now_s()
-        self._metrics.emit_s.observe(max(0.0, now_s - begin_s))
+        self._metrics.emit_s.observe(max(0.0, now_s - start_s))
         ready_s = self._serial_ready_s.pop(answer.serial, None)
         if ready_s is not None:
             self._metrics.chunk_response_s.observe(max(0.0, now_s - ready_s))
         self._measure_progress()
 
     def worker_lost(self) -> None:
-        """The decode worker is new: it hears again what it must know."""
-        self._take(WorkerLost())
+        """The decode worker was replaced: replay its state."""
+        self._apply(WorkerLost())
 
     def park(self) -> None:
-        """The client vanished."""
-        self._reader += 1
+        """The client disconnected."""
+        self._reader_id += 1
         self._wake(self._event_ready)
-        self._take(Disconnected())
+        self._apply(Disconnected())
 
     def unpark(self) -> None:
         """The client is back."""
         self.last_activity_s = self._host.now_s()
-        self._take(Resumed())
+        self._apply(Resumed())
 
     def can_resume(self, after: int) -> bool:
-        """Whether a reader that saw everything up to `after` can go on without a gap."""
-        return self._log.can_resume(after)
+        """Whether a reader that saw everything up to `after` can continue without a gap."""
+        return self._event_log.can_resume(after)
 
     def drain(self) -> None:
-        """The server stops: as Finish, without a client to ask for it."""
+        """Finish without a request from the client: the server stops."""
         if self.session.state in (SessionState.STREAMING, SessionState.PARKED):
             self._flush_now()
-            self._take(Finish("drained"))
+            self._apply(Finish("drained"))
 
-    # ---- inside
+    # ---- internals
 
     def _check_open(self) -> None:
         if self.session.state is not SessionState.STREAMING:
             raise ServiceError(
                 ErrorCode.CLOSED,
-                "This stream takes no more sound: it is finished or closed.",
+                "This stream takes no more audio: it is finished or closed.",
                 "Open another one.",
             )
 
     async def _flush(self) -> None:
-        """The sound so far into the session, piece by piece, as room allows; cancelled, it goes on next time."""
+        """Feed the buffered audio to the session, chunk by chunk, as windows become free. Safe to cancel."""
         while self._buffered_samples:
-            while self.session.pending_work >= self._credit and not self.closed:
-                self._room = asyncio.get_running_loop().create_future()
-                await self._room
+            while self.session.pending_work >= self._max_in_flight and not self.closed:
+                self._slot_free = asyncio.get_running_loop().create_future()
+                await self._slot_free
             if self.session.state is not SessionState.STREAMING:
                 self._check_open()
-            self._feed(self._next_piece())
+            self._push_to_session(self._next_chunk())
 
     def _flush_now(self) -> None:
         while self._buffered_samples:
-            self._feed(self._next_piece())
+            self._push_to_session(self._next_chunk())
 
-    def _next_piece(self) -> npt.NDArray[np.float32]:
+    def _next_chunk(self) -> npt.NDArray[np.float32]:
         samples = self._buffered[0] if len(self._buffered) == 1 else np.concatenate(self._buffered, axis=1)
-        piece, rest = samples[:, :PIECE_SAMPLES], samples[:, PIECE_SAMPLES:]
+        chunk, rest = samples[:, :CHUNK_SAMPLES], samples[:, CHUNK_SAMPLES:]
         self._buffered, self._buffered_samples = ([rest] if rest.size else []), rest.shape[1]
-        return piece
+        return chunk
 
-    def _feed(self, samples: npt.NDArray[np.float32]) -> None:
-        behind = self._wide or self.session.pending_work >= 3 * self.settings.channels
-        self._hop_frames = self._host.hop_frames(widest=behind)
-        self._take(AudioReceived(samples, self._hop_frames))
+    def _push_to_session(self, samples: npt.NDArray[np.float32]) -> None:
+        lags = self.session.pending_work >= LAGGING_WINDOWS * self.settings.channels
+        self._hop_frames = self._host.hop_frames(widest=self._widest_hop or lags)
+        self._apply(AudioReceived(samples, self._hop_frames))
 
-    def _flush_wide_hop(self) -> None:
-        """What was kept for a wider hop while this stream was behind need not wait for more sound now."""
-        if self._wide or self.session.pending_work or self.session.state is not SessionState.STREAMING:
+    def _flush_after_lag(self) -> None:
+        """Run audio that was buffered for a wider hop while the stream lagged, without waiting for more."""
+        if self._widest_hop or self.session.pending_work or self.session.state is not SessionState.STREAMING:
             return
         if self._hop_frames > self._host.hop_frames(widest=False):
-            self._feed(np.zeros((self.settings.channels, 0), np.float32))
+            self._push_to_session(np.zeros((self.settings.channels, 0), np.float32))
 
-    def _take(self, message: Input) -> None:
-        for effect in self.session.take(message):
+    def _apply(self, message: Input) -> None:
+        for effect in self.session.handle(message):
             if isinstance(effect, RunWindow):
                 self._ready_s[effect.key] = self._host.now_s()
                 self._host.device.submit(self.id, effect.key, effect.window, self._live, effect.urgent)
@@ -326,21 +324,21 @@ class Stream:
                 self._ready_s.clear()
                 self._serial_ready_s.clear()
                 self._buffered, self._buffered_samples = [], 0
-        if self._log.overflowing and not self.closed:
-            self._take(
+        if self._event_log.overflowed and not self.closed:
+            self._apply(
                 Fail(
                     ErrorCode.SLOW_READER,
                     "The events of this stream are not being read.",
-                    "Read faster, or ask for fewer.",
+                    "Read faster, or request fewer events.",
                 )
             )
-        if self.session.pending_work < self._credit or self.closed:
-            self._wake(self._room)
+        if self.session.pending_work < self._max_in_flight or self.closed:
+            self._wake(self._slot_free)
         if not self.session.pending_work or self.closed:
-            self._wake(self._processed)
+            self._wake(self._all_processed)
 
     def _emit(self, event: Event) -> None:
-        self._log.append(event)
+        self._event_log.append(event)
         self._latency.emitted(event, self._host.now_s())
         if isinstance(event, Final):
             ratio = self.session.channels[event.channel].transcript.revision_ratio

@@ -1,4 +1,4 @@
-"""A disk that is full for a while, for the tests' own process."""
+"""Simulates a full disk in the test process."""
 
 import resource
 import signal
@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def full_disk(room_bytes: int = 2000) -> Iterator[None]:
-    """No file grows beyond so many bytes: the kernel refuses the write itself (EFBIG), as a full disk would
-    (ENOSPC)."""
+    """Limit the size of files: larger writes fail with EFBIG, where a full disk gives ENOSPC."""
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, limits[1]))

@@ -1,7 +1,6 @@
-"""From a training checkpoint to a served one: folded, FP16, with INT8 ranges and an ONNX file, reloaded and
-compared.
+"""From a training run to model files: batch norm folded, FP16 or INT8 weights, and an INT8 ONNX graph.
 
-What is written is read again through the runtime that serves it and must hear what the trained network hears.
+Every file is loaded again through the serving runtime and compared with the trained network.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +35,7 @@ from training.run.checkpoints import RunFolder
 
 @dataclass(frozen=True)
 class Comparison:
-    """One served form against the trained network, on the same clips."""
+    """One exported file compared with the trained network on the same clips."""
 
     form: str
     file: str
@@ -50,16 +49,16 @@ class Comparison:
 
 
 def trained_model(source: Path) -> Checkpoint:
-    """The best model of a run's folder, else its newest averaged weights; or a checkpoint file as it is."""
+    """The best model of a run folder, else its newest averaged weights; or a checkpoint file as it is."""
     if source.is_file():
         return checkpoint.load(source)
     if not source.is_dir():
-        raise TrainingError(f"There is no {source}: expected a run's folder or a checkpoint file.")
+        raise TrainingError(f"{source} does not exist: expected a run folder or a checkpoint file.")
     folder = RunFolder(source)
     if folder.best.exists():
         return checkpoint.load(folder.best)
     if not folder.last.exists():
-        raise TrainingError(f"{source} holds no training run: expected best.safetensors or last.pt in it.")
+        raise TrainingError(f"{source} is not a run folder: expected best.safetensors or last.pt in it.")
     import json
 
     state: dict[str, Any] = torch.load(folder.last, map_location="cpu", weights_only=True)
@@ -75,77 +74,76 @@ def export_model(
     *,
     int8: bool = True,
     weights: checkpoint.Dtype = "fp16",
-    keep_norms: bool = False,
+    keep_batchnorm: bool = False,
     search: Mapping[str, float] | None = None,
-    blank: float = 0.0,
-    tell: Callable[[str], None] = lambda text: None,
+    blank_bias: float = 0.0,
+    report: Callable[[str], None] = lambda text: None,
 ) -> list[Comparison]:
-    """Write `model.safetensors` (folded, FP16 or INT8 weights) and `model.int8.onnx` into a folder, and compare both.
+    """Write `model.safetensors` and, with `int8`, `model.int8.onnx` into a folder, and compare both.
 
-    The clips serve three times: their sound says which rounding of weights costs least and gives the INT8 ranges (a
-    minute at least), and all forms hear them. With `keep_norms` the batch norms stay apart in the file (whoever serves
-    it folds them): training can go on from it. `search` is what the card shall say of the search that suits the model.
-    `blank` is added to the score of writing nothing at an output: below nought, a model in doubt leaves less out.
-    `tell` is told how far it has come: some minutes pass.
+    The clips calibrate INT8 (weight rounding and activation ranges; at least one minute) and are the test set of the
+    comparison. With `keep_batchnorm` batch norm is not folded into the weights, so that training can continue from the
+    file. `search` goes into the model card. `blank_bias` is added to the logit of blank. `report` gets progress
+    messages: the export takes minutes.
     """
     if not clips:
-        raise TrainingError("A release is compared on real speech: name a manifest with some clips.")
+        raise TrainingError("There are no clips to compare on: expected a manifest of speech.")
     trained = trained_model(source)
     if search:
         trained = replace(trained, card={**trained.card, "search": dict(search)})
-    if blank:
-        trained = _leaning(trained, blank)
-    sounds = [read_clip(clip.audio) for clip in clips]
+    if blank_bias:
+        trained = _with_blank_bias(trained, blank_bias)
+    recordings = [read_clip(clip.audio) for clip in clips]
     if int8:
-        tell(f"channels brought to like ranges, by what {len(sounds)} clips show of them")
-        trained = apply_smoothquant(trained, sounds)
-    kept = apply_gptq(trained, sounds, tell) if weights == "int8" else trained
-    kept = kept if keep_norms else fold(kept)
-    kept = checkpoint.quantize_checkpoint(kept) if weights == "int8" else kept
-    served = fold(kept)
+        report(f"equalizing channel ranges (SmoothQuant) on {len(recordings)} clips")
+        trained = apply_smoothquant(trained, recordings)
+    stored = apply_gptq(trained, recordings, report) if weights == "int8" else trained
+    stored = stored if keep_batchnorm else fold(stored)
+    stored = checkpoint.quantize_checkpoint(stored) if weights == "int8" else stored
+    served = fold(stored)
     if int8:
-        seconds = sum(len(sound) for sound in sounds) / trained.config.features.sample_rate
+        seconds = sum(len(samples) for samples in recordings) / trained.config.features.sample_rate
         if seconds < MIN_CALIBRATION_S:
             raise TrainingError(
-                f"{seconds:.0f} s of speech are too little to find the ranges of INT8: "
-                f"give {MIN_CALIBRATION_S:.0f} s or more, or leave INT8 out (--no-int8)."
+                f"{seconds:.0f} s of speech are too little for INT8 calibration: "
+                f"expected {MIN_CALIBRATION_S:.0f} s or more; --no-int8 exports without it."
             )
-        ranges = calibrate(served, sounds, keep=False, tell=tell)
+        ranges = calibrate(served, recordings, keep=False, tell=report)
         served = with_ranges(served, ranges)
     out.mkdir(parents=True, exist_ok=True)
-    file = checkpoint.save(out, kept.config, kept.state, served.card, weights)
-    tell(f"comparing on {len(sounds)} clips")
-    reference = [_hear(trained, sound) for sound in sounds]
+    file = checkpoint.save(out, stored.config, stored.state, served.card, weights)
+    report(f"comparing on {len(recordings)} clips")
+    reference = [_log_probs(trained, samples) for samples in recordings]
     whole = open_backend(file, "cpu", "fp32").whole
     form = "fp16" if weights == "fp16" else f"{weights} weights"
-    results = [_compare(form, file, whole, trained, clips, sounds, reference)]
+    results = [_compare(form, file, whole, trained, clips, recordings, reference)]
     if int8:
         graph = export_onnx(served, out / "model.int8.onnx", ranges)
-        results.append(_compare("int8", graph, _onnx(graph, served), trained, clips, sounds, reference))
+        results.append(_compare("int8", graph, _onnx(graph, served), trained, clips, recordings, reference))
     return results
 
 
-def _leaning(trained: Checkpoint, blank: float) -> Checkpoint:
+def _with_blank_bias(trained: Checkpoint, bias: float) -> Checkpoint:
     scores = trained.state["output.bias"].float().reshape(trained.config.outputs_per_step, -1).clone()
-    scores[:, trained.config.blank] += blank
+    scores[:, trained.config.blank] += bias
     return replace(trained, state={**trained.state, "output.bias": scores.flatten()})
 
 
-def _hear(trained: Checkpoint, sound: Samples) -> torch.Tensor:
-    """Log-probabilities of the trained network, as training evaluates it."""
+def _log_probs(trained: Checkpoint, samples: Samples) -> torch.Tensor:
+    """Log-probabilities of the trained network, computed as in training."""
     network = trained.network()
-    samples = torch.from_numpy(sound)[None]
+    audio = torch.from_numpy(samples)[None]
     with torch.no_grad():
         features, frames = batch_features(
-            FrontEnd(trained.config.features), samples, torch.tensor([len(sound)])
+            FrontEnd(trained.config.features), audio, torch.tensor([len(samples)])
         )
         log_probs, outputs = network(features, frames)
-    heard: torch.Tensor = log_probs[0, : int(outputs[0])]
-    return heard
+    valid: torch.Tensor = log_probs[0, : int(outputs[0])]
+    return valid
 
 
 def _onnx(file: Path, served: Checkpoint) -> Callable[[Samples], LogProbs]:
-    """The very file that was written, in ONNX Runtime."""
+    """The written file in ONNX Runtime."""
     session = open_session(file.read_bytes())
     front_end = FrontEnd(served.config.features)
 
@@ -153,8 +151,8 @@ def _onnx(file: Path, served: Checkpoint) -> Callable[[Samples], LogProbs]:
         log_probs: LogProbs = session.run(None, {"features": features[None].numpy()})[0][0]
         return log_probs
 
-    def whole(sound: Samples) -> LogProbs:
-        features = whole_features(front_end, served.config.features, sound)
+    def whole(samples: Samples) -> LogProbs:
+        features = whole_features(front_end, served.config.features, samples)
         return concatenate(served.config, run_in_blocks(served.config, [features], run))
 
     return whole
@@ -166,7 +164,7 @@ def _compare(
     whole: Callable[[Samples], LogProbs],
     trained: Checkpoint,
     clips: Sequence[Clip],
-    sounds: Sequence[Samples],
+    recordings: Sequence[Samples],
     reference: Sequence[torch.Tensor],
 ) -> Comparison:
     decoder = open_decoder("greedy", trained.config.alphabet)
@@ -176,32 +174,32 @@ def _compare(
         utterance.push(log_probs.numpy())
         return utterance.finish()[0].text
 
-    largest, same, frames, equal = 0.0, 0, 0, 0
+    max_difference, same_symbols, frames, same_transcripts = 0.0, 0, 0, 0
     counts = trained_counts = ErrorCounts()
-    for clip, sound, expected in zip(clips, sounds, reference, strict=True):
-        heard = torch.from_numpy(whole(sound)).float()
-        if heard.shape != expected.shape:
+    for clip, samples, expected in zip(clips, recordings, reference, strict=True):
+        log_probs = torch.from_numpy(whole(samples)).float()
+        if log_probs.shape != expected.shape:
             raise TrainingError(
-                f"The {form} form gives {tuple(heard.shape)} for {clip.audio}, the trained network "
-                f"{tuple(expected.shape)}: the release is broken, please report it."
+                f"{form}: output of shape {tuple(log_probs.shape)} for {clip.audio}, the trained network gives "
+                f"{tuple(expected.shape)}: the export is broken, please report it."
             )
-        largest = max(largest, float((heard.exp() - expected.exp()).abs().max()))
-        same += int((heard.argmax(-1) == expected.argmax(-1)).sum())
-        frames += len(heard)
-        said, before = words(heard), words(expected)
-        equal += said == before
+        max_difference = max(max_difference, float((log_probs.exp() - expected.exp()).abs().max()))
+        same_symbols += int((log_probs.argmax(-1) == expected.argmax(-1)).sum())
+        frames += len(log_probs)
+        hypothesis, trained_hypothesis = words(log_probs), words(expected)
+        same_transcripts += hypothesis == trained_hypothesis
         if clip.text:
-            counts += word_errors(clip.text, said)
-            trained_counts += word_errors(clip.text, before)
-    known = counts.words > 0
+            counts += word_errors(clip.text, hypothesis)
+            trained_counts += word_errors(clip.text, trained_hypothesis)
+    has_references = counts.words > 0
     return Comparison(
         form=form,
         file=str(file),
         bytes=file.stat().st_size,
-        max_difference=largest,
-        same_best_symbol=same / max(frames, 1),
-        same_transcripts=equal,
+        max_difference=max_difference,
+        same_best_symbol=same_symbols / max(frames, 1),
+        same_transcripts=same_transcripts,
         clips=len(clips),
-        wer=counts.rate if known else None,
-        trained_wer=trained_counts.rate if known else None,
+        wer=counts.rate if has_references else None,
+        trained_wer=trained_counts.rate if has_references else None,
     )

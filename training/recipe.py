@@ -1,6 +1,5 @@
-"""A recipe: everything that makes a training run, as one TOML file in words; checked as it is read.
-
-The shipped ones are in recipes/. What a recipe's values do is written beside the thing they set.
+"""Training recipes: one TOML file describes a whole training run. This module defines the sections and checks their
+values; what a value does is implemented by the code that it configures. The shipped recipes are in recipes/.
 """
 
 import tomllib
@@ -11,17 +10,20 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from training.augment.config import NO_AUGMENT, AugmentConfig, FeatureMasks
-from training.distillation.blockwise_settings import BlockwisePart
+from training.augment.config import NO_AUGMENT, AugmentConfig, SpecAugmentConfig
+from training.distillation.blockwise_settings import BlockwiseConfig
 from training.errors import TrainingError
-from training.validation import ABOVE_NOUGHT, BELOW_ONE, NOUGHT_OR_MORE, ONE_OR_MORE, SHARE, check
+from training.validation import AT_LEAST_ONE, BELOW_ONE, NON_NEGATIVE, POSITIVE, PROBABILITY, check
 
 RECIPES = Path(__file__).parent / "recipes"
 
 
 @dataclass(frozen=True)
-class ModelPart:
-    """Which network: a published one from scratch by `name`, or a trained one to go on from by `start`."""
+class ModelSource:
+    """The network to train: a published architecture with random weights (`name`), or a trained model to continue
+    from (`start`: an installed model or a checkpoint). `alphabet` replaces the characters of a trained model;
+    `freeze` lists patterns of parameter names that are not trained.
+    """
 
     name: str = ""
     start: str = ""
@@ -30,9 +32,17 @@ class ModelPart:
 
 
 @dataclass(frozen=True)
-class DataPart:
-    """Manifests (below the data folder) and what is taken from them. `hours` is what the corpus should hold;
-    `noise` is a manifest of noise and impulse responses, of which those with `split` "train" are mixed in.
+class DataConfig:
+    """Training and development manifests (relative to the data folder), and the batches made of them.
+
+    `hours` is the expected size of the corpus, for `--dry-run` without the data. `noise` is a manifest of noise and
+    impulse responses, of which the entries with `split` "train" are used. Clips outside `min_duration_s` and
+    `max_duration_s` are left out. A batch holds at most `batch_duration_s` seconds of audio, padding included, and
+    `max_batch_size` clips. `resident` decodes the whole corpus once and keeps it in device memory; otherwise `threads`
+    threads decode ahead.
+
+    `pseudo_labels` is a folder written by `silica pseudo-label`. It supplies the transcripts that the manifests lack;
+    the CTC loss of each row is then divided by its number of characters.
     """
 
     train: tuple[str, ...] = ()
@@ -41,70 +51,58 @@ class DataPart:
     noise: str = ""
     min_duration_s: float = 0.1
     max_duration_s: float = 16.7
-    batch_seconds: float = 240.0
-    max_rows: int = 4096
+    batch_duration_s: float = 240.0
+    max_batch_size: int = 4096
     resident: bool = False
     threads: int = 4
+    pseudo_labels: str = ""
 
     def __post_init__(self) -> None:
-        check("data", self, ONE_OR_MORE, "max_rows", "threads")
-        check("data", self, NOUGHT_OR_MORE, "hours", "min_duration_s")
-        check("data", self, ABOVE_NOUGHT, "max_duration_s", "batch_seconds")
+        check("data", self, AT_LEAST_ONE, "max_batch_size", "threads")
+        check("data", self, NON_NEGATIVE, "hours", "min_duration_s")
+        check("data", self, POSITIVE, "max_duration_s", "batch_duration_s")
 
 
 @dataclass(frozen=True)
-class DistilPart:
-    """Learning from pseudo-labels (training/distillation/objective.py): `labels` is a folder that `silica label`
-    filled, one below it
-    a manifest. The alteration rises from `ramp_first` of its strength to all of it at step `ramp_steps`.
-    """
+class MwerConfig:
+    """Minimum word error rate training beside the other loss (training/objectives/mwer.py); `weight` 0: off.
 
-    labels: str = ""
-    ramp_first: float = 0.2
-    ramp_steps: int = 20_000
-
-    def __post_init__(self) -> None:
-        check("distil", self, NOUGHT_OR_MORE, "ramp_steps")
-        check("distil", self, SHARE, "ramp_first")
-
-
-@dataclass(frozen=True)
-class MistakesPart:
-    """Words wrong as they are counted, beside what else is learnt (training/objectives/mwer.py): with a `weight`,
-    the search
-    lists so many `readings` of every row, each time with one of the `lm_weights` of the language model in the box.
+    A beam search of `beam_width` lists the `hypotheses` best transcripts of each row, once for each of the
+    `lm_weights` of the shipped language model.
     """
 
     weight: float = 0.0
-    readings: int = 24
-    width: int = 128
+    hypotheses: int = 24
+    beam_width: int = 128
     lm_weights: tuple[float, ...] = (0.0, 0.375, 0.75)
 
     def __post_init__(self) -> None:
-        check("mistakes", self, NOUGHT_OR_MORE, "weight", "lm_weights")
-        check("mistakes", self, ONE_OR_MORE, "readings", "width")
-        if not self.lm_weights or self.readings > self.width:
+        check("mwer", self, NON_NEGATIVE, "weight", "lm_weights")
+        check("mwer", self, AT_LEAST_ONE, "hypotheses", "beam_width")
+        if not self.lm_weights or self.hypotheses > self.beam_width:
             raise TrainingError(
-                f"mistakes.readings is {self.readings} of a search that keeps {self.width}, and mistakes.lm_weights "
-                f"names {len(self.lm_weights)} weights: expected no more readings than mistakes.width, and a weight."
+                f"mwer.hypotheses is {self.hypotheses}, mwer.beam_width is {self.beam_width}, and mwer.lm_weights has "
+                f"{len(self.lm_weights)} values: expected at most mwer.beam_width hypotheses, and at least one weight."
             )
 
 
 @dataclass(frozen=True)
-class OptimiserPart:
-    """See training/optim/optimizers.py; `clip` limits the norm of all gradients (0: no limit)."""
+class OptimizerConfig:
+    """The optimizer (training/optim/optimizers.py): novograd, adamw, muon or sgd. `betas` empty: the optimizer's own.
+    `grad_clip` limits the norm of all gradients together (0: no limit).
+    """
 
     name: str = "novograd"
-    rate: float = 0.01
+    learning_rate: float = 0.01
     betas: tuple[float, ...] = ()
-    decay: float = 0.001
+    weight_decay: float = 0.001
     momentum: float = 0.9
-    clip: float = 0.0
+    grad_clip: float = 0.0
 
     def __post_init__(self) -> None:
-        check("optimizer", self, ABOVE_NOUGHT, "rate")
+        check("optimizer", self, POSITIVE, "learning_rate")
         check("optimizer", self, BELOW_ONE, "betas", "momentum")
-        check("optimizer", self, NOUGHT_OR_MORE, "decay", "clip")
+        check("optimizer", self, NON_NEGATIVE, "weight_decay", "grad_clip")
         if len(self.betas) not in (0, 2):
             raise TrainingError(
                 f"optimizer.betas is {list(self.betas)}: expected two values, or none for the optimizer's own."
@@ -112,8 +110,11 @@ class OptimiserPart:
 
 
 @dataclass(frozen=True)
-class SchedulePart:
-    """See training/optim/schedules.py. Lengths in epochs, or (not nought) in steps."""
+class ScheduleConfig:
+    """The learning rate over time (training/optim/schedules.py): warm-up, hold, then `decay` (constant, exponential,
+    polynomial, cosine or linear) down to `floor`. Lengths are in epochs, or in steps where the value in steps is
+    above 0. `power` belongs to polynomial, `gamma` (per epoch) to exponential.
+    """
 
     epochs: float = 0.0
     steps: int = 0
@@ -128,56 +129,57 @@ class SchedulePart:
 
     def __post_init__(self) -> None:
         lengths = ("epochs", "steps", "warmup_epochs", "warmup_steps", "hold_epochs", "hold_steps")
-        check("schedule", self, NOUGHT_OR_MORE, *lengths, "floor", "power")
-        check("schedule", self, SHARE, "gamma")
+        check("schedule", self, NON_NEGATIVE, *lengths, "floor", "power")
+        check("schedule", self, PROBABILITY, "gamma")
 
 
 @dataclass(frozen=True)
-class RunPart:
-    """The rest. A global batch is `processes` x `accumulation` x a batch of the data part. Where that part is large,
-    `joint_norms = false` spares the processes from waiting for each other at every batch norm. `evaluate_every` and
-    `log_every` count steps, and the last one counts too; 0 is never. An `average_decay` of 0 is no average.
-    `rounded`: weights and activations as INT8 will have them (training.optim.quantization_aware), for a run's last
-    steps.
+class RunConfig:
+    """Processes, precision and bookkeeping. A global batch is `processes` x `accumulation` batches.
+
+    `precision` is fp32, bf16, fp16, or auto (the fastest of the device). `ema_decay` averages the weights (0: off).
+    `sync_batchnorm` shares batch norm statistics between processes; where the batch of one process is large, false
+    saves the waiting. `quantization_aware` rounds weights and activations as INT8 does
+    (training/optim/quantization_aware.py), for the last steps of a run. `evaluate_every` and `log_every` count steps
+    and include the last one (0: never).
     """
 
     processes: int = 1
     accumulation: int = 1
     precision: str = "fp32"
-    average_decay: float = 0.999
-    joint_norms: bool = True
-    rounded: bool = False
+    ema_decay: float = 0.999
+    sync_batchnorm: bool = True
+    quantization_aware: bool = False
     evaluate_every: int = 1000
     log_every: int = 20
     save_every_s: float = 300.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check("run", self, ONE_OR_MORE, "processes", "accumulation")
-        check("run", self, NOUGHT_OR_MORE, "evaluate_every", "log_every", "save_every_s", "seed")
-        check("run", self, BELOW_ONE, "average_decay")
+        check("run", self, AT_LEAST_ONE, "processes", "accumulation")
+        check("run", self, NON_NEGATIVE, "evaluate_every", "log_every", "save_every_s", "seed")
+        check("run", self, BELOW_ONE, "ema_decay")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One training run. `published` holds the figures it aims at, as they are printed in its source."""
+    """One training run. `published` holds the results that its source reports."""
 
     title: str
     source: str = ""
-    model: ModelPart = field(default_factory=ModelPart)
-    data: DataPart = field(default_factory=DataPart)
-    distil: DistilPart = field(default_factory=DistilPart)
-    stages: BlockwisePart = field(default_factory=BlockwisePart)
-    mistakes: MistakesPart = field(default_factory=MistakesPart)
+    model: ModelSource = field(default_factory=ModelSource)
+    data: DataConfig = field(default_factory=DataConfig)
+    blockwise: BlockwiseConfig = field(default_factory=BlockwiseConfig)
+    mwer: MwerConfig = field(default_factory=MwerConfig)
     augment: AugmentConfig = NO_AUGMENT
-    masks: FeatureMasks = field(default_factory=FeatureMasks)
-    optimizer: OptimiserPart = field(default_factory=OptimiserPart)
-    schedule: SchedulePart = field(default_factory=SchedulePart)
-    run: RunPart = field(default_factory=RunPart)
+    spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    run: RunConfig = field(default_factory=RunConfig)
     published: Mapping[str, Any] = field(default_factory=dict)
 
 
-def shipped() -> list[str]:
+def shipped_recipes() -> list[str]:
     """The names of the recipes that come with Silica."""
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
@@ -191,19 +193,19 @@ def load_recipe(name_or_path: str) -> Recipe:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise TrainingError(
-            f"There is no recipe {name_or_path!r}. Shipped: {', '.join(shipped())}; or name a .toml file."
+            f"There is no recipe {name_or_path!r}. Shipped: {', '.join(shipped_recipes())}; or name a .toml file."
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TrainingError(f"{path} is no TOML file: {error}.") from None
-    return from_values(values, str(path))
+        raise TrainingError(f"{path} is not a TOML file: {error}.") from None
+    return parse_recipe(values, str(path))
 
 
-def from_values(values: Mapping[str, Any], where: str) -> Recipe:
-    """A recipe from plain values; unknown names and wrong types are refused by name."""
+def parse_recipe(values: Mapping[str, Any], where: str) -> Recipe:
+    """A recipe from plain values. Unknown keys and wrong types are refused; `where` names the source in errors."""
     if "title" not in values:
         raise TrainingError(f"{where}: a recipe needs a `title`.")
     _refuse_unknown(Recipe, values, where)
-    # What an [augment] table leaves out is off, not at the strength of `AugmentConfig`'s defaults.
+    # A transform that an [augment] section leaves out is off, not at the default probability of `AugmentConfig`.
     augment = values.get("augment", {})
     if isinstance(augment, Mapping):
         values = {**values, "augment": {**asdict(NO_AUGMENT), **augment}}
@@ -220,25 +222,27 @@ def from_values(values: Mapping[str, Any], where: str) -> Recipe:
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """The recipe with values replaced, each written as `part.name=value` (value in TOML)."""
+    """The recipe with values replaced, each given as `section.key=value` (value in TOML)."""
     values = asdict(recipe)
     for setting in settings:
-        key, equals, text = setting.partition("=")
-        part, dot, name = key.strip().partition(".")
+        name, equals, text = setting.partition("=")
+        section, dot, key = name.strip().partition(".")
         if not equals or not dot:
-            raise TrainingError(f"{setting!r}: expected part.name=value, such as optimizer.rate=0.005.")
+            raise TrainingError(
+                f"{setting!r}: expected section.key=value, such as optimizer.learning_rate=0.005."
+            )
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
-        if not isinstance(values.get(part), dict):
-            raise TrainingError(f"{setting!r}: a recipe has no part {part!r}.")
-        values[part][name] = value
-    return from_values(values, " ".join(settings))
+        if not isinstance(values.get(section), dict):
+            raise TrainingError(f"{setting!r}: a recipe has no section {section!r}.")
+        values[section][key] = value
+    return parse_recipe(values, " ".join(settings))
 
 
 def _refuse_unknown(kind: Any, values: Mapping[str, Any], where: str) -> None:
-    """msgspec passes over names that a dataclass does not have."""
+    """Raise on keys that the dataclass does not have; msgspec ignores them."""
     known = get_type_hints(kind)
     unknown = sorted(set(values) - set(known))
     if unknown:

@@ -1,1 +1,1 @@
-"""KenLM n-gram models: build, adapt, query."""
+"""KenLM n-gram models: build from text, adapt, read, query."""

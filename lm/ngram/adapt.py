@@ -1,7 +1,8 @@
-"""A finished n-gram model leaned towards somebody's own text: new words enter, its word sequences gain weight.
+"""Adapts an n-gram model to a user's text by linear interpolation. New words enter the vocabulary.
 
-A context h of the text mixes P(w|h) = (1 - a) P_base(w|h) + a count(hw) / count(h), where a = share count(h) /
-(count(h) + s) grows with what the text knows of h but stays below the share. Then all backoffs are computed anew.
+For each context h of the text, P(w|h) = (1 - a) P_base(w|h) + a count(hw) / count(h). The weight
+a = share count(h) / (count(h) + half_weight_count) grows with the count of h in the text and stays below the share.
+All backoffs are recomputed.
 """
 
 import os
@@ -15,38 +16,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.errors import LanguageError
-from lm.ngram.build import BuildSettings, convert
+from lm.ngram.build import BuildSettings, arpa_to_trie
 from lm.ngram.table import BEGIN, END, RowIndex, write_arpa
 from lm.ngram.toolchain import Progress
 from lm.ngram.trie import NGram
-from lm.ngram.trie_arrays import Level, list_ngrams
+from lm.ngram.trie_arrays import Level, read_ngrams
 
 Counts = list[Counter[tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
 class AdaptSettings:
-    """How far to lean."""
+    """The interpolation weights."""
 
-    # The most that a context may take from the text; words without context take a fifth of it.
+    # The upper limit of the text's weight in a context. Unigrams use a fifth of it.
     share: float = 0.5
-    # How often a context must stand in the text to take half of that.
+    # The count of a context in the text at which the text has half of that weight.
     half_weight_count: float = 5.0
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share < 1.0:
             raise LanguageError(f"the share must lie between 0 and 1, not {self.share}")
         if not self.half_weight_count > 0.0:
-            raise LanguageError(f"half_after must be above 0, not {self.half_weight_count}")
+            raise LanguageError(f"half_weight_count must be above 0, not {self.half_weight_count}")
 
     def text_weight(self, count: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The part that contexts of these counts take from the text."""
+        """The weight of the text in contexts with these counts."""
         return self.share * count / (count + self.half_weight_count)
 
 
 @dataclass(frozen=True)
 class AdaptReport:
-    """What an adaptation did."""
+    """Counts of an adaptation."""
 
     lines: int
     words: int
@@ -57,65 +58,70 @@ class AdaptReport:
 def adapt(
     base: Path, lines: Iterable[str], out: Path, settings: AdaptSettings, progress: Progress
 ) -> AdaptReport:
-    """Write the adapted model to `out`; `lines` are normal."""
+    """Write the base model, adapted to these normalized lines, to `out`."""
     ngram = NGram.load(base)
     words = [word.decode() for word in ngram.vocabulary().tolist()]
-    numbers = {word: number for number, word in enumerate(words)}
-    known = len(words)
-    counts, line_count = _count(lines, ngram.order, numbers, words)
-    spoken = sum(counts[0].values())
-    if not spoken:
-        raise LanguageError("there is no word in the text; expected at least one line of words")
-    progress(f"{spoken:,} words and line ends, {len(words) - known:,} of them new to the model; mixing")
-    levels = list_ngrams(ngram)
+    word_ids = {word: word_id for word_id, word in enumerate(words)}
+    base_size = len(words)
+    counts, lines_read = _count(lines, ngram.order, word_ids, words)
+    tokens = sum(counts[0].values())
+    if not tokens:
+        raise LanguageError("the text is empty; expected at least one line of words")
+    progress(f"{tokens:,} words and line ends, {len(words) - base_size:,} new words; interpolating")
+    levels = read_ngrams(ngram)
     probs = [np.power(10.0, level.probs.astype(np.float64)) for level in levels]
-    _mix_words(levels, probs, counts[0], len(words), numbers, settings.share / 5)
+    _mix_unigrams(levels, probs, counts[0], len(words), word_ids, settings.share / 5)
     scorer = ngram.kenlm()
     for order in range(2, ngram.order + 1):
-        _mix_level(order, levels, probs, counts, scorer, words, known, settings)
+        _mix_level(order, levels, probs, counts, scorer, words, base_size, settings)
     out.parent.mkdir(parents=True, exist_ok=True)
     arpa = out.with_suffix(f".{os.getpid()}.adapting.arpa")
     try:
-        progress("writing")
+        progress("writing the model")
         write_arpa(arpa, levels, probs, words)
-        convert(arpa, out, BuildSettings(order=ngram.order, prune=(0,)), progress)
+        arpa_to_trie(arpa, out, BuildSettings(order=ngram.order, prune=(0,)), progress)
     finally:
         arpa.unlink(missing_ok=True)
-    return AdaptReport(line_count, spoken, tuple(words[known:]), tuple(len(level.words) for level in levels))
+    return AdaptReport(
+        lines_read, tokens, tuple(words[base_size:]), tuple(len(level.words) for level in levels)
+    )
 
 
-def _count(lines: Iterable[str], order: int, numbers: dict[str, int], words: list[str]) -> tuple[Counts, int]:
-    """N-grams of each order as the trie spells them: the word, then its context backwards."""
+def _count(
+    lines: Iterable[str], order: int, word_ids: dict[str, int], words: list[str]
+) -> tuple[Counts, int]:
+    """The n-gram counts by order, keyed as in the trie: the word, then its context backwards."""
     counts: Counts = [Counter() for _ in range(order)]
-    line_count = 0
+    lines_read = 0
     for line in lines:
-        line_count += 1
+        lines_read += 1
         for word in line.split():
-            if word not in numbers:
-                numbers[word] = len(words)
+            if word not in word_ids:
+                word_ids[word] = len(words)
                 words.append(word)
-        spoken = [numbers[BEGIN], *(numbers[word] for word in line.split()), numbers[END]]
-        for place in range(1, len(spoken)):
-            for length in range(1, min(order, place + 1) + 1):
-                counts[length - 1][tuple(spoken[place - length + 1 : place + 1][::-1])] += 1
-    return counts, line_count
+        tokens = [word_ids[BEGIN], *(word_ids[word] for word in line.split()), word_ids[END]]
+        for position in range(1, len(tokens)):
+            for length in range(1, min(order, position + 1) + 1):
+                counts[length - 1][tuple(tokens[position - length + 1 : position + 1][::-1])] += 1
+    return counts, lines_read
 
 
-def _mix_words(
+def _mix_unigrams(
     levels: list[Level],
     probs: list[NDArray[np.float64]],
     counts: Counter[tuple[int, ...]],
     vocabulary: int,
-    numbers: dict[str, int],
+    word_ids: dict[str, int],
     share: float,
 ) -> None:
+    """Interpolate the unigrams, and extend the first level by the new words."""
     total = sum(counts.values())
-    grown = np.zeros(vocabulary)
-    grown[: len(probs[0])] = probs[0] * (1.0 - share)
+    mixed = np.zeros(vocabulary)
+    mixed[: len(probs[0])] = probs[0] * (1.0 - share)
     for (word,), count in counts.items():
-        grown[word] += share * count / total
-    grown[numbers[BEGIN]] = probs[0][numbers[BEGIN]]
-    probs[0] = grown
+        mixed[word] += share * count / total
+    mixed[word_ids[BEGIN]] = probs[0][word_ids[BEGIN]]
+    probs[0] = mixed
     levels[0].words = np.arange(vocabulary, dtype=np.int32)[:, None]
     levels[0].parents = np.zeros(vocabulary, np.int64)
 
@@ -127,41 +133,42 @@ def _mix_level(
     counts: Counts,
     scorer: Any,
     words: list[str],
-    known: int,
+    base_size: int,
     settings: AdaptSettings,
 ) -> None:
-    level, found = levels[order - 1], counts[order - 1]
+    """Interpolate the n-grams of one order, and append new n-grams to the level."""
+    level, ngram_counts = levels[order - 1], counts[order - 1]
     contexts: Counter[tuple[int, ...]] = Counter()
-    for ngram, count in found.items():
+    for ngram, count in ngram_counts.items():
         contexts[ngram[1:]] += count
     totals = RowIndex(np.array(list(contexts), np.int32).reshape(-1, order - 1))
     weight = np.array(list(contexts.values()), np.float64)
-    # Every word of the base in a context of the text steps back for the text's own words ...
+    # Scale down the base model's n-grams in the contexts of the text ...
     at = totals.find(level.words[:, 1:])
     probs[order - 1][at >= 0] *= 1.0 - settings.text_weight(weight[at[at >= 0]])
-    # ... which are added to the n-grams that exist, and appended where they do not.
-    seen = np.array(list(found), np.int32).reshape(-1, order)
+    # ... and add the text's share to existing n-grams, or append new ones.
+    seen = np.array(list(ngram_counts), np.int32).reshape(-1, order)
     total = weight[totals.find(seen[:, 1:])]
-    gained = settings.text_weight(total) * np.array(list(found.values()), np.float64) / total
-    place = RowIndex(level.words).find(seen)
-    np.add.at(probs[order - 1], place[place >= 0], gained[place >= 0])
-    fresh = seen[place < 0]
-    if not len(fresh):
+    from_text = settings.text_weight(total) * np.array(list(ngram_counts.values()), np.float64) / total
+    position = RowIndex(level.words).find(seen)
+    np.add.at(probs[order - 1], position[position >= 0], from_text[position >= 0])
+    new_ngrams = seen[position < 0]
+    if not len(new_ngrams):
         return
-    added, rest = gained[place < 0], 1.0 - settings.text_weight(total[place < 0])
-    for row, ngram in enumerate(fresh.tolist()):
-        if ngram[0] < known:
+    added, rest = from_text[position < 0], 1.0 - settings.text_weight(total[position < 0])
+    for row, ngram in enumerate(new_ngrams.tolist()):
+        if ngram[0] < base_size:
             added[row] += rest[row] * 10.0 ** _base_log10(
-                scorer, [words[number] for number in reversed(ngram)]
+                scorer, [words[word_id] for word_id in reversed(ngram)]
             )
-    parents = RowIndex(levels[order - 2].words).find(fresh[:, :-1])
-    level.words = np.concatenate([level.words, fresh])
+    parents = RowIndex(levels[order - 2].words).find(new_ngrams[:, :-1])
+    level.words = np.concatenate([level.words, new_ngrams])
     level.parents = np.concatenate([level.parents, parents])
     probs[order - 1] = np.concatenate([probs[order - 1], added])
 
 
 def _base_log10(scorer: Any, ngram: list[str]) -> float:
-    """The base model's log10 probability of the last word after the ones before it."""
+    """The base model's log10 probability of the last word given the words before it."""
     begins = ngram[0] == BEGIN
     ends = ngram[-1] == END
     text = " ".join(ngram[begins : len(ngram) - ends])

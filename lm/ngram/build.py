@@ -1,6 +1,6 @@
-"""Text to n-gram language model: normal lines -> lmplz -> ARPA -> KenLM trie, and what such a model measures.
+"""Builds an n-gram model from text (normalized lines -> lmplz -> ARPA -> KenLM trie) and measures its perplexity.
 
-The programs come from toolchain.py; adaptation of a finished model to somebody's own text is in adapting.py.
+toolchain.py compiles KenLM's programs. build_recipe.py builds from several parts; adapt.py adapts a finished model.
 """
 
 import math
@@ -18,7 +18,7 @@ from acoustic.files import replacing_file
 from lm import PRETRAINED
 from lm.errors import LanguageError
 from lm.ngram.toolchain import MAX_ORDER, Progress, tools
-from lm.text.corpus import is_held_out, normal_lines
+from lm.text.corpus import is_held_out, normalized_lines
 from lm.text.spelled_letters import spelled_lines
 
 LINES_PER_REPORT = 1_000_000
@@ -29,13 +29,13 @@ class BuildSettings:
     """How a model is built from text."""
 
     order: int = 4
-    # An order each: n-grams seen this often or less are left out; the last number goes for all higher orders.
+    # For each order, n-grams with this count or less are removed. The last threshold applies to all higher orders.
     prune: tuple[int, ...] = (0, 0, 1, 2)
-    # Words seen less often become the unknown word.
+    # Words with a smaller count become <unk>.
     minimum_count: int = 1
     quantize_bits: int = 8
     pointer_bits: int = 22
-    # So many lines of spelled words, codes and numbers are learned from besides (lm/text/spelled_letters.py).
+    # The number of generated lines of spelled words, codes and numbers (lm/text/spelled_letters.py).
     spelled_lines: int = 0
 
     def __post_init__(self) -> None:
@@ -43,10 +43,12 @@ class BuildSettings:
             raise LanguageError(f"the order must lie between 2 and {MAX_ORDER}, not {self.order}")
         if not self.prune or self.prune[0] != 0 or list(self.prune) != sorted(self.prune):
             given = " ".join(map(str, self.prune))
-            raise LanguageError(f"pruning must start with 0 and not fall, for example 0 0 1 2; not {given!r}")
+            raise LanguageError(
+                f"pruning thresholds must start with 0 and not decrease, for example 0 0 1 2; not {given!r}"
+            )
         if len(self.prune) > self.order:
             raise LanguageError(
-                f"{len(self.prune)} pruning thresholds for an order of {self.order}: one an order"
+                f"{len(self.prune)} pruning thresholds for order {self.order}: expected at most one per order"
             )
         if self.spelled_lines < 0:
             raise LanguageError(f"{self.spelled_lines} spelled lines: expected 0 or more")
@@ -54,7 +56,7 @@ class BuildSettings:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """How surprised a model is by a text: with its unknown words, and without them."""
+    """The perplexity of a model on a text, with and without the text's unknown words."""
 
     words: int
     lines: int
@@ -65,7 +67,7 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What came out of a build."""
+    """Size and measurements of a built model."""
 
     path: str
     words: int
@@ -78,7 +80,7 @@ class BuildReport:
     settings: BuildSettings = field(default_factory=BuildSettings)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for --json."""
+        """The report as plain values for --json."""
         return asdict(self)
 
 
@@ -89,32 +91,32 @@ def build(
     progress: Progress,
     keep_arpa: bool = False,
 ) -> BuildReport:
-    """Build `out` (a .binary trie) from text files, holding one line in a hundred out to measure on."""
+    """Build `out` (a .binary trie) from text files. One line in a hundred is held out for the perplexity."""
     return build_several(texts, {out: settings}, progress, keep_arpa)[0]
 
 
 def build_several(
     texts: Sequence[Path], wanted: dict[Path, BuildSettings], progress: Progress, keep_arpa: bool = False
 ) -> list[BuildReport]:
-    """The same text as several models, for instance pruned more and less; the text is read once."""
+    """Build several models, for example with different pruning, from the same text, which is read once."""
     check_texts(texts)
     programs = tools(progress)
     folder = next(iter(wanted)).parent
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="silica-lm-", dir=folder) as scratch:
-        begun = time.perf_counter()
-        corpus = write_corpus(texts, Path(scratch), progress)
-        reading_s = time.perf_counter() - begun
+    with tempfile.TemporaryDirectory(prefix="silica-lm-", dir=folder) as temp_folder:
+        started = time.perf_counter()
+        corpus = write_corpus(texts, Path(temp_folder), progress)
+        corpus_s = time.perf_counter() - started
         reports = []
         for out, settings in wanted.items():
             report = build_from_corpus(programs.lmplz, corpus, out, settings, progress, keep_arpa)
-            measured = measure_held_out(Path(report.path), [corpus])
-            reports.append(replace(report, seconds=report.seconds + reading_s, held_out=measured))
+            held_out_file = measure_held_out(Path(report.path), [corpus])
+            reports.append(replace(report, seconds=report.seconds + corpus_s, held_out=held_out_file))
     return reports
 
 
 def check_texts(texts: Sequence[Path]) -> None:
-    """Whether there is any and all are there: said before the builder is compiled, which takes minutes once."""
+    """Raise an error for missing texts. Called before KenLM is compiled, which takes a minute."""
     if not texts:
         raise LanguageError("there is no text to build from; name a file or a recipe")
     for path in texts:
@@ -125,7 +127,7 @@ def check_texts(texts: Sequence[Path]) -> None:
 def build_from_corpus(
     lmplz: Path, corpus: "Corpus", out: Path, settings: BuildSettings, progress: Progress, keep_arpa: bool
 ) -> BuildReport:
-    """A corpus that is written down already as one model, not yet measured."""
+    """Build one model from a prepared corpus, without measuring its perplexity."""
     started = time.perf_counter()
     if out.suffix != ".binary":
         out = out.with_name(out.name + ".binary")
@@ -143,9 +145,9 @@ def build_from_corpus(
     command = [str(lmplz), "--order", str(settings.order), "--prune", *pruned.split()]
     command += ["--discount_fallback", "--memory", "1G", "--temp_prefix", str(work / "sort")]
     command += ["--limit_vocab_file", str(known), "--text", str(corpus.train), "--arpa", str(arpa)]
-    _program(command)
-    progress("packing the trie")
-    convert(arpa, out, settings, progress)
+    _run(command)
+    progress("writing the trie")
+    arpa_to_trie(arpa, out, settings, progress)
     return BuildReport(
         path=str(out),
         words=words,
@@ -159,18 +161,18 @@ def build_from_corpus(
     )
 
 
-def convert(arpa: Path, out: Path, settings: BuildSettings, progress: Progress) -> None:
-    """An ARPA file as KenLM trie: quantized, pointers compressed, words kept; what NGram.load memory-maps."""
+def arpa_to_trie(arpa: Path, out: Path, settings: BuildSettings, progress: Progress) -> None:
+    """Convert an ARPA file to the KenLM trie that `NGram.load` maps: quantized, compressed pointers, with its words."""
     programs = tools(progress)
     bits = str(settings.quantize_bits)
-    with tempfile.TemporaryDirectory(prefix="silica-trie-", dir=out.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix="silica-trie-", dir=out.parent) as temp_folder:
         command = [str(programs.build_binary), "-q", bits, "-b", bits, "-a", str(settings.pointer_bits)]
         with replacing_file(out) as partial:
-            _program([*command, "-T", f"{scratch}/sort", "trie", str(arpa), str(partial)])
+            _run([*command, "-T", f"{temp_folder}/sort", "trie", str(arpa), str(partial)])
 
 
 def arpa_counts(arpa: Path) -> tuple[int, ...]:
-    """How many n-grams of each order an ARPA file holds, from its head."""
+    """The number of n-grams of each order, from an ARPA file's header."""
     counts: list[int] = []
     with arpa.open(encoding="utf-8") as file:
         for line in file:
@@ -182,7 +184,7 @@ def arpa_counts(arpa: Path) -> tuple[int, ...]:
 
 
 def perplexity(model: Path, lines: Iterable[str]) -> Perplexity:
-    """Perplexity of a KenLM file (trie or ARPA) on normal lines, sentence ends counted as words."""
+    """Perplexity of a KenLM file (trie or ARPA) on normalized lines. Sentence ends count as words."""
     scorer = open_kenlm(model)
     words = count = unknown = 0
     total = total_known = 0.0
@@ -196,7 +198,7 @@ def perplexity(model: Path, lines: Iterable[str]) -> Perplexity:
             else:
                 total_known += log10
     if not words:
-        raise LanguageError("there is no text to measure on; expected at least one line with a word")
+        raise LanguageError("the text is empty; expected at least one line with a word")
     return Perplexity(
         words=words - count,
         lines=count,
@@ -207,7 +209,7 @@ def perplexity(model: Path, lines: Iterable[str]) -> Perplexity:
 
 
 def open_kenlm(model: Path) -> Any:
-    """kenlm's own reader on a file, with a clear error when there is none or it is something else."""
+    """Open a file with the kenlm module; a clear error for a missing or invalid file."""
     import kenlm
 
     if not model.is_file():
@@ -215,14 +217,14 @@ def open_kenlm(model: Path) -> Any:
     try:
         return kenlm.Model(str(model))
     except (OSError, UnicodeDecodeError) as error:
-        # KenLM quotes what it stumbled over: rubbish, where the file is some other binary.
-        reason = str(error).strip().splitlines()[-1] if isinstance(error, OSError) else "it is no text"
-        raise LanguageError(f"{model} is no KenLM file ({reason}); expected a .binary or .arpa") from None
+        # KenLM's message quotes the file, which raises UnicodeDecodeError for other binary files.
+        reason = str(error).strip().splitlines()[-1] if isinstance(error, OSError) else "not text"
+        raise LanguageError(f"{model} is not a KenLM file ({reason}); expected a .binary or .arpa") from None
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text in normal lines: what is learned from, what is measured on, and the words of the first."""
+    """Normalized lines in files: training text and held-out text, with the word counts of the training text."""
 
     train: Path
     held_out: Path
@@ -231,16 +233,16 @@ class Corpus:
 
 
 def write_corpus(texts: Sequence[Path], folder: Path, progress: Progress) -> Corpus:
-    """The texts in normal lines in this folder, one line in a hundred apart."""
+    """Write the normalized lines of the texts to this folder; one line in a hundred goes to the held-out file."""
     counts: Counter[str] = Counter()
     lines = 0
     corpus, held_out = folder / "corpus.txt", folder / "held-out.txt"
-    with corpus.open("w") as train, held_out.open("w") as measured:
+    with corpus.open("w") as train, held_out.open("w") as held_out_file:
         for path in texts:
             progress(f"reading {path.name}")
-            for line in normal_lines([path]):
+            for line in normalized_lines([path]):
                 if is_held_out(line):
-                    measured.write(line + "\n")
+                    held_out_file.write(line + "\n")
                 else:
                     train.write(line + "\n")
                     counts.update(line.split())
@@ -249,27 +251,27 @@ def write_corpus(texts: Sequence[Path], folder: Path, progress: Progress) -> Cor
                         progress(f"reading {path.name}: {lines:,} lines so far")
     if len(counts) < 3:
         raise LanguageError(
-            f"the text holds {len(counts)} different words; a language model needs running text"
+            f"the text contains {len(counts)} different words; a language model needs running text"
         )
     return Corpus(corpus, held_out, counts, lines)
 
 
 def measure_held_out(model: Path, corpora: Iterable[Corpus]) -> Perplexity | None:
-    """Perplexity on the lines that all of these hold out; None where there are none."""
+    """Perplexity on the held-out lines of all corpora; None without such lines."""
     lines = [line for corpus in corpora for line in read_lines(corpus.held_out)]
     return perplexity(model, lines) if lines else None
 
 
 def add_spelled_lines(corpus: Corpus, count: int) -> Corpus:
-    """The corpus and so many lines in which its words are spelled: those that it has more than once, which are seldom
-    misprints. What they say counts as text."""
+    """The corpus with `count` generated lines added, in which words of the corpus are spelled. Words that occur only
+    once are not used, since many are misprints."""
     if not count:
         return corpus
-    often = (word for word, seen in corpus.counts.items() if seen > 1)
-    lines = list(spelled_lines(often, count))
+    repeated = (word for word, seen in corpus.counts.items() if seen > 1)
+    lines = list(spelled_lines(repeated, count))
     if not lines:
         raise LanguageError(
-            "the text repeats no word of two to ten letters a to z: there is nothing to spell"
+            "the text has no repeated word of two to ten letters a to z, so spelled lines cannot be generated"
         )
     train = corpus.train.with_name("corpus-and-spelled.txt")
     shutil.copyfile(corpus.train, train)
@@ -280,28 +282,29 @@ def add_spelled_lines(corpus: Corpus, count: int) -> Corpus:
 
 
 def read_lines(path: Path) -> Iterable[str]:
+    """The lines of a file without line ends."""
     with path.open() as file:
         for line in file:
             yield line.rstrip("\n")
 
 
-def _program(command: list[str]) -> None:
+def _run(command: list[str]) -> None:
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if result.returncode:
-        words = "\n".join(result.stdout.strip().splitlines()[-8:])
-        raise LanguageError(f"{Path(command[0]).name} failed ({result.returncode}):\n{words}")
+        output = "\n".join(result.stdout.strip().splitlines()[-8:])
+        raise LanguageError(f"{Path(command[0]).name} failed ({result.returncode}):\n{output}")
 
 
 def shipped_model() -> Path:
-    """The file of the shipped language model."""
-    found = sorted(PRETRAINED.glob("*.binary"))
-    if not found:
-        raise LanguageError("no language model is shipped (lm/pretrained/*.binary)")
-    return found[0]
+    """The path of the shipped n-gram."""
+    files = sorted(PRETRAINED.glob("*.binary"))
+    if not files:
+        raise LanguageError("this installation has no shipped language model (lm/pretrained/*.binary)")
+    return files[0]
 
 
 def describe(model: Path) -> dict[str, object]:
-    """What `silica lm info` shows of a trie."""
+    """The output of `silica lm info` for a trie."""
     from lm.ngram.trie import NGram
 
     if not model.is_file():

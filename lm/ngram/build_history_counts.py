@@ -1,4 +1,4 @@
-"""How often each history of a model stands in a text: its n-grams found by hash, word by word."""
+"""Counts the occurrences of a model's histories (contexts) in a text, with a hash table of n-grams."""
 
 from collections.abc import Iterable, Iterator
 
@@ -15,11 +15,11 @@ TOKENS_PER_CHUNK = 4_000_000
 @compiled
 def _fill(keys: NDArray[np.uint64], slots: NDArray[np.int32]) -> None:
     mask = np.uint64(len(slots) - 1)
-    for place in range(len(keys)):
-        at = keys[place] & mask
+    for index in range(len(keys)):
+        at = keys[index] & mask
         while slots[at] >= 0:
             at = (at + np.uint64(1)) & mask
-        slots[at] = place
+        slots[at] = index
 
 
 @compiled
@@ -50,7 +50,7 @@ def _count(
 
 
 def count_histories(lines: Iterable[str], words: list[str], levels: list[Level]) -> list[NDArray[np.float64]]:
-    """For each n-gram that a longer one may follow, order by order: its occurrences by the words of the text."""
+    """The relative frequency in the text of each n-gram that is a history, by order: all orders but the highest."""
     histories = levels[:-1]
     keys = np.concatenate([hash_rows(level.words) for level in histories])
     slots = np.full(1 << int(2 * len(keys) + 1).bit_length(), -1, np.int32)
@@ -65,13 +65,13 @@ def count_histories(lines: Iterable[str], words: list[str], levels: list[Level])
 
 
 def _tokens(lines: Iterable[str], words: list[str]) -> Iterator[NDArray[np.int64]]:
-    """The text as word numbers, whole lines at a time, each after its beginning."""
-    number = {word: place for place, word in enumerate(words)}.get
-    begin, unknown = number(BEGIN), number("<unk>")
+    """The text as word ids in chunks of complete lines, each line preceded by the sentence start."""
+    word_id = {word: index for index, word in enumerate(words)}.get
+    begin, unknown = word_id(BEGIN), word_id("<unk>")
     tokens: list[int | None] = []
     for line in lines:
         tokens.append(begin)
-        tokens += [number(word, unknown) for word in line.split()]
+        tokens += [word_id(word, unknown) for word in line.split()]
         if len(tokens) >= TOKENS_PER_CHUNK:
             yield np.array(tokens, np.int64)
             tokens = []

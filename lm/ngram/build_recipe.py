@@ -1,6 +1,6 @@
-"""A model of several parts: each counted by itself, all merged by shares, the whole cut to a size (merging.py).
+"""Builds a model as a recipe says: one model per part, interpolated by shares, pruned to a size.
 
-So a text twenty times as long as another does not drown it, and a file holds the n-grams that are worth most.
+Interpolation by shares keeps a large text from dominating a small one (build_interpolated.py).
 """
 
 import tempfile
@@ -12,10 +12,10 @@ from lm.ngram.build import (
     BuildReport,
     Corpus,
     add_spelled_lines,
+    arpa_to_trie,
     build,
     build_from_corpus,
     check_texts,
-    convert,
     measure_held_out,
     read_lines,
     write_corpus,
@@ -25,12 +25,12 @@ from lm.ngram.recipe import Recipe
 from lm.ngram.table import write_arpa
 from lm.ngram.toolchain import Progress, tools
 
-FINE_BITS = 16
-"""Values of a part on the way: they are rounded to the settings' bits once, at the end."""
+PART_QUANTIZE_BITS = 16
+"""Quantization of the parts' models. The interpolated model is quantized to the settings' bits at the end."""
 
 
 def build_recipe(recipe: Recipe, out: Path, progress: Progress, keep_arpa: bool = False) -> BuildReport:
-    """Build `out` (a .binary trie) as a recipe says; each part holds one line in a hundred out."""
+    """Build `out` (a .binary trie) from a recipe. Each part holds out one line in a hundred for the perplexity."""
     parts, max_mb = recipe.parts, recipe.max_mb
     if len(parts) == 1 and max_mb is None:
         return build(parts[0].texts, out, parts[0].settings, progress, keep_arpa)
@@ -39,20 +39,22 @@ def build_recipe(recipe: Recipe, out: Path, progress: Progress, keep_arpa: bool 
     out = out if out.suffix == ".binary" else out.with_name(out.name + ".binary")
     out.parent.mkdir(parents=True, exist_ok=True)
     settings = parts[0].settings
-    with tempfile.TemporaryDirectory(prefix="silica-lm-", dir=out.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix="silica-lm-", dir=out.parent) as temp_folder:
         corpora: list[Corpus] = []
         reports: list[BuildReport] = []
         for number, part in enumerate(parts):
-            folder = Path(scratch) / str(number)
+            folder = Path(temp_folder) / str(number)
             folder.mkdir()
             corpora.append(
                 add_spelled_lines(write_corpus(part.texts, folder, progress), part.settings.spelled_lines)
             )
-            alone = replace(part.settings, quantize_bits=FINE_BITS, spelled_lines=0)
+            part_settings = replace(part.settings, quantize_bits=PART_QUANTIZE_BITS, spelled_lines=0)
             reports.append(
-                build_from_corpus(programs.lmplz, corpora[-1], folder / "part", alone, progress, False)
+                build_from_corpus(
+                    programs.lmplz, corpora[-1], folder / "part", part_settings, progress, False
+                )
             )
-        progress(f"merging {len(parts)} parts" if len(parts) > 1 else "weighing what to keep")
+        progress(f"interpolating {len(parts)} parts")
         model = interpolate(
             [
                 (Path(report.path), read_lines(corpus.train), part.share)
@@ -61,10 +63,10 @@ def build_recipe(recipe: Recipe, out: Path, progress: Progress, keep_arpa: bool 
         )
         if max_mb is not None:
             model = prune_to_size(model, max_mb * 1e6)
-        arpa = out.with_suffix(".arpa") if keep_arpa else Path(scratch) / "model.arpa"
-        progress("writing")
+        arpa = out.with_suffix(".arpa") if keep_arpa else Path(temp_folder) / "model.arpa"
+        progress("writing the model")
         write_arpa(arpa, model.levels, model.probs, model.words)
-        convert(arpa, out, settings, progress)
+        arpa_to_trie(arpa, out, settings, progress)
         return BuildReport(
             path=str(out),
             words=sum(report.words for report in reports),

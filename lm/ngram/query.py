@@ -1,17 +1,16 @@
-"""Queries in KenLM's trie, read bit by bit from the mapped file. ngram.py finds the file's layout.
+"""Compiled queries in a memory-mapped KenLM trie. trie.py reads the header and computes the layout.
 
-The trie is keyed by the word first and then its context backwards, so one walk finds the longest n-gram that the
-model holds and, on the way, the backoffs that the next query needs (Heafield 2011, "KenLM: faster and smaller
-language model queries").
+The trie is keyed by the word first and then by its context backwards. One walk finds the longest matching n-gram and
+the backoffs that the next query needs (Heafield 2011, "KenLM: faster and smaller language model queries").
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from lm.numba_cache import Array, compiled, real, whole
+from lm.numba_cache import Array, as_float, as_int, compiled
 
-# The layout table: row 0 is the whole file's, row k (1..order-1) describes the n-grams of order k + 1.
+# The layout table: row 0 describes the file, row k (1..order-1) the n-grams of order k + 1.
 ORDER, VOCABULARY, BEGIN_WORD, END_WORD, UNIGRAMS_AT, WORD_BITS = range(6)
 (
     BASE_BIT,
@@ -28,7 +27,7 @@ COLUMNS = 9
 
 
 class Trie(NamedTuple):
-    """A mapped file, the same bytes as 32-bit floats, and the layout table."""
+    """A mapped file as 64-bit words, the same bytes as 32-bit floats, and the layout table."""
 
     file: Array
     floats: Array
@@ -38,31 +37,31 @@ class Trie(NamedTuple):
 @compiled
 def bits_at(file: Array, position: int, length: int) -> int:
     """`length` bits (at most 57) from bit `position` of the file."""
-    # Unsigned indices need no check for negative ones; two shifts spare a branch where nothing overlaps.
+    # Unsigned indices need no check for negative values. Two shifts avoid a branch when shift is 0.
     index = np.uint64(position) >> np.uint64(6)
     shift = np.uint64(position) & np.uint64(63)
     value = (file[index] >> shift) | ((file[index + np.uint64(1)] << np.uint64(1)) << (np.uint64(63) - shift))
-    return whole(value & ((np.uint64(1) << np.uint64(length)) - np.uint64(1)))
+    return as_int(value & ((np.uint64(1) << np.uint64(length)) - np.uint64(1)))
 
 
 @compiled
 def pointer_at(file: Array, row: Array, index: int) -> int:
-    """Where the children of n-gram `index` begin in the next order."""
+    """The index of the first child of n-gram `index` in the next order."""
     end_bit = row[BASE_BIT] + (index + 1) * row[TOTAL_BITS]
     low = bits_at(file, end_bit - row[POINTER_BITS], row[POINTER_BITS])
     if row[OFFSETS] == 0:
         return low
-    # The high bits, which the file leaves out, are the number of the last offset that is not beyond the index.
+    # The high bits are not stored: they are the position of the last offset that is not greater than the index.
     first = row[OFFSETS_AT]
     below = 0
     above = row[OFFSETS]
     while above - below > 1:
         middle = (below + above) >> 1
-        if whole(file[first + middle]) <= index:
+        if as_int(file[first + middle]) <= index:
             below = middle
         else:
             above = middle
-    return whole((below << row[POINTER_BITS]) | low)
+    return as_int((below << row[POINTER_BITS]) | low)
 
 
 @compiled
@@ -75,7 +74,7 @@ def find(
     begin: int,
     end: int,
 ) -> int:
-    """Index of `word` among the sorted entries [begin, end), or -1: interpolation search."""
+    """The index of `word` among the sorted entries [begin, end), or -1, by interpolation search."""
     before = begin - 1
     before_word = 0
     after = end
@@ -96,21 +95,22 @@ def find(
 
 @compiled
 def prob_at(trie: Trie, row: Array, word_bits: int, index: int) -> float:
-    """log10 probability of an n-gram of order 2 or more."""
+    """The log10 probability of an n-gram of order 2 or higher."""
     bit = row[BASE_BIT] + index * row[TOTAL_BITS] + word_bits
     if row[PROB_BITS] > 0:
         code = bits_at(trie.file, bit + row[BACKOFF_BITS], row[PROB_BITS])
-        return real(trie.floats[row[PROB_TABLE] + code])
-    # The sign is not stored: no logarithm of a probability is positive.
-    return real(np.uint32(bits_at(trie.file, bit, 31) | 0x80000000).view(np.float32))
+        return as_float(trie.floats[row[PROB_TABLE] + code])
+    # The sign bit is not stored: log-probabilities are negative.
+    return as_float(np.uint32(bits_at(trie.file, bit, 31) | 0x80000000).view(np.float32))
 
 
 @compiled
 def backoff_at(trie: Trie, row: Array, word_bits: int, index: int) -> float:
+    """The log10 backoff of an n-gram of order 2 or higher."""
     bit = row[BASE_BIT] + index * row[TOTAL_BITS] + word_bits
     if row[PROB_BITS] > 0:
-        return real(trie.floats[row[BACKOFF_TABLE] + bits_at(trie.file, bit, row[BACKOFF_BITS])])
-    return real(np.uint32(bits_at(trie.file, bit + 31, 32)).view(np.float32))
+        return as_float(trie.floats[row[BACKOFF_TABLE] + bits_at(trie.file, bit, row[BACKOFF_BITS])])
+    return as_float(np.uint32(bits_at(trie.file, bit + 31, 32)).view(np.float32))
 
 
 @compiled
@@ -123,20 +123,20 @@ def query(
     next_words: Array,
     next_backoffs: Array,
 ) -> tuple[float, int]:
-    """log10 p(word | context), and the length of the context after it.
+    """log10 p(word | context), and the length of the next context.
 
-    A context is its words, the latest first, and their backoffs; `length` of them count. The next one is written
-    to `next_words` and `next_backoffs`, which may not be the arrays it is read from.
+    A context is an array of words, latest first, and their backoffs; the first `length` are valid. The next context is
+    written to `next_words` and `next_backoffs`, which must be other arrays.
     """
     file, layout = trie.file, trie.layout
     order = layout[0, ORDER]
     word_bits = layout[0, WORD_BITS]
     unigram = layout[0, UNIGRAMS_AT] + 2 * word
-    prob = real(trie.floats[2 * unigram])
+    prob = as_float(trie.floats[2 * unigram])
     next_words[0] = word
     next_backoffs[0] = trie.floats[2 * unigram + 1]
-    begin = whole(file[unigram + 1])
-    end = whole(file[unigram + 3])
+    begin = as_int(file[unigram + 1])
+    end = as_int(file[unigram + 3])
     found = 1
     while found <= length and begin < end:
         row = layout[found]
@@ -153,5 +153,5 @@ def query(
         end = pointer_at(file, row, index + 1)
     total = prob
     for position in range(found - 1, length):
-        total += real(backoffs[position])
-    return total, whole(min(found, order - 1))
+        total += as_float(backoffs[position])
+    return total, as_int(min(found, order - 1))

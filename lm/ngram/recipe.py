@@ -1,4 +1,4 @@
-"""A recipe: which texts a language model is built from, and how, as one TOML file that can be run again."""
+"""Recipes: a TOML file names the texts of a language model with checksums and licences, and the build settings."""
 
 import hashlib
 import tomllib
@@ -13,7 +13,7 @@ from lm.ngram.build import BuildSettings
 
 @dataclass(frozen=True)
 class Part:
-    """Texts that are counted together, and what share they have in the whole."""
+    """Texts that form one model, and its share in the interpolation."""
 
     texts: tuple[Path, ...]
     settings: BuildSettings
@@ -26,17 +26,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Texts, found and checked, in the parts that are counted together, and how large the whole may be."""
+    """Parts with verified texts, and the maximum size of the model."""
 
     parts: tuple[Part, ...]
     max_mb: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_mb is not None and not self.max_mb > 0:
-            raise LanguageError(f"the size of a model must be above 0 MB, not {self.max_mb}")
+            raise LanguageError(f"max_mb must be above 0 MB, not {self.max_mb}")
 
     def with_settings(self, max_mb: float | None, **given: Any) -> "Recipe":
-        """With what was said on the line put over all parts (`override_settings`)."""
+        """The recipe with settings of the command line applied to all parts (`override_settings`)."""
         parts = tuple(
             replace(part, settings=override_settings(part.settings, **given)) for part in self.parts
         )
@@ -44,36 +44,34 @@ class Recipe:
 
 
 def default_recipe(texts: Sequence[Path]) -> Recipe:
-    """Texts named on the line, with the defaults."""
+    """A recipe of one part for texts named on the command line, with default settings."""
     return Recipe((Part(tuple(texts), BuildSettings()),))
 
 
 def read_recipe(path: Path, folder: Path | None) -> Recipe:
-    """The recipe in a file; its texts lie in `folder` (else beside it) and must be the very same files."""
+    """Read a recipe. Its texts are in `folder`, by default beside it; their checksums must match."""
     try:
         content = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise LanguageError(f"there is no recipe {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise LanguageError(f"the recipe {path} is no TOML: {error}") from None
+        raise LanguageError(f"the recipe {path} is not valid TOML: {error}") from None
     folder = folder or path.parent
     entries = content.get("text", [])
     if not entries:
-        raise LanguageError(
-            f"the recipe {path} names no texts; expected [[text]] entries with file and sha256"
-        )
+        raise LanguageError(f"the recipe {path} has no texts; expected [[text]] entries with file and sha256")
     common = dict(content.get("settings", {}))
     max_mb = common.pop("max_mb", None)
-    named = content.get("part", {"": {}})
-    if strange := {str(entry.get("part", "")) for entry in entries} ^ set(named):
+    sections = content.get("part", {"": {}})
+    if unmatched := {str(entry.get("part", "")) for entry in entries} ^ set(sections):
         raise LanguageError(
-            f"the recipe {path}: expected {', '.join(map(repr, sorted(strange)))} "
+            f"the recipe {path}: expected {', '.join(map(repr, sorted(unmatched)))} "
             "both as a [part.NAME] and as the part of a text"
         )
     parts = []
     try:
-        for name, own in named.items():
-            options: dict[str, Any] = {**common, **own}
+        for name, section in sections.items():
+            options: dict[str, Any] = {**common, **section}
             share = options.pop("share", 1.0)
             if "prune" in options:
                 options["prune"] = tuple(options["prune"])
@@ -81,19 +79,19 @@ def read_recipe(path: Path, folder: Path | None) -> Recipe:
             parts.append(Part(texts, BuildSettings(**options), share))
         return Recipe(tuple(parts), max_mb)
     except TypeError as error:
-        raise LanguageError(f"the recipe {path} has a setting that is none: {error}") from None
+        raise LanguageError(f"the recipe {path} has an invalid setting: {error}") from None
 
 
 def _text(folder: Path, entry: dict[str, Any], recipe: Path) -> Path:
     path = folder / str(entry["file"])
     if not path.is_file():
         raise LanguageError(
-            f"{recipe} asks for {path}, which is not there; say where its texts lie: --texts-folder"
+            f"{recipe} needs {path}, which does not exist; name the folder of its texts with --texts-folder"
         )
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != entry["sha256"]:
+    checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+    if checksum != entry["sha256"]:
         raise LanguageError(
-            f"{path} is not the file of the recipe: SHA-256 {found}, expected {entry['sha256']}"
+            f"{path} is not the file of the recipe: SHA-256 {checksum}, expected {entry['sha256']}"
         )
     return path
 
@@ -105,7 +103,7 @@ def override_settings(
     minimum_count: int | None = None,
     spelled_lines: int | None = None,
 ) -> BuildSettings:
-    """Settings with what was said on the line put over them; default pruning is cut to a shorter order."""
+    """Settings with values of the command line applied. A smaller order shortens the pruning thresholds."""
     settings = base or BuildSettings()
     if order is not None:
         settings = replace(settings, order=order, prune=tuple(prune) if prune else settings.prune[:order])

@@ -1,6 +1,6 @@
-"""N-grams as arrays: found again by their words, their backoffs from the sums, and written as ARPA text.
+"""Operations on n-grams in arrays: look-up by words, computing backoffs, writing an ARPA file.
 
-Rows are as in trie_listing.py: the predicted word first, then its context backwards.
+Rows are as in trie_arrays.py: the predicted word first, then its context backwards.
 """
 
 from pathlib import Path
@@ -15,20 +15,23 @@ MIN_PROBABILITY = 1e-7
 HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
-def backoffs(order: int, levels: list[Level], probs: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """log10 backoff of each n-gram of this order, from the sums over the words that follow it."""
+def compute_backoffs(
+    order: int, levels: list[Level], probs: list[NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """The log10 backoff of each n-gram of this order: the probability mass left by the listed words that follow it,
+    divided by the mass that the shorter context leaves for the same words."""
     longer = levels[order]
     context = RowIndex(levels[order - 1].words).find(longer.words[:, 1:])
     kept = context >= 0
     size = len(levels[order - 1].words)
-    said = np.bincount(context[kept], probs[order][kept], size)
+    listed = np.bincount(context[kept], probs[order][kept], size)
     below = np.bincount(context[kept], probs[order - 1][longer.parents[kept]], size)
-    left = np.maximum(1.0 - said, MIN_PROBABILITY) / np.maximum(1.0 - below, MIN_PROBABILITY)
+    left = np.maximum(1.0 - listed, MIN_PROBABILITY) / np.maximum(1.0 - below, MIN_PROBABILITY)
     return np.asarray(np.log10(np.clip(left, MIN_PROBABILITY, 1e3)))
 
 
 class RowIndex:
-    """Rows of word numbers, found again by a 64-bit hash."""
+    """Finds rows of word ids by a 64-bit hash."""
 
     def __init__(self, rows: NDArray[np.int32]) -> None:
         keys = hash_rows(rows)
@@ -36,7 +39,7 @@ class RowIndex:
         self._keys = keys[self._order]
 
     def find(self, rows: NDArray[np.int32]) -> NDArray[np.int64]:
-        """The place of each row, or -1."""
+        """The index of each row, or -1."""
         keys = hash_rows(rows)
         if not len(self._keys):
             return np.full(len(keys), -1)
@@ -45,6 +48,7 @@ class RowIndex:
 
 
 def hash_rows(rows: NDArray[np.int32]) -> NDArray[np.uint64]:
+    """A 64-bit hash of each row."""
     keys = np.zeros(len(rows), np.uint64)
     for column in range(rows.shape[1]):
         keys = (keys ^ (rows[:, column].astype(np.uint64) + np.uint64(1))) * HASH_MULTIPLIER
@@ -53,18 +57,18 @@ def hash_rows(rows: NDArray[np.int32]) -> NDArray[np.uint64]:
 
 
 def write_arpa(path: Path, levels: list[Level], probs: list[NDArray[np.float64]], words: list[str]) -> None:
-    """All levels with linear probabilities `probs`; every backoff is computed from them."""
-    never = {words.index(BEGIN)}
+    """Write all levels with the linear probabilities `probs`. All backoffs are computed from them."""
+    unscored = words.index(BEGIN)
     with path.open("w") as file:
         file.write("\\data\\\n")
         file.writelines(f"ngram {order}={len(level.words)}\n" for order, level in enumerate(levels, start=1))
         for order, level in enumerate(levels, start=1):
             file.write(f"\n\\{order}-grams:\n")
             values = np.log10(np.minimum(probs[order - 1], 1.0)).tolist()
-            backoff = backoffs(order, levels, probs).tolist() if order < len(levels) else None
-            for place, ngram in enumerate(level.words.tolist()):
-                text = " ".join(words[number] for number in reversed(ngram))
-                value = -99.0 if order == 1 and ngram[0] in never else values[place]
-                tail = "" if backoff is None or text.endswith(END) else f"\t{backoff[place]:.6g}"
+            backoff = compute_backoffs(order, levels, probs).tolist() if order < len(levels) else None
+            for index, ngram in enumerate(level.words.tolist()):
+                text = " ".join(words[word_id] for word_id in reversed(ngram))
+                value = -99.0 if order == 1 and ngram[0] == unscored else values[index]
+                tail = "" if backoff is None or text.endswith(END) else f"\t{backoff[index]:.6g}"
                 file.write(f"{value:.6g}\t{text}{tail}\n")
         file.write("\n\\end\\\n")

@@ -1,6 +1,6 @@
-"""KenLM's builder programs, compiled once from the source of the `kenlm` package and kept in a cache.
+"""KenLM's build programs, compiled on first use from the source of the `kenlm` package and cached.
 
-Compiling takes cmake, make, a C++ compiler and four Boost -dev packages; nothing else here needs them.
+Compiling needs cmake, make, a C++ compiler and four Boost -dev packages.
 """
 
 import os
@@ -27,14 +27,14 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Tools:
-    """Where the compiled programs lie."""
+    """The paths of the compiled programs."""
 
     lmplz: Path
     build_binary: Path
 
 
 def tools(progress: Progress) -> Tools:
-    """The compiled programs; the first call on a machine compiles them (about a minute)."""
+    """The compiled programs. The first call on a machine compiles them, which takes about a minute."""
     folder = cache_folder() / f"kenlm-{KENLM_VERSION}"
     found = Tools(*(folder / program for program in PROGRAMS))
     if not all((folder / program).is_file() for program in PROGRAMS):
@@ -50,38 +50,40 @@ def _compile(folder: Path, progress: Progress) -> None:
                 f"apt-get install {DEBIAN_PACKAGES}"
             )
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="silica-kenlm-") as scratch:
-        work = Path(scratch)
-        progress(f"fetching the source of kenlm {KENLM_VERSION}")
+    with tempfile.TemporaryDirectory(prefix="silica-kenlm-") as temp_folder:
+        work = Path(temp_folder)
+        progress(f"downloading the source of kenlm {KENLM_VERSION}")
         source = _source(work)
         build = work / "build"
         build.mkdir()
-        progress("compiling KenLM's builder (once on this machine, about a minute)")
+        progress("compiling KenLM (once per machine, about a minute)")
         configure = ["cmake", "-DCMAKE_BUILD_TYPE=Release", f"-DKENLM_MAX_ORDER={MAX_ORDER}", str(source)]
-        _step(configure, build, f"is a Boost package missing? apt-get install {DEBIAN_PACKAGES}")
+        _run(configure, build, f"is a Boost package missing? apt-get install {DEBIAN_PACKAGES}")
         jobs = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-        _step(["make", f"-j{jobs}", *PROGRAMS], build, "the compiler's last words are above")
+        _run(["make", f"-j{jobs}", *PROGRAMS], build, "the end of the compiler's output is above")
         for program in PROGRAMS:
-            # A second process never runs half a program.
+            # Replaced atomically: another process never runs an incomplete program.
             with replacing_file(folder / program) as partial:
                 shutil.copy2(build / "bin" / program, partial)
     progress(f"compiled into {folder}")
 
 
 def _source(work: Path) -> Path:
-    """The unpacked source: a file named in $SILICA_KENLM_SOURCE, or what pip downloads."""
-    given = os.environ.get("SILICA_KENLM_SOURCE")
-    if given:
-        archive = Path(given)
+    """The unpacked source, from the archive in $SILICA_KENLM_SOURCE or downloaded by pip."""
+    archive_path = os.environ.get("SILICA_KENLM_SOURCE")
+    if archive_path:
+        archive = Path(archive_path)
         if not archive.is_file():
-            raise LanguageError(f"$SILICA_KENLM_SOURCE names no file: {given}; expected kenlm's .tar.gz")
+            raise LanguageError(
+                f"$SILICA_KENLM_SOURCE names no file: {archive_path}; expected kenlm's .tar.gz"
+            )
     else:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "kenlm"]
         command += ["--dest", str(work), f"kenlm=={KENLM_VERSION}"]
-        _step(
+        _run(
             command,
             work,
-            "without a network: fetch kenlm's .tar.gz elsewhere, name it in $SILICA_KENLM_SOURCE",
+            "without a network, download kenlm's .tar.gz elsewhere and name it in $SILICA_KENLM_SOURCE",
         )
         archive = next(work.glob("kenlm-*.tar.gz"))
     with tarfile.open(archive) as packed:
@@ -89,8 +91,8 @@ def _source(work: Path) -> Path:
     return next((work / "source").glob("*/CMakeLists.txt")).parent
 
 
-def _step(command: list[str], folder: Path, advice: str) -> None:
+def _run(command: list[str], folder: Path, advice: str) -> None:
     result = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if result.returncode:
-        words = "\n".join(result.stdout.strip().splitlines()[-12:])
-        raise LanguageError(f"{command[0]} failed ({result.returncode}):\n{words}\n{advice}")
+        output = "\n".join(result.stdout.strip().splitlines()[-12:])
+        raise LanguageError(f"{command[0]} failed ({result.returncode}):\n{output}\n{advice}")

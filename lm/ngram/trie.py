@@ -1,6 +1,6 @@
-"""An n-gram language model: KenLM's own trie file, mapped into memory and shared by all processes that open it.
+"""`NGram`: a KenLM trie file, memory-mapped and shared by all processes that open it.
 
-The compiled queries are in ngram_kernel.py; building.py makes such a file (`silica lm build`).
+query.py has the compiled queries; build.py writes such files (`silica lm build`).
 """
 
 import mmap
@@ -37,7 +37,7 @@ from lm.ngram.query import (
 from lm.ngram.toolchain import MAX_ORDER
 
 MAGIC = b"mmap lm http://kheafield.com/code format version 5\n\0"
-# KenLM pads the magic to eight bytes and adds three floats, three word numbers and a long, to know the machine by.
+# KenLM pads the magic to eight bytes and adds three floats, three word ids and a long, to detect other platforms.
 SANITY_BYTES = (len(MAGIC) + 1 + 7) // 8 * 8 + 32
 FIXED_BYTES = 20
 KINDS = ("probing hash table", "probing hash table with rest costs", "trie", "trie", "trie", "trie")
@@ -48,7 +48,7 @@ ADVICE = (
 
 
 class NGram:
-    """A mapped model. The kernels read its `trie`."""
+    """A memory-mapped model. The kernels read its `trie`."""
 
     def __init__(
         self, path: Path, file: NDArray[np.uint64], layout: NDArray[np.int64], words_at: int
@@ -61,12 +61,13 @@ class NGram:
 
     @classmethod
     def load(cls, path: str | Path) -> "NGram":
+        """Map a KenLM trie file; a LanguageError for any other file."""
         path = Path(path)
         try:
             with path.open("rb") as opened:
                 if path.stat().st_size < SANITY_BYTES + FIXED_BYTES:
                     raise LanguageError(
-                        f"{path} is no language model: it is only {path.stat().st_size} bytes long. {ADVICE}"
+                        f"{path} is not a language model: it has only {path.stat().st_size} bytes. {ADVICE}"
                     )
                 mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
@@ -83,21 +84,21 @@ class NGram:
         order, _, kind, has_words, version = struct.unpack_from("<B3xfiB3xI", mapped, SANITY_BYTES)
         if kind not in range(TRIE, len(KINDS)) or version != 1:
             name = KINDS[kind] if kind in range(len(KINDS)) else f"unknown kind {kind}"
-            raise LanguageError(f"{path} holds a {name}: expected a KenLM trie. {ADVICE}")
+            raise LanguageError(f"{path} is a KenLM {name}: expected a KenLM trie. {ADVICE}")
         if not 2 <= order <= MAX_ORDER or not has_words:
             raise LanguageError(
-                f"{path} has order {order} and {'its' if has_words else 'no'} word list: expected order 2 to "
-                f"{MAX_ORDER} with the word list. {ADVICE}"
+                f"{path} has order {order} and {'a' if has_words else 'no'} word list: expected order 2 to "
+                f"{MAX_ORDER} and a word list. {ADVICE}"
             )
         counts = struct.unpack_from(f"<{order}Q", mapped, SANITY_BYTES + FIXED_BYTES)
         header_bytes = (SANITY_BYTES + FIXED_BYTES + 8 * order + 7) // 8 * 8
         try:
-            layout, words_at = trie_layout(mapped, header_bytes, counts, kind - TRIE)
+            layout, words_at = _trie_layout(mapped, header_bytes, counts, kind - TRIE)
         except (struct.error, IndexError) as error:
-            raise LanguageError(f"{path} is cut short: copy it again or build it anew. {ADVICE}") from error
+            raise LanguageError(f"{path} is truncated: copy it again or rebuild it. {ADVICE}") from error
         if words_at >= len(mapped):
             raise LanguageError(
-                f"{path} is cut short: {len(mapped)} bytes, expected more than {words_at}. {ADVICE}"
+                f"{path} is truncated: {len(mapped)} bytes, expected more than {words_at}. {ADVICE}"
             )
         file = np.frombuffer(mapped, dtype=np.uint64, count=len(mapped) // 8)
         ngram = cls(path, file, layout, words_at)
@@ -106,7 +107,7 @@ class NGram:
         begin, end = (np.flatnonzero(vocabulary == mark) for mark in (b"<s>", b"</s>"))
         if not (len(begin) and len(end)):
             raise LanguageError(
-                f"{path} knows no sentence ends (<s>, </s>): build it from sentences, one a line."
+                f"{path} has no sentence boundaries (<s>, </s>): build it from text with one sentence per line."
             )
         layout[0, BEGIN_WORD], layout[0, END_WORD] = begin[0], end[0]
         layout.flags.writeable = False
@@ -115,19 +116,19 @@ class NGram:
     @classmethod
     def shipped(cls) -> "NGram | None":
         """The shipped model, or None if there is none."""
-        found = sorted(PRETRAINED.glob("*.binary"))
-        return cls.load(found[0]) if found else None
+        files = sorted(PRETRAINED.glob("*.binary"))
+        return cls.load(files[0]) if files else None
 
     def vocabulary(self) -> NDArray[np.bytes_]:
-        """Every word, by its number; number 0 is <unk>."""
+        """The words by id; id 0 is <unk>."""
         blob = self.trie.file.view(np.uint8)[self._words_at :].tobytes()
-        with self.path.open("rb") as opened:  # the last bytes, where the file is no multiple of eight long
+        with self.path.open("rb") as opened:  # the last bytes of a file whose size is not a multiple of eight
             opened.seek(self.trie.file.nbytes)
             blob += opened.read()
         words = blob.split(b"\0")[:-1]
         if len(words) < self.counts[0]:
             raise LanguageError(
-                f"{self.path} is cut short: it names {len(words)} words of {self.counts[0]}. {ADVICE}"
+                f"{self.path} is truncated: it has {len(words)} of {self.counts[0]} words. {ADVICE}"
             )
         return np.array(words[: self.counts[0]], dtype=np.bytes_)
 
@@ -136,14 +137,14 @@ class NGram:
         return {word: word_id for word_id, word in enumerate(self.vocabulary().tolist())}
 
     def word_id(self, word: str) -> int:
-        """The word's number; 0 for a word the model does not know."""
+        """The id of a word; 0 for an unknown word."""
         return self._word_ids.get(word.encode(), 0)
 
     def __contains__(self, word: str) -> bool:
         return self.word_id(word) != 0
 
     def score(self, text: str, bos: bool = True, eos: bool = True) -> float:
-        """log10 probability of a sentence of single-spaced words: the same sum as `kenlm.Model.score`."""
+        """The log10 probability of a sentence of single-spaced words, as from `kenlm.Model.score`."""
         size = max(self.order - 1, 1)
         words, next_words = np.zeros(size, np.int32), np.zeros(size, np.int32)
         backoffs, next_backoffs = np.zeros(size, np.float32), np.zeros(size, np.float32)
@@ -170,41 +171,37 @@ class NGram:
         return total
 
     def unigrams(self) -> NDArray[np.float32]:
-        """log10 probability of every word without a context, by its id."""
+        """The log10 probability of every word without context, by id."""
         first = 2 * int(self.trie.layout[0, UNIGRAMS_AT])
         return np.array(self.trie.floats[first : first + 4 * self.counts[0] : 4], np.float32)
 
     def begin(self, words: NDArray[np.int32], backoffs: NDArray[np.float32]) -> tuple[float, int]:
-        """Write the context at the beginning of a sentence; its length comes second, as from a query."""
+        """Write the context of a sentence start to the arrays. Returns (0.0, its length), in the form of `query`."""
         begin = int(self.trie.layout[0, BEGIN_WORD])
         words[0] = begin
         backoffs[0] = self.trie.floats[2 * (int(self.trie.layout[0, UNIGRAMS_AT]) + 2 * begin) + 1]
         return 0.0, 1
 
     def kenlm(self) -> Any:
-        """The same file opened by the kenlm module: perplexity, oracle, pyctcdecode, rescoring."""
+        """The same file opened by the kenlm module."""
         import kenlm
 
         return kenlm.Model(str(self.path))
 
 
-def bits_for(value: int) -> int:
-    return value.bit_length()
-
-
-def chopped_bits(entries: int, largest: int, allowed: int) -> int:
-    """How many high bits of a pointer KenLM leaves out: what makes the smallest file, as its builder chooses."""
-    required = bits_for(largest)
+def _chopped_bits(entries: int, largest: int, allowed: int) -> int:
+    """The number of high pointer bits that KenLM does not store: the number that makes the smallest file."""
+    required = largest.bit_length()
     costs = [
         (largest >> (required - chop)) * 64 - entries * chop for chop in range(min(required, allowed) + 1)
     ]
     return costs.index(min(costs))
 
 
-def trie_layout(
+def _trie_layout(
     mapped: mmap.mmap, header_bytes: int, counts: tuple[int, ...], variant: int
 ) -> tuple[NDArray[np.int64], int]:
-    """The table the kernels read, and where the word list begins."""
+    """The layout table of the kernels, and the offset of the word list."""
     order = len(counts)
     quantized, compressed = bool(variant & QUANTIZED), bool(variant & COMPRESSED)
     at = header_bytes + 8 + 8 * counts[0]  # past the hashes of the words
@@ -220,7 +217,7 @@ def trie_layout(
                 layout[row, BACKOFF_TABLE] = table
                 table += 1 << backoff_bits
         at = table * 4
-    word_bits = bits_for(counts[0])
+    word_bits = counts[0].bit_length()
     layout[0, :6] = 0
     layout[0, ORDER], layout[0, VOCABULARY], layout[0, WORD_BITS] = order, counts[0], word_bits
     layout[0, UNIGRAMS_AT] = at // 8
@@ -232,9 +229,9 @@ def trie_layout(
         pointer_bits = 0
         if not longest:
             following = counts[row + 1]
-            pointer_bits = bits_for(following)
+            pointer_bits = following.bit_length()
             if compressed:
-                chop = chopped_bits(entries + 1, following, allowed)
+                chop = _chopped_bits(entries + 1, following, allowed)
                 offsets = (following >> (pointer_bits - chop)) + 1
                 layout[row, OFFSETS_AT] = (at + 7) // 8 + 1
                 layout[row, OFFSETS] = offsets

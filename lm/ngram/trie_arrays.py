@@ -1,6 +1,7 @@
-"""Every n-gram of a KenLM trie as arrays: words (the predicted one first, then its context backwards), log10 values.
+"""Reads all n-grams of a KenLM trie into arrays: word ids (the predicted word first, then its context backwards),
+log10 probabilities, log10 backoffs, parents.
 
-The trie keeps each n-gram below the one without its farthest word, so that one's place comes along as the parent.
+The parent of an n-gram in the trie is the n-gram without its farthest context word.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from lm.numba_cache import compiled
 
 @dataclass
 class Level:
-    """All n-grams of one order, in the order of the trie."""
+    """All n-grams of one order, sorted as in the trie. `parents` are indices in the level below."""
 
     words: NDArray[np.int32]
     probs: NDArray[np.float32]
@@ -34,11 +35,11 @@ class Level:
 
 
 @compiled
-def _list_children(
+def _read_children(
     trie: Trie,
     order: int,
     begins: NDArray[np.int64],
-    above: NDArray[np.int32],
+    parent_words: NDArray[np.int32],
     words: NDArray[np.int32],
     probs: NDArray[np.float32],
     backoffs: NDArray[np.float32],
@@ -48,22 +49,22 @@ def _list_children(
     row = trie.layout[order - 1]
     word_bits = trie.layout[0, WORD_BITS]
     longest = order == trie.layout[0, 0]
-    for parent in range(len(above)):
-        for place in range(begins[parent], begins[parent + 1]):
+    for parent in range(len(parent_words)):
+        for index in range(begins[parent], begins[parent + 1]):
             for position in range(order - 1):
-                words[place, position] = above[parent, position]
-            words[place, order - 1] = bits_at(trie.file, row[BASE_BIT] + place * row[TOTAL_BITS], word_bits)
-            probs[place] = prob_at(trie, row, word_bits, place)
-            parents[place] = parent
+                words[index, position] = parent_words[parent, position]
+            words[index, order - 1] = bits_at(trie.file, row[BASE_BIT] + index * row[TOTAL_BITS], word_bits)
+            probs[index] = prob_at(trie, row, word_bits, index)
+            parents[index] = parent
             if not longest:
-                backoffs[place] = backoff_at(trie, row, word_bits, place)
-                pointers[place] = pointer_at(trie.file, row, place)
+                backoffs[index] = backoff_at(trie, row, word_bits, index)
+                pointers[index] = pointer_at(trie.file, row, index)
     if not longest:
         pointers[len(words)] = pointer_at(trie.file, row, len(words))
 
 
-def list_ngrams(ngram: NGram) -> list[Level]:
-    """One level an order."""
+def read_ngrams(ngram: NGram) -> list[Level]:
+    """All n-grams of the model, one level per order."""
     count = ngram.counts[0]
     at = int(ngram.trie.layout[0, UNIGRAMS_AT])
     pairs = ngram.trie.floats[2 * at : 2 * (at + 2 * (count + 1))].reshape(-1, 4)
@@ -85,12 +86,12 @@ def list_ngrams(ngram: NGram) -> list[Level]:
             parents=np.zeros(size, np.int64),
         )
         pointers = np.zeros(size + 1, np.int64)
-        above = levels[-1].words
-        _list_children(
+        parent_words = levels[-1].words
+        _read_children(
             ngram.trie,
             order,
             begins,
-            above,
+            parent_words,
             level.words,
             level.probs,
             level.backoffs,

@@ -1,1 +1,1 @@
-"""N-best rescoring of a final: larger n-grams, Transformer-XL."""
+"""Rescoring of n-best lists with larger n-grams and a Transformer-XL."""

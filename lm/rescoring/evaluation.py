@@ -1,7 +1,7 @@
-"""What rescoring is worth on a manifest: word errors greedy, searched, ranked again; weights chosen fairly.
+"""`silica lm rescore`: WER of greedy, beam and rescored results on a manifest, and the choice of rescoring weights.
 
-The speakers are dealt into parts, usually two; each part is counted with the weights chosen on the others. The list
-of readings comes from one search, so a step shows what the knowledge is worth, not what another search would find.
+Weights are cross-validated: the speakers are divided into folds, and each fold is scored with the weights that are best
+on the others. All steps use the n-best lists of one search, so they compare the language models alone.
 """
 
 import itertools
@@ -17,13 +17,13 @@ from lm.decoders import open_decoder
 from lm.errors import LanguageError
 from lm.hypothesis import Hypothesis
 from lm.ngram.trie import NGram
-from lm.rescoring.n_best import CONTEXT_SENTENCES, Rescorer, RescoreSettings, log_probs, within_spread
+from lm.rescoring.n_best import CONTEXT_SENTENCES, Rescorer, RescoreSettings, score_sentences, within_spread
 from lm.score import ErrorCounts, word_errors
 from lm.search.settings import SearchSettings
 from lm.search.tuning import ALPHABET, Clip
 
 Scores = NDArray[np.float64]
-# Weights of the search's own n-gram, of each rescorer, and the bonus a word.
+# The weight of the search's n-gram, of each rescorer, and the word bonus.
 Weights = tuple[float, ...]
 SEARCH_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1)
 RESCORER_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
@@ -32,7 +32,7 @@ WORD_BONUSES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 
 @dataclass(frozen=True)
 class SubsetResult:
-    """Readings ranked by some of the knowledge: errors under the other parts' weights, and under the best of all."""
+    """The errors with a subset of the rescorers: cross-validated, and with the weights that are best on all clips."""
 
     rescorers: tuple[str, ...]
     cross_validated_errors: int
@@ -41,8 +41,8 @@ class SubsetResult:
 
 
 @dataclass(frozen=True)
-class RescoreFigures:
-    """Word errors from step to step."""
+class RescoringReport:
+    """Word errors of each step. `oracle_errors` are those of the best hypothesis of each n-best list."""
 
     words: int
     greedy_errors: int
@@ -53,7 +53,7 @@ class RescoreFigures:
 
 @dataclass(frozen=True)
 class NBestScores:
-    """The readings of every clip, side by side: [clips, readings], and the rescorers' scores [rescorers, ...]."""
+    """The scores and errors of all hypotheses: [clips, hypotheses], for `rescored` [rescorers, clips, hypotheses]."""
 
     acoustic: Scores
     ngram: Scores
@@ -62,10 +62,10 @@ class NBestScores:
     errors: NDArray[np.int64]
 
     def chosen_errors(self, weights: Weights, used: Sequence[int]) -> NDArray[np.int64]:
-        """Errors of each clip's best reading; `weights` are those of the search, the rescorers used, the bonus."""
+        """The errors of each clip's best hypothesis. `weights`: of the n-gram, the rescorers in `used`, the bonus."""
         total = self.acoustic + weights[0] * self.ngram + weights[-1] * self.words
-        for weight, place in zip(weights[1:-1], used, strict=True):
-            total = total + weight * self.rescored[place]
+        for weight, index in zip(weights[1:-1], used, strict=True):
+            total = total + weight * self.rescored[index]
         return np.asarray(self.errors[np.arange(len(total)), total.argmax(axis=1)])
 
 
@@ -76,90 +76,88 @@ def evaluate_rescoring(
     settings: SearchSettings,
     max_hypotheses: int,
     progress: Callable[[str], None],
-    carry: bool = True,
+    use_context: bool = True,
     folds: int = 2,
-) -> RescoreFigures:
-    """Search, rescore and count. `carry`: a rescorer may know what was said before in the same recording."""
-    speakers = sorted({clip.speaker for clip in clips})
+) -> RescoringReport:
+    """Decode, rescore and count errors. `use_context` gives rescorers the preceding clips of the same recording."""
     if folds < 2:
         raise LanguageError(f"the speakers cannot be divided into {folds} folds: expected 2 or more")
     greedy, beam = open_decoder("greedy", ALPHABET), open_decoder("beam", ALPHABET, ngram)
     greedy_errors = search_errors = ErrorCounts()
-    found: list[tuple[Hypothesis, ...]] = []
+    lists: list[tuple[Hypothesis, ...]] = []
     scores: list[list[list[float]]] = []
-    for place, clip in enumerate(clips):
-        plain = greedy.start()
-        plain.push(clip.log_probs)
-        greedy_errors += word_errors(clip.text, plain.finish()[0].text)
-        utterance = beam.start(settings)
+    for index, clip in enumerate(clips):
+        greedy_utterance, utterance = greedy.start(), beam.start(settings)
+        greedy_utterance.push(clip.log_probs)
         utterance.push(clip.log_probs)
-        found.append(within_spread(utterance.finish()[:max_hypotheses], RescoreSettings.spread))
-        search_errors += word_errors(clip.text, found[-1][0].text)
-        earlier = [
-            found[before][0].text
-            for before in range(max(0, place - CONTEXT_SENTENCES), place)
-            if carry and recording_name(clips[before].audio) == recording_name(clip.audio)
+        lists.append(within_spread(utterance.finish()[:max_hypotheses], RescoreSettings.spread))
+        greedy_errors += word_errors(clip.text, greedy_utterance.finish()[0].text)
+        search_errors += word_errors(clip.text, lists[-1][0].text)
+        context = [
+            lists[before][0].text
+            for before in range(max(0, index - CONTEXT_SENTENCES), index)
+            if use_context and recording_name(clips[before].audio) == recording_name(clip.audio)
         ]
-        texts = [hypothesis.text for hypothesis in found[-1]]
-        scores.append([log_probs(rescorer, texts, earlier) for rescorer in rescorers.values()])
-        if place % 100 == 99:
-            progress(f"{place + 1} of {len(clips)} clips")
-    lists = stack_scores(clips, found, scores, settings)
+        texts = [hypothesis.text for hypothesis in lists[-1]]
+        scores.append([score_sentences(rescorer, texts, context) for rescorer in rescorers.values()])
+        if index % 100 == 99:
+            progress(f"{index + 1} of {len(clips)} clips")
+    stacked = stack_scores(clips, lists, scores, settings)
+    speakers = sorted({clip.speaker for clip in clips})
     fold = np.array([speakers.index(clip.speaker) % folds for clip in clips])
     names = tuple(rescorers)
-    steps = [choose_weights(lists, fold, names, used) for used in rescorer_subsets(len(names))]
-    return RescoreFigures(
+    return RescoringReport(
         words=search_errors.words,
         greedy_errors=greedy_errors.errors,
         search_errors=search_errors.errors,
-        steps=tuple(steps),
-        oracle_errors=int(lists.errors.min(axis=1).sum()),
+        steps=tuple(choose_weights(stacked, fold, names, used) for used in rescorer_subsets(len(names))),
+        oracle_errors=int(stacked.errors.min(axis=1).sum()),
     )
 
 
 def rescorer_subsets(count: int) -> list[tuple[int, ...]]:
-    """No rescorer, each alone, all together."""
-    each: list[tuple[int, ...]] = [(place,) for place in range(count)]
-    return [(), *each, *([tuple(range(count))] if count > 1 else [])]
+    """The evaluated subsets: none, each rescorer alone, all together."""
+    single: list[tuple[int, ...]] = [(index,) for index in range(count)]
+    return [(), *single, *([tuple(range(count))] if count > 1 else [])]
 
 
 def stack_scores(
     clips: Sequence[Clip],
-    found: Sequence[Sequence[Hypothesis]],
+    lists: Sequence[Sequence[Hypothesis]],
     scores: Sequence[Sequence[Sequence[float]]],
     settings: SearchSettings,
 ) -> NBestScores:
-    """Every list as rows of one table; where a list is shorter, the places are impossible."""
-    shape = (len(clips), max(map(len, found)))
+    """The n-best lists as rows of one table. Shorter lists are padded with a score of -inf."""
+    shape = (len(clips), max(map(len, lists)))
     acoustic, ngram, words = np.full(shape, -math.inf), np.zeros(shape), np.zeros(shape)
     rescored = np.zeros((len(scores[0]), *shape))
     errors = np.full(shape, np.iinfo(np.int64).max)
-    for row, (clip, hypotheses) in enumerate(zip(clips, found, strict=True)):
-        for place, hypothesis in enumerate(hypotheses):
-            ngram[row, place] = hypothesis.language_score * math.log(10.0)
-            words[row, place] = len(hypothesis.words)
-            weighted = settings.lm_weight * ngram[row, place] + settings.word_bonus * words[row, place]
-            acoustic[row, place] = hypothesis.score - weighted
-            errors[row, place] = word_errors(clip.text, hypothesis.text).errors
-        for number, values in enumerate(scores[row]):
-            rescored[number, row, : len(hypotheses)] = values
+    for row, (clip, hypotheses) in enumerate(zip(clips, lists, strict=True)):
+        for column, hypothesis in enumerate(hypotheses):
+            ngram[row, column] = hypothesis.lm_score * math.log(10.0)
+            words[row, column] = len(hypothesis.words)
+            weighted = settings.lm_weight * ngram[row, column] + settings.word_bonus * words[row, column]
+            acoustic[row, column] = hypothesis.score - weighted
+            errors[row, column] = word_errors(clip.text, hypothesis.text).errors
+        for rescorer, values in enumerate(scores[row]):
+            rescored[rescorer, row, : len(hypotheses)] = values
     return NBestScores(acoustic, ngram, rescored, words, errors)
 
 
 def choose_weights(
-    lists: NBestScores, fold: NDArray[np.int64], names: Sequence[str], used: Sequence[int]
+    scores: NBestScores, fold: NDArray[np.int64], names: Sequence[str], used: Sequence[int]
 ) -> SubsetResult:
-    """Every weight with every other; of equals the gentlest."""
+    """Grid search over all weights; among equal results the smallest weights win."""
     grid = sorted(itertools.product(SEARCH_WEIGHTS, *[RESCORER_WEIGHTS] * len(used), WORD_BONUSES), key=sum)
-    counted = np.array([np.bincount(fold, lists.chosen_errors(weights, used)) for weights in grid]).astype(
+    by_fold = np.array([np.bincount(fold, scores.chosen_errors(weights, used)) for weights in grid]).astype(
         int
     )
-    all_errors = counted.sum(axis=1)
-    fair = sum(int(here[(all_errors - here).argmin()]) for here in counted.T)
-    best = int(all_errors.argmin())
-    return SubsetResult(tuple(names[place] for place in used), fair, int(all_errors[best]), grid[best])
+    total = by_fold.sum(axis=1)
+    cross_validated = sum(int(errors[(total - errors).argmin()]) for errors in by_fold.T)
+    best = int(total.argmin())
+    return SubsetResult(tuple(names[index] for index in used), cross_validated, int(total[best]), grid[best])
 
 
 def recording_name(audio: str) -> str:
-    """Clips of one recording share their name up to the last dash."""
+    """The file name up to its last dash: clips of one recording share it."""
     return Path(audio).stem.rpartition("-")[0]

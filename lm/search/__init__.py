@@ -1,1 +1,1 @@
-"""CTC prefix beam search with language model and hotwords, greedy search, confidence."""
+"""CTC decoding: prefix beam search with an n-gram and hotwords, greedy search, word confidence, tuning."""

@@ -1,21 +1,21 @@
-"""What one more character and the end of a word add to a prefix: language model, bonuses, penalties, hotwords."""
+"""Scores of extending a prefix by a character or a word end: n-gram, look-ahead, bonuses, penalties, hotwords."""
 
 import math
 from typing import NamedTuple
 
 from lm.ngram.query import Trie, query
-from lm.numba_cache import Array, Record, compiled, real, whole
+from lm.numba_cache import Array, Record, as_float, as_int, compiled
 from lm.search.hotwords import NO_MATCH, Automaton
-from lm.search.lexicon import Lexicon, step
+from lm.search.lexicon import Lexicon, next_node
 from lm.search.state import SearchState
 
 LN10 = math.log(10.0)
 MAX_STEP_NATS = 600.0
-"""No single label may add more nats than a double can hold."""
+"""The limit of what one label adds or subtracts: exp() of it still fits in a double."""
 
 
 class Weights(NamedTuple):
-    """The settings of a search as its kernels take them; a `_factor` multiplies a probability."""
+    """The settings of a search as the kernels read them. A `_factor` multiplies a probability."""
 
     width: int
     labels: int
@@ -24,18 +24,18 @@ class Weights(NamedTuple):
     lm_weight: float
     word_bonus: float
     unknown_penalty: float
-    character_penalty: float  # for each character that neither a known word nor a hotword goes on with
+    character_penalty: float  # for each character that continues neither a known word nor a hotword
     token_floor: float
     spread_factor: float
-    max_character_factor: (
-        float  # no character and no space multiplies a prefix by more: what falls short even so ...
-    )
-    max_space_factor: float  # ... is not scored
+    # Upper bounds of the factor of a character and of a space. An extension below the threshold even with the bound
+    # is dropped without scoring it.
+    max_character_factor: float
+    max_space_factor: float
     blank_factor: float
 
 
 class Search(NamedTuple):
-    """What all utterances with the same settings share."""
+    """Read-only inputs of the kernels, shared by all utterances with the same settings."""
 
     weights: Weights
     lexicon: Lexicon
@@ -49,51 +49,55 @@ def clamped(nats: float) -> float:
 
 
 @compiled
-def look_ahead(weights: Weights, lexicon: Lexicon, node: int) -> float:
-    """What a prefix has been charged (nats, at most 0) for the likeliest word that starts with it.
+def look_ahead_score(weights: Weights, lexicon: Lexicon, node: int) -> float:
+    """The weighted unigram score (nats, at most 0) of the most probable word that starts with this prefix.
 
-    Without it the whole cost of a word falls due at its end, and unlikely prefixes crowd out likely ones until then:
-    the look-ahead of Ortmanns, Eiden and Ney (1998), with unigrams.
+    It is applied from the first character on and replaced by the true score at the word end. Without it, prefixes of
+    improbable words displace prefixes of probable ones until their word ends (Ortmanns, Eiden and Ney 1998).
     """
     if not weights.has_lm or node <= 0:
         return 0.0
-    return real(weights.lm_weight * LN10 * lexicon.look_ahead[node])
+    return as_float(weights.lm_weight * LN10 * lexicon.look_ahead[node])
 
 
 @compiled
-def character_step(
+def score_character(
     weights: Weights, lexicon: Lexicon, hotwords: Automaton, node: Record, label: int
 ) -> tuple[int, int, float]:
     """(lexicon node, hotword state, nats) after one more character."""
-    state, nats = 0, 0.0
+    lexicon_node, nats = 0, 0.0
     if weights.has_lm:
-        state = step(lexicon, node.lexicon, label)
-        nats = look_ahead(weights, lexicon, state) - look_ahead(weights, lexicon, node.lexicon)
+        lexicon_node = next_node(lexicon, node.lexicon, label)
+        before = look_ahead_score(weights, lexicon, node.lexicon)
+        nats = look_ahead_score(weights, lexicon, lexicon_node) - before
     match = hotwords.next_state[node.hotword, label]
     nats += hotwords.partial_bonus[match] - hotwords.partial_bonus[node.hotword]
-    if state < 0 and match == NO_MATCH:
-        # No known word and no hotword starts like this: the word is unknown. Each of its characters from here on costs
-        # something, or the words that follow would be hidden in it, without spaces.
+    was_unknown = node.lexicon < 0 and node.hotword == NO_MATCH
+    if lexicon_node < 0 and match == NO_MATCH:
+        # The word is unknown. If its further characters were free, the search would join the following words to it.
         nats -= weights.character_penalty
-        if not (node.lexicon < 0 and node.hotword == NO_MATCH):
+        if not was_unknown:
             nats -= weights.unknown_penalty
-    elif node.lexicon < 0 and node.hotword == NO_MATCH:
+    elif was_unknown:
         nats += weights.unknown_penalty
-    return state, match, clamped(nats)
+    return lexicon_node, match, clamped(nats)
 
 
 @compiled
-def word_step(
+def score_word_end(
     search: Search,
     state: SearchState,
-    place: int,
+    node_id: int,
     next_words: Array,
     next_backoffs: Array,
     utterance_ends: bool,
 ) -> tuple[int, float, float, int]:
-    """(hotword state, nats, KenLM's log10, context length) when the word at `place` ends there."""
+    """(hotword state, nats, KenLM's log10, context length) if the word at `node_id` ends there.
+
+    Writes the n-gram context after the word to `next_words` and `next_backoffs`.
+    """
     weights, lexicon, hotwords = search.weights, search.lexicon, search.hotwords
-    node = state.nodes[place]
+    node = state.nodes[node_id]
     nats = hotwords.full_bonus[node.hotword] - hotwords.partial_bonus[node.hotword]
     match = NO_MATCH
     if not utterance_ends:
@@ -102,22 +106,22 @@ def word_step(
     value, length = 0.0, 0
     if weights.has_lm:
         start = node.word_start
-        word = whole(lexicon.word[node.lexicon]) if node.lexicon > 0 else 0
+        word = as_int(lexicon.word[node.lexicon]) if node.lexicon > 0 else 0
         value, length = query(
             search.trie,
             state.context_words[start],
             state.context_backoffs[start],
-            whole(state.nodes[start].context_length),
+            as_int(state.nodes[start].context_length),
             word,
             next_words,
             next_backoffs,
         )
-        charged = node.lexicon < 0 and node.hotword == NO_MATCH
+        penalized = node.lexicon < 0 and node.hotword == NO_MATCH
         unknown = word == 0 and hotwords.known[node.hotword] == 0
-        if unknown and not charged:
+        if unknown and not penalized:
             nats -= weights.unknown_penalty
-        elif charged and not unknown:
+        elif penalized and not unknown:
             nats += weights.unknown_penalty
         nats += weights.lm_weight * LN10 * value + weights.word_bonus
-        nats -= look_ahead(weights, lexicon, node.lexicon)
+        nats -= look_ahead_score(weights, lexicon, node.lexicon)
     return match, clamped(nats), value, length

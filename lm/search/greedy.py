@@ -1,4 +1,4 @@
-"""Best label of each frame, repeats and blanks taken out: no language model, the humblest decoder."""
+"""Greedy CTC decoding: the best label of each frame, with repeats and blanks removed. No language model."""
 
 import math
 
@@ -13,6 +13,8 @@ from lm.search.settings import SearchSettings
 
 
 class GreedyDecoder:
+    """Starts greedy utterances."""
+
     def __init__(self, alphabet: str) -> None:
         self._alphabet = alphabet
 
@@ -21,7 +23,7 @@ class GreedyDecoder:
 
 
 class GreedyUtterance:
-    """A word is settled as soon as a space follows it; the one in progress may still grow."""
+    """The decoding of one utterance. A word is stable once a space follows it."""
 
     def __init__(self, alphabet: str) -> None:
         self._alphabet = alphabet
@@ -29,7 +31,7 @@ class GreedyUtterance:
         self._frames_decoded = 0
         self._previous_label = self._blank
         self._score = 0.0
-        self._settled: list[Word] = []
+        self._committed: list[Word] = []
         self._characters: list[str] = []
         self._peaks: list[float] = []
         self._first_frame = 0
@@ -38,13 +40,13 @@ class GreedyUtterance:
 
     def push(self, log_probs: NDArray[np.float32]) -> None:
         if self._finished:
-            raise LanguageError("This utterance is finished: start another one for more frames.")
+            raise LanguageError("This utterance is finished: start a new one for more frames.")
         frames = validate_log_probs(log_probs, self._blank + 1)
         if frames.shape[0] == 0:
             return
         labels = frames.argmax(axis=1)
         peaks = frames[np.arange(len(labels)), labels]
-        # One by one, in double precision: the sum may not depend on how the frames were cut into pushes.
+        # Sequential sum in double precision: the result must not depend on how frames are split into pushes.
         for peak in peaks.tolist():
             self._score += peak
         before = np.concatenate(([self._previous_label], labels[:-1]))
@@ -58,7 +60,7 @@ class GreedyUtterance:
     def _add_label(self, label: int, peak: float, frame: int, label_before: int) -> None:
         character = self._alphabet[label]
         if character == " ":
-            self._settle()
+            self._commit_word()
         elif label == label_before:
             self._peaks[-1] = max(self._peaks[-1], peak)
             self._last_frame = frame
@@ -70,22 +72,22 @@ class GreedyUtterance:
             self._last_frame = frame
 
     def _word(self) -> Word:
-        mean, least = math.fsum(self._peaks) / len(self._peaks), min(self._peaks)
-        confidence = word_confidence(mean, least, len(self._peaks), math.nan)
+        mean, lowest = math.fsum(self._peaks) / len(self._peaks), min(self._peaks)
+        confidence = word_confidence(mean, lowest, len(self._peaks), math.nan)
         return Word("".join(self._characters), self._first_frame, self._last_frame + 1, confidence)
 
-    def _settle(self) -> None:
+    def _commit_word(self) -> None:
         if self._characters:
-            self._settled.append(self._word())
+            self._committed.append(self._word())
             self._characters, self._peaks = [], []
 
     def best(self) -> Hypothesis:
-        words = tuple(self._settled) + ((self._word(),) if self._characters else ())
-        return Hypothesis(words, len(self._settled), self._score, self._score, 0.0)
+        words = tuple(self._committed) + ((self._word(),) if self._characters else ())
+        return Hypothesis(words, len(self._committed), self._score, self._score, 0.0)
 
     def finish(self) -> tuple[Hypothesis, ...]:
         if self._finished:
             raise LanguageError("This utterance is finished already.")
-        self._settle()
+        self._commit_word()
         self._finished = True
         return (self.best(),)

@@ -1,8 +1,8 @@
-"""Hotwords: phrases that get a bonus in the search, their checks, and the automaton that matches them.
+"""Hotwords: phrases that get a bonus in the search, their validation, and the automaton that matches them.
 
-The automaton reads a prefix label by label. A phrase matches from the beginning of a word to the end of a word.
-While a match is under way the prefix has a partial bonus, in proportion to the labels matched. The full bonus replaces
-it where the last word ends; the partial bonus is taken back where the match fails.
+The automaton reads a prefix label by label. A phrase matches from the start of a word to the end of a word. During a
+match the prefix has a partial bonus in proportion to the labels matched. At the end of the last word the full bonus
+replaces it; if the match fails, the partial bonus is taken back.
 """
 
 from collections.abc import Iterable
@@ -19,10 +19,10 @@ Array = NDArray[Any]
 
 MAX_WEIGHT = 100.0
 MAX_TOTAL_LABELS = 6_000
-"""Of all phrases together: a stream's automaton takes about 120 bytes a label."""
+"""The limit for all phrases together. A stream's automaton takes about 120 bytes per label."""
 
 BOUNDARY, NO_MATCH = 0, 1
-"""The automaton's first states: before a word with nothing matched; inside a word that matches nothing."""
+"""The first states of the automaton: at a word start without a match; inside a word that matches nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Hotword:
 
 
 class Automaton(NamedTuple):
-    """By state: the state after each label, the partial bonus, the full bonus if a word ends here, and whether the word
-    that ends here is part of a phrase (and so is known even if the language model does not have it)."""
+    """Arrays by state: the next state for each label, the partial bonus, the full bonus if a word ends here, and
+    whether that word belongs to a phrase (such a word is not unknown, even if the language model lacks it)."""
 
     next_state: Array
     partial_bonus: Array
@@ -46,20 +46,20 @@ class Automaton(NamedTuple):
 
 
 def normalize_hotwords(hotwords: Iterable[Hotword], alphabet: str) -> tuple[Hotword, ...]:
-    """The same hotwords in the alphabet's case with single spaces; a phrase with other characters is refused."""
+    """The hotwords in the alphabet's case with single spaces. A phrase with other characters raises an error."""
     characters = set(alphabet)
-    fold = "a" in characters and "A" not in characters
+    lowercase = "a" in characters and "A" not in characters
     result = []
     for hotword in hotwords:
         phrase = " ".join(hotword.phrase.split())
-        phrase = phrase.lower() if fold else phrase
+        phrase = phrase.lower() if lowercase else phrase
         if not phrase:
             raise LanguageError("A hotword is empty: give a word or a phrase.")
-        wrong = sorted(set(phrase) - characters)
-        if wrong:
+        unsupported = sorted(set(phrase) - characters)
+        if unsupported:
             raise LanguageError(
                 f"The hotword {hotword.phrase!r} cannot be recognized: the model's alphabet has no "
-                f"{', '.join(map(repr, wrong))}. Spell it as it is spoken, for example 'twenty two' for '22'."
+                f"{', '.join(map(repr, unsupported))}. Write it as it is spoken, for example 'twenty two' for '22'."
             )
         if not -MAX_WEIGHT <= hotword.weight <= MAX_WEIGHT:
             raise LanguageError(
@@ -69,14 +69,14 @@ def normalize_hotwords(hotwords: Iterable[Hotword], alphabet: str) -> tuple[Hotw
         result.append(Hotword(phrase, float(hotword.weight)))
     if sum(len(hotword.phrase) for hotword in result) > MAX_TOTAL_LABELS:
         raise LanguageError(
-            f"The hotwords have more than {MAX_TOTAL_LABELS} characters together: give fewer."
+            f"The hotwords have more than {MAX_TOTAL_LABELS} characters in total: give fewer."
         )
     return tuple(result)
 
 
 @lru_cache(maxsize=64)
 def build_automaton(hotwords: tuple[Hotword, ...], alphabet: str) -> Automaton:
-    """After Aho and Corasick (1975), but a match may begin only where a word does."""
+    """The automaton of Aho and Corasick (1975), in which a match can start only at a word start."""
     label_of = {character: label for label, character in enumerate(alphabet)}
     space = label_of.get(" ", -1)
     children: list[dict[int, int]] = [{}, {}]
@@ -101,20 +101,20 @@ def build_automaton(hotwords: tuple[Hotword, ...], alphabet: str) -> Automaton:
         next_state[:2, space] = BOUNDARY
     full_bonus = np.array(full)
     fallback = [NO_MATCH] * len(children)
-    waiting = [BOUNDARY]
-    while waiting:  # breadth first: what a state falls back to is always complete before the state is
-        next_waiting = []
-        for state in waiting:
+    level = [BOUNDARY]
+    while level:  # breadth first, so the fallback of a state is complete before the state itself
+        next_level = []
+        for state in level:
             if state != BOUNDARY:
                 next_state[state] = next_state[fallback[state]]
                 full_bonus[state] += full_bonus[fallback[state]]
                 known[state] |= known[fallback[state]]
             for label, child in children[state].items():
-                # From the boundary itself a character falls to "no match", as from all that matches nothing.
+                # A match cannot start inside a word, so the first character of a phrase falls back to "no match".
                 fallback[child] = int(next_state[fallback[state], label]) if state != BOUNDARY else NO_MATCH
                 next_state[state, label] = child
-                next_waiting.append(child)
-        waiting = next_waiting
+                next_level.append(child)
+        level = next_level
     known[:2] = False
     arrays = (next_state, np.array(partial), full_bonus, known.astype(np.uint8))
     for array in arrays:

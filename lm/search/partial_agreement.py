@@ -1,4 +1,4 @@
-"""How far the live prefixes agree with the best one."""
+"""How many words of the best prefix the other live prefixes agree on, for stable interim results."""
 
 import numpy as np
 
@@ -8,9 +8,9 @@ from lm.search.state import COUNT, ROOT, SearchState
 
 @compiled
 def agreed_words(state: SearchState, space: int, share: float) -> int:
-    """How many words of the best prefix, from the root on, are in prefixes with this share of all probability.
+    """The number of leading words of the best prefix whose prefixes hold at least this share of the beam's probability.
 
-    A word counts from its last character on; whether it has ended does not matter.
+    A prefix agrees with a word if it contains all of its characters, whether or not a space follows.
     """
     nodes, beams, count = state.nodes, state.beams, state.counters[COUNT]
     best = 0
@@ -22,18 +22,20 @@ def agreed_words(state: SearchState, space: int, share: float) -> int:
     first = nodes[state.counters[ROOT]].depth
     length = nodes[beams[best].node].depth - first
     path = np.empty(length + 1, np.int32)
-    place = beams[best].node
+    node_id = beams[best].node
     for at in range(length, -1, -1):
-        path[at] = place
-        place = nodes[place].parent
-    agreeing = np.zeros(length + 1)  # the probability of the prefixes that leave the best one here
+        path[at] = node_id
+        node_id = nodes[node_id].parent
+    agreeing = np.zeros(
+        length + 1
+    )  # the probability of the prefixes that diverge from the best one at this depth
     for beam in range(count):
-        place = beams[beam].node
-        while nodes[place].depth - first > length:
-            place = nodes[place].parent
-        while path[nodes[place].depth - first] != place:
-            place = nodes[place].parent
-        agreeing[nodes[place].depth - first] += beams[beam].blank + beams[beam].label
+        node_id = beams[beam].node
+        while nodes[node_id].depth - first > length:
+            node_id = nodes[node_id].parent
+        while path[nodes[node_id].depth - first] != node_id:
+            node_id = nodes[node_id].parent
+        agreeing[nodes[node_id].depth - first] += beams[beam].blank + beams[beam].label
     for at in range(length - 1, -1, -1):
         agreeing[at] += agreeing[at + 1]
     words = 0

@@ -1,15 +1,15 @@
-"""The prefix tree outside the hot loop: what is settled, which nodes can be freed, which words a path spells."""
+"""Operations on the prefix tree outside the main loop: common prefix, commit, freeing nodes, reading words."""
 
 import numpy as np
 
-from lm.numba_cache import Array, compiled, whole
+from lm.numba_cache import Array, as_int, compiled
 from lm.search.confidence import word_confidence
 from lm.search.state import COUNT, FRAME, FREE, ROOT, STAMP, USED, SearchState
 
-MAX_UNSETTLED_FRAMES = 500
-"""Prefixes that have differed for longer than this (10 s) are settled in favour of the best: the tree stays small in
-speech without pauses."""
-KEPT_UNSETTLED_FRAMES = 250
+MAX_UNCOMMITTED_FRAMES = 500
+"""If live prefixes differ in frames older than this (10 s), the older part of the best one is committed. This bounds
+the tree in speech without pauses."""
+KEPT_UNCOMMITTED_FRAMES = 250
 
 CONFIDENCE_INPUTS = 5
 confidence_of = compiled(word_confidence)
@@ -17,22 +17,22 @@ confidence_of = compiled(word_confidence)
 
 @compiled
 def common_ancestor(state: SearchState) -> int:
-    """The deepest node that every live prefix passes through."""
+    """The deepest node that all live prefixes descend from."""
     nodes, beams, counters = state.nodes, state.beams, state.counters
     counters[STAMP] += 1
     stamp = counters[STAMP]
-    place = beams[0].node
-    ancestor = place
-    while place >= 0:
-        nodes[place].mark = stamp
-        place = nodes[place].parent
+    node_id = beams[0].node
+    ancestor = node_id
+    while node_id >= 0:
+        nodes[node_id].mark = stamp
+        node_id = nodes[node_id].parent
     for beam in range(1, counters[COUNT]):
-        place = beams[beam].node
-        while nodes[place].mark != stamp:
-            place = nodes[place].parent
-        if nodes[place].depth < nodes[ancestor].depth:
-            ancestor = place
-    return whole(ancestor)
+        node_id = beams[beam].node
+        while nodes[node_id].mark != stamp:
+            node_id = nodes[node_id].parent
+        if nodes[node_id].depth < nodes[ancestor].depth:
+            ancestor = node_id
+    return as_int(ancestor)
 
 
 @compiled
@@ -46,31 +46,34 @@ def best_beam(state: SearchState) -> int:
 
 
 @compiled
-def settle_old(state: SearchState, space: int) -> None:
-    """Where live prefixes have differed for too long, keep those that share the best one's older part."""
+def commit_old(state: SearchState, space: int) -> None:
+    """If live prefixes have differed for too long, drop those that do not share the older part of the best one."""
     nodes, beams, counters = state.nodes, state.beams, state.counters
     ancestor = common_ancestor(state)
     frame = counters[FRAME]
-    if nodes[ancestor].frame >= frame - MAX_UNSETTLED_FRAMES:
+    if nodes[ancestor].frame >= frame - MAX_UNCOMMITTED_FRAMES:
         return
-    place = beams[best_beam(state)].node
-    while nodes[place].frame > frame - KEPT_UNSETTLED_FRAMES and nodes[place].depth > nodes[ancestor].depth:
-        place = nodes[place].parent
-    shared = place
-    while nodes[place].depth > nodes[ancestor].depth:  # between words, if there is such a place
-        if nodes[place].label == space:
-            shared = place
+    node_id = beams[best_beam(state)].node
+    while (
+        nodes[node_id].frame > frame - KEPT_UNCOMMITTED_FRAMES
+        and nodes[node_id].depth > nodes[ancestor].depth
+    ):
+        node_id = nodes[node_id].parent
+    shared = node_id
+    while nodes[node_id].depth > nodes[ancestor].depth:  # at a word boundary, if there is one
+        if nodes[node_id].label == space:
+            shared = node_id
             break
-        place = nodes[place].parent
+        node_id = nodes[node_id].parent
     if shared == ancestor:
         return
     kept = 0
     for beam in range(counters[COUNT]):
-        place = beams[beam].node
-        while nodes[place].depth > nodes[shared].depth:
-            place = nodes[place].parent
+        node_id = beams[beam].node
+        while nodes[node_id].depth > nodes[shared].depth:
+            node_id = nodes[node_id].parent
         node = beams[beam].node
-        if place == shared:
+        if node_id == shared:
             beams[kept].node = node
             beams[kept].blank = beams[beam].blank
             beams[kept].label = beams[beam].label
@@ -82,37 +85,37 @@ def settle_old(state: SearchState, space: int) -> None:
 
 
 @compiled
-def boundary_at(nodes: Array, place: int, space: int) -> int:
-    """The last word start at or above a node: everything before it is whole words."""
-    while nodes[place].label != space and nodes[place].parent >= 0:
-        place = nodes[place].parent
-    return place
+def word_boundary_at(nodes: Array, node_id: int, space: int) -> int:
+    """The last word boundary at or above a node. The path before it consists of complete words."""
+    while nodes[node_id].label != space and nodes[node_id].parent >= 0:
+        node_id = nodes[node_id].parent
+    return node_id
 
 
 @compiled
 def sweep(state: SearchState, root: int) -> None:
-    """Make `root`, an ancestor of every live prefix, the new root; free all nodes that no live prefix needs."""
+    """Make `root`, an ancestor of all live prefixes, the new root, and free all nodes that no live prefix needs."""
     nodes, children, beams, counters = state.nodes, state.children, state.beams, state.counters
     counters[STAMP] += 1
     stamp = counters[STAMP]
     nodes[root].mark = stamp
     for beam in range(counters[COUNT]):
-        place = beams[beam].node
-        while nodes[place].mark != stamp:
-            nodes[place].mark = stamp
-            place = nodes[place].parent
+        node_id = beams[beam].node
+        while nodes[node_id].mark != stamp:
+            nodes[node_id].mark = stamp
+            node_id = nodes[node_id].parent
     nodes[root].parent = -1
     counters[ROOT] = root
     available = 0
-    for place in range(counters[USED] - 1, -1, -1):
-        if nodes[place].mark != stamp:
-            state.free[available] = place
+    for node_id in range(counters[USED] - 1, -1, -1):
+        if nodes[node_id].mark != stamp:
+            state.free[available] = node_id
             available += 1
             continue
         for label in range(children.shape[1]):
-            child = children[place, label]
+            child = children[node_id, label]
             if child >= 0 and nodes[child].mark != stamp:
-                children[place, label] = -1
+                children[node_id, label] = -1
     counters[FREE] = available
 
 
@@ -120,64 +123,64 @@ def sweep(state: SearchState, root: int) -> None:
 def read_words(
     nodes: Array,
     root: int,
-    place: int,
+    node_id: int,
     space: int,
     not_before: int,
-    last_language: float,
+    last_word_lm_score: float,
     spelling: Array,
     alphabet: Array,
     spans: Array,
     confidences: Array,
 ) -> int:
-    """Write the words between `root` and `place` and return how many there are.
+    """Write the words between `root` and `node_id` to the arrays and return their number.
 
-    `spelling` gets their characters, spaces between them; `spans` a row [first frame, end frame] for each, the
-    first not before `not_before`; `confidences` a row [confidence, mean peak, least peak, characters, KenLM's log10].
-    `last_language` is that log10 for a last word without a space after it, NaN if it has not been computed.
+    `spelling` gets the characters with a space between words; `spans` a row [first frame, end frame] per word, none
+    before `not_before`; `confidences` a row [confidence, mean peak, lowest peak, characters, KenLM's log10] per word.
+    `last_word_lm_score` is the log10 of a last word without a space after it, NaN if it is not computed.
     """
-    length = nodes[place].depth - nodes[root].depth
+    length = nodes[node_id].depth - nodes[root].depth
     path = np.empty(length + 1, np.int32)
     for at in range(length - 1, -1, -1):
-        path[at] = place
-        place = nodes[place].parent
+        path[at] = node_id
+        node_id = nodes[node_id].parent
     words, characters = 0, 0
-    total, least = 0.0, 0.0
+    peak_sum, min_peak = 0.0, 0.0
     for at in range(length + 1):
         ended = at == length or nodes[path[at]].label == space
         if ended:
             if characters > 0:
-                language = last_language if at == length else nodes[path[at]].word_language
-                mean = total / characters
+                lm_score = last_word_lm_score if at == length else nodes[path[at]].word_lm_score
+                mean_peak = peak_sum / characters
                 spans[words, 0] = max(spans[words, 0], not_before)
                 spans[words, 1] = max(spans[words, 1], spans[words, 0] + 1)
                 not_before = spans[words, 1]
-                confidences[words, 0] = confidence_of(mean, least, characters, language)
-                confidences[words, 1], confidences[words, 2] = mean, least
-                confidences[words, 3], confidences[words, 4] = characters, language
+                confidences[words, 0] = confidence_of(mean_peak, min_peak, characters, lm_score)
+                confidences[words, 1], confidences[words, 2] = mean_peak, min_peak
+                confidences[words, 3], confidences[words, 4] = characters, lm_score
                 words += 1
                 characters = 0
             if at < length:
-                spelling[at] = 32
+                spelling[at] = 32  # a space
             continue
         node = nodes[path[at]]
         spelling[at] = alphabet[node.label]
         if characters == 0:
-            total, least = 0.0, 0.0
+            peak_sum, min_peak = 0.0, 0.0
             spans[words, 0], spans[words, 1] = node.frame, node.frame + 1
         spans[words, 0] = min(spans[words, 0], node.frame)
         spans[words, 1] = max(spans[words, 1], node.frame + 1)
-        total += node.peak
-        least = min(least, node.peak)
+        peak_sum += node.peak
+        min_peak = min(min_peak, node.peak)
         characters += 1
     return words
 
 
 @compiled
-def words_between(nodes: Array, root: int, place: int, space: int) -> int:
-    """How many words end between `root` and `place`."""
+def words_between(nodes: Array, root: int, node_id: int, space: int) -> int:
+    """The number of words that end between `root` and `node_id`."""
     words = 0
-    while place != root:
-        if nodes[place].label == space:
+    while node_id != root:
+        if nodes[node_id].label == space:
             words += 1
-        place = nodes[place].parent
+        node_id = nodes[node_id].parent
     return words

@@ -1,9 +1,10 @@
-"""The released pyctcdecode, for whole utterances: an independent second opinion, not a streaming decoder.
+"""The published pyctcdecode library as a decoder, to compare with. It is not a streaming decoder.
 
-It searches when asked, from the first frame on; nothing is settled before the end.
+`best` and `finish` decode all frames pushed so far from the start; no word is stable before `finish`.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ from lm.search.settings import SearchSettings
 
 
 class PyctcdecodeDecoder:
+    """Starts utterances that pyctcdecode decodes."""
+
     def __init__(self, alphabet: str, ngram: NGram | None = None) -> None:
         self._alphabet = alphabet
-        self._labels = [*alphabet, ""]  # pyctcdecode wants the blank as the empty label
+        self._labels = [*alphabet, ""]  # the empty label is pyctcdecode's blank
         self._kenlm = ngram.kenlm() if ngram else None
         self._words = [word.decode() for word in ngram.vocabulary()[1:].tolist()] if ngram else None
         self._searches: dict[tuple[float, ...], Any] = {}
@@ -29,7 +32,7 @@ class PyctcdecodeDecoder:
         return PyctcdecodeUtterance(self, settings)
 
     def search(self, settings: SearchSettings) -> Any:
-        """The library's decoder with these weights; one is kept, for it holds a copy of the word list."""
+        """The library's decoder with these weights. Only one is cached, since each holds a copy of the word list."""
         from pyctcdecode.alphabet import Alphabet
         from pyctcdecode.decoder import BeamSearchDecoderCTC
         from pyctcdecode.language_model import LanguageModel
@@ -38,7 +41,7 @@ class PyctcdecodeDecoder:
         if key not in self._searches:
             model = None
             if self._kenlm is not None:
-                # The library's penalty is in log10 and multiplied by the weight, ours is nats added as they are.
+                # The library's penalty is in log10 and multiplied by the weight; ours is in nats and unweighted.
                 offset = -settings.unknown_penalty / (math.log(10.0) * max(settings.lm_weight, 1e-9))
                 model = LanguageModel(
                     self._kenlm,
@@ -54,18 +57,20 @@ class PyctcdecodeDecoder:
 
 
 class PyctcdecodeUtterance:
+    """The frames of one utterance, decoded on request."""
+
     def __init__(self, decoder: PyctcdecodeDecoder, settings: SearchSettings) -> None:
         self._decoder = decoder
         self._settings = settings
         self._hotwords = normalize_hotwords(settings.hotwords, decoder._alphabet)
         if len({hotword.weight for hotword in self._hotwords}) > 1:
-            raise LanguageError("pyctcdecode knows one weight for all hotwords: give them all the same.")
+            raise LanguageError("pyctcdecode has one weight for all hotwords: give all the same weight.")
         self._frames: list[NDArray[np.float32]] = []
         self._finished = False
 
     def push(self, log_probs: NDArray[np.float32]) -> None:
         if self._finished:
-            raise LanguageError("This utterance is finished: start another one for more frames.")
+            raise LanguageError("This utterance is finished: start a new one for more frames.")
         self._frames.append(validate_log_probs(log_probs, len(self._decoder._labels)).copy())
 
     def best(self) -> Hypothesis:
@@ -76,16 +81,7 @@ class PyctcdecodeUtterance:
             raise LanguageError("This utterance is finished already.")
         self._finished = True
         hypotheses = self._hypotheses()[: self._settings.n_best]
-        return tuple(
-            Hypothesis(
-                hypothesis.words,
-                len(hypothesis.words),
-                hypothesis.score,
-                hypothesis.acoustic_score,
-                hypothesis.language_score,
-            )
-            for hypothesis in hypotheses
-        )
+        return tuple(replace(hypothesis, stable_words=len(hypothesis.words)) for hypothesis in hypotheses)
 
     def _hypotheses(self) -> list[Hypothesis]:
         frames = (
@@ -114,5 +110,5 @@ class PyctcdecodeUtterance:
 
     @staticmethod
     def _confidence(frames: NDArray[np.float32], first: int, end: int) -> float:
-        """The library gives none: how clear the likeliest labels are over the word's frames."""
+        """The mean probability of the best labels over the word's frames: the library computes no confidence."""
         return float(np.exp(frames[first:end].max(axis=1).mean()))

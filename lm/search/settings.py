@@ -1,4 +1,4 @@
-"""The knobs of the search: one frozen value with its defaults and its checks."""
+"""The settings of the search with defaults and validation, and their form in a model's card and on the command line."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -18,50 +18,49 @@ CARD_SETTINGS = (
     "word_bonus",
     "unknown_penalty",
 )
-"""What depends on how sure an acoustic model is: its card may name these, under `search`."""
+"""The settings that a model's card may set under `search`: their best values depend on the acoustic model."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """All weights are in nats, except `lm_weight`, which multiplies KenLM's score (in nats too)."""
+    """All values are in nats, except `lm_weight`, which multiplies KenLM's score (converted to nats)."""
 
     width: int = 64
-    """How many readings stay alive, 1 to 2048."""
+    """The beam width: the number of hypotheses kept per frame, 1 to 2048."""
     token_floor: float = -5.0
-    """Labels less probable than this (natural log) in a frame are not tried there; the best one always is."""
+    """Labels with a smaller log-probability in a frame are not tried there. The best label always is."""
     beam_spread: float = 10.0
-    """A reading this much worse than the best is dropped."""
+    """Hypotheses worse than the best one by more than this are dropped."""
     blank_penalty: float = 0.0
-    """Subtracted in each frame in which nothing is written: a model in doubt leaves letters out."""
+    """Subtracted for each frame decoded as blank, against the deletions of an uncertain model."""
     lm_weight: float = 0.3
     word_bonus: float = 1.0
-    """Added once for each word: the language model alone prefers few words."""
+    """Added for each word, since the language model alone prefers few words."""
     unknown_penalty: float = 10.0
-    """Subtracted once for each word that the language model does not know; each of its letters from the first one on
-    that no known word goes on with costs besides what an even guess among all of them does, times `lm_weight`."""
+    """Subtracted for each word that the language model does not contain. From the first character on that no known word
+    continues with, each character also costs log(alphabet size) * `lm_weight`."""
     partial_agreement: float = 0.0
-    """While an utterance goes on, a word is told once this share of all readings' probability stands behind it; its
-    first word at once."""
+    """An interim result ends before the first word that less than this share of the beam's probability agrees on. The
+    first word of an utterance is always shown."""
     n_best: int = 1
+    """The number of hypotheses that `finish` returns."""
     hotwords: tuple[Hotword, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.width <= MAX_WIDTH:
-            raise LanguageError(f"The search width is {self.width}: expected 1 to {MAX_WIDTH}.")
+            raise LanguageError(f"The beam width is {self.width}: expected 1 to {MAX_WIDTH}.")
         if not 1 <= self.n_best <= self.width:
-            raise LanguageError(
-                f"n_best is {self.n_best}: expected 1 to the width of the search, {self.width}."
-            )
+            raise LanguageError(f"n_best is {self.n_best}: expected 1 to the beam width, {self.width}.")
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise LanguageError(f"{field.name} is {value}: expected a finite number.")
         if min(self.lm_weight, self.unknown_penalty, self.blank_penalty) < 0:
-            raise LanguageError("lm_weight, unknown_penalty and blank_penalty may not be negative.")
+            raise LanguageError("lm_weight, unknown_penalty and blank_penalty must not be negative.")
         if not 0 <= self.partial_agreement <= 1:
-            raise LanguageError(f"partial_agreement is {self.partial_agreement}: expected a share, 0 to 1.")
+            raise LanguageError(f"partial_agreement is {self.partial_agreement}: expected 0 to 1.")
         if self.token_floor > 0:
-            raise LanguageError(f"token_floor is {self.token_floor}: a natural logarithm is at most 0.")
+            raise LanguageError(f"token_floor is {self.token_floor}: expected a log-probability, at most 0.")
         if not 0 < self.beam_spread <= 600:
             raise LanguageError(
                 f"beam_spread is {self.beam_spread}: expected more than 0 and at most 600 nats."
@@ -69,38 +68,37 @@ class SearchSettings:
 
 
 def settings_from_card(card: Mapping[str, Any]) -> SearchSettings:
-    """The settings that an acoustic model's card says suit it; the defaults where it names none.
+    """The search settings of an acoustic model's card; defaults for those it does not set.
 
-    A model that often hears one letter for another needs more readings and more of the language model than one that
-    is nearly always sure.
+    An uncertain acoustic model needs a wider beam and a larger language model weight.
     """
-    named = card.get("search", {})
-    if not isinstance(named, Mapping):
-        raise LanguageError(f"The model's card says {named!r} under `search`: expected a table of settings.")
-    given: dict[str, Any] = {}
-    for name, value in named.items():
+    section = card.get("search", {})
+    if not isinstance(section, Mapping):
+        raise LanguageError(f"The model's card has {section!r} under `search`: expected a table of settings.")
+    settings: dict[str, Any] = {}
+    for name, value in section.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if name not in CARD_SETTINGS or not number:
             raise LanguageError(
-                f"The model's card has {value!r} for the search's {name!r}: "
+                f"The model's card has {value!r} for the search setting {name!r}: "
                 f"expected numbers for {', '.join(CARD_SETTINGS)}."
             )
-        given[name] = int(value) if name == "width" else float(value)
-    return SearchSettings(**given)
+        settings[name] = int(value) if name == "width" else float(value)
+    return SearchSettings(**settings)
 
 
 def parse_search_settings(texts: Iterable[str]) -> dict[str, float]:
-    """`NAME=VALUE` as somebody typed them, checked: what a card keeps under `search`."""
-    found: dict[str, float] = {}
+    """Validated `NAME=VALUE` arguments of the command line, as a card has them under `search`."""
+    settings: dict[str, float] = {}
     for text in texts:
         name, _, value = text.partition("=")
         if name not in CARD_SETTINGS:
-            raise LanguageError(f"{text!r} sets nothing of the search: expected {', '.join(CARD_SETTINGS)}.")
+            raise LanguageError(f"{text!r} is not a search setting: expected {', '.join(CARD_SETTINGS)}.")
         try:
-            found[name] = float(value)
+            settings[name] = float(value)
         except ValueError:
             raise LanguageError(
-                f"{text!r} is no setting: expected NAME=VALUE, such as lm_weight=0.5."
+                f"{text!r} is not a search setting: expected NAME=VALUE, for example lm_weight=0.5."
             ) from None
-    settings_from_card({"search": found})
-    return found
+    settings_from_card({"search": settings})
+    return settings

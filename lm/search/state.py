@@ -1,8 +1,8 @@
-"""The state of one utterance's search: the prefix tree, the live beams, the free list. No search here.
+"""The state of one utterance's search: prefix tree, live beams, free list. The algorithm is in kernel.py.
 
-Everything is a flat array, so that the compiled loop works on it without the interpreter. Probabilities are plain
-doubles, with the weights of the language model and the hotwords multiplied in, and are rescaled by powers of two as
-they shrink: the loop takes no logarithm.
+All state is in flat arrays, which compiled code reads without the interpreter. Probabilities are doubles that include
+the weighted language model and hotword scores as factors. They are rescaled by powers of two as they shrink, so the
+loop needs no logarithm.
 """
 
 from typing import NamedTuple
@@ -13,43 +13,40 @@ from lm.numba_cache import Array
 
 NODE = np.dtype(
     [
-        (
-            "bias",
-            np.float64,
-        ),  # nats added to the acoustic score: language model, bonuses, penalties, hotwords
+        # nats added to the acoustic score: language model, bonuses, penalties, hotwords
+        ("bias", np.float64),
         ("factor", np.float64),  # exp(this node's bias - its parent's)
-        ("end_nats", np.float64),  # what a space after this node adds; valid once end_factor is
-        ("end_factor", np.float64),  # its exponential; negative: not computed yet
-        ("language", np.float64),  # KenLM's log10 total up to the last finished word
-        ("word_language", np.float64),  # KenLM's log10 of the word that ends here, or that this space closes
-        ("peak", np.float32),  # the label's best log-probability while it was being emitted
+        ("end_nats", np.float64),  # nats that a space after this node adds; valid if end_factor is
+        ("end_factor", np.float64),  # exp(end_nats); negative: not computed
+        ("lm_score", np.float64),  # KenLM's log10 total up to the last complete word
+        ("word_lm_score", np.float64),  # KenLM's log10 of the word that ends here or before this space
+        ("peak", np.float32),  # the label's best log-probability while it was emitted
         ("parent", np.int32),
         ("label", np.int32),
-        ("depth", np.int32),  # labels since the utterance began
-        ("word_start", np.int32),  # the node where the word began: the space before it, or the root
-        ("lexicon", np.int32),  # state in the word trie
-        ("hotword", np.int32),  # state in the hotword automaton
-        ("end_match", np.int32),  # and after a space
-        ("frame", np.int32),  # when the label was emitted
-        ("beam", np.int32),  # place among the live beams, or -1
-        (
-            "context_length",
-            np.int32,
-        ),  # words of language model context: at a word start, or after the word's end
-        ("mark", np.int32),
+        ("depth", np.int32),  # labels since the start of the utterance
+        ("word_start", np.int32),  # the node at the start of the word: the space before it, or the root
+        ("lexicon", np.int32),  # lexicon node
+        ("hotword", np.int32),  # state of the hotword automaton
+        ("end_match", np.int32),  # the same after a space
+        ("frame", np.int32),  # the frame in which the label was emitted
+        ("beam", np.int32),  # index among the live beams, or -1
+        # words of n-gram context at a word start, or after the word that ends here
+        ("context_length", np.int32),
+        ("mark", np.int32),  # the stamp of the last tree walk that visited this node
     ],
     align=True,
 )
 
 BEAM = np.dtype([("blank", np.float64), ("label", np.float64), ("node", np.int32)], align=True)
 
-# Places in `counters`.
-COUNT, FREE, USED, ROOT, FRAME, SETTLED_BLANK, STAMP = range(7)
-# Places in `scale`: what the doubles of the beams must be multiplied by, as a natural logarithm.
+# Indices of `counters`: live beams, free nodes, nodes ever used, the root node, frames decoded, whether all beams end
+# in blank, the stamp of the last tree walk.
+COUNT, FREE, USED, ROOT, FRAME, ALL_BLANK, STAMP = range(7)
+# Index of `scale`: the natural log of the factor that the beams' probabilities must be multiplied by.
 LOG_SCALE = 0
 
 NO_LABEL = -1
-SMALLEST_TREE = 256
+MIN_NODES = 256
 
 
 ROOT_NODE = np.zeros((), NODE)
@@ -58,28 +55,28 @@ ROOT_NODE["label"], ROOT_NODE["end_factor"] = NO_LABEL, -1.0
 
 
 class SearchState(NamedTuple):
-    """The arrays of one utterance, as the kernels take them."""
+    """The arrays of one utterance, as the kernels read them."""
 
     nodes: Array
-    children: Array  # [nodes, labels]: child by label or -1
-    context_words: Array  # [nodes, order - 1], latest first: as context_length
+    children: Array  # [nodes, labels]: child by label, or -1
+    context_words: Array  # [nodes, order - 1], latest first; the first context_length are valid
     context_backoffs: Array
     beams: Array
-    free: Array  # a stack of counters[FREE] nodes given back; nodes from counters[USED] on were never used
+    free: Array  # a stack of counters[FREE] freed nodes; nodes from counters[USED] on were never used
     counters: Array
     scale: Array
 
     @classmethod
     def start(cls, width: int, labels: int, contexts: int) -> "SearchState":
-        # A node is initialized when it is taken: a short utterance touches little memory.
-        places = max(SMALLEST_TREE, 4 * width)
+        # Nodes are initialized when they are used, so a short utterance touches little memory.
+        capacity = max(MIN_NODES, 4 * width)
         state = cls(
-            nodes=np.empty(places, NODE),
-            children=np.empty((places, labels), np.int32),
-            context_words=np.empty((places, contexts), np.int32),
-            context_backoffs=np.empty((places, contexts), np.float32),
+            nodes=np.empty(capacity, NODE),
+            children=np.empty((capacity, labels), np.int32),
+            context_words=np.empty((capacity, contexts), np.int32),
+            context_backoffs=np.empty((capacity, contexts), np.float32),
             beams=np.empty(width, BEAM),
-            free=np.empty(places, np.int32),
+            free=np.empty(capacity, np.int32),
             counters=np.zeros(7, np.int64),
             scale=np.zeros(1, np.float64),
         )
@@ -92,7 +89,7 @@ class SearchState(NamedTuple):
         return state
 
     def grown(self) -> "SearchState":
-        """The same state with room for twice as many nodes."""
+        """The same state with twice the node capacity."""
         names = ("nodes", "children", "context_words", "context_backoffs", "free")
         arrays = {name: getattr(self, name) for name in names}
         return self._replace(
@@ -100,7 +97,7 @@ class SearchState(NamedTuple):
         )
 
     @property
-    def available(self) -> int:
+    def available_nodes(self) -> int:
         return int(self.counters[FREE]) + len(self.nodes) - int(self.counters[USED])
 
     @property

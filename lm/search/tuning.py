@@ -1,6 +1,6 @@
-"""The search's weights chosen by word errors on stored log-probabilities: model weight, word bonus, model size.
+"""`silica lm tune`: choose language model weight, word bonus and pruning by WER on stored log-probabilities.
 
-A clip of the manifest has its log-probabilities in FOLDER/STEM.npy, [frames, classes], natural logarithm, blank last.
+The log-probabilities of a clip are in FOLDER/STEM.npy: [frames, classes], natural logarithm, blank last.
 """
 
 import json
@@ -24,7 +24,7 @@ ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
 
 @dataclass(frozen=True)
 class Clip:
-    """What was said, normal, and what the network made of it."""
+    """A normalized transcript and the network's output for its audio."""
 
     text: str
     audio: str
@@ -34,7 +34,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting and its word error rate."""
+    """One combination of settings and its errors."""
 
     model: str
     size_bytes: int
@@ -51,23 +51,23 @@ class Trial:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """The chosen setting, and every one tried."""
+    """The best trial, and all trials."""
 
     best: Trial
     tried: tuple[Trial, ...]
 
 
 def read_clips(manifest: Path, folder: Path, every: int = 1) -> list[Clip]:
-    """The manifest's clips that have a transcript and stored log-probabilities; of those, one in `every`."""
+    """The manifest's clips with a transcript and stored log-probabilities; one in `every` of them."""
     manifest = manifest / "manifest.jsonl" if manifest.is_dir() else manifest
     if not manifest.is_file():
-        raise LanguageError(f"there is no manifest {manifest}; name a manifest.jsonl or its folder")
+        raise LanguageError(f"there is no manifest {manifest}; expected a manifest.jsonl or its folder")
     try:
         lines = manifest.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise LanguageError(f"{manifest} is not UTF-8 text (byte {error.start}): is it a manifest?") from None
     clips: list[Clip] = []
-    taken: dict[Path, str] = {}
+    audio_by_file: dict[Path, str] = {}
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
@@ -77,23 +77,16 @@ def read_clips(manifest: Path, folder: Path, every: int = 1) -> list[Clip]:
             expected = "expected an object with audio and text"
             raise LanguageError(f"{manifest}, line {number}: {expected} ({error})") from None
         if text is not None and stored.is_file():
-            if stored in taken:
+            if stored in audio_by_file:
                 raise LanguageError(
-                    f"{manifest}, line {number}: {entry['audio']} and {taken[stored]} would share the "
-                    f"log-probabilities in {stored}; their names must differ"
+                    f"{manifest}, line {number}: {entry['audio']} and {audio_by_file[stored]} would share the "
+                    f"log-probabilities in {stored}; file names must be unique"
                 )
-            taken[stored] = entry["audio"]
-            log_probs = _load_log_probs(stored)
-            clips.append(
-                Clip(
-                    normalize(text),
-                    str(entry["audio"]),
-                    log_probs,
-                    str(entry.get("speaker") or entry["audio"]),
-                )
-            )
+            audio_by_file[stored] = entry["audio"]
+            audio, speaker = str(entry["audio"]), str(entry.get("speaker") or entry["audio"])
+            clips.append(Clip(normalize(text), audio, _load_log_probs(stored), speaker))
     if not clips:
-        raise LanguageError(f"no clip of {manifest} has log-probabilities in {folder} (AUDIO-STEM.npy each)")
+        raise LanguageError(f"no clip of {manifest} has log-probabilities in {folder} (AUDIO-STEM.npy)")
     return clips[::every]
 
 
@@ -102,13 +95,13 @@ def _load_log_probs(path: Path) -> NDArray[np.float32]:
         log_probs: NDArray[np.float32] = np.load(path).astype(np.float32)
     except (ValueError, EOFError) as error:
         raise LanguageError(
-            f"{path} holds no log-probabilities ({error}): `silica evaluate --save-log-probs` writes them anew"
+            f"{path} is not a file of log-probabilities ({error}); `silica evaluate --save-log-probs` writes one"
         ) from None
     return log_probs
 
 
 def measure(clips: Sequence[Clip], ngram: NGram, settings: SearchSettings) -> ErrorCounts:
-    """Word errors of the streaming search over all clips."""
+    """Word errors of the beam search over all clips."""
     decoder = open_decoder("beam", ALPHABET, ngram)
     total = ErrorCounts()
     for clip in clips:
@@ -119,13 +112,13 @@ def measure(clips: Sequence[Clip], ngram: NGram, settings: SearchSettings) -> Er
 
 
 def fixed_search_settings(texts: Iterable[str]) -> SearchSettings:
-    """What the search goes by besides what is tuned, from `NAME=VALUE`."""
-    given = parse_search_settings(texts)
-    for name in {"lm_weight", "word_bonus"} & set(given):
+    """The search settings that are not tuned, from `NAME=VALUE`."""
+    settings = parse_search_settings(texts)
+    for name in {"lm_weight", "word_bonus"} & set(settings):
         raise LanguageError(
-            f"--search {name}: that is what is tuned. Say what to try with --weights and --bonuses."
+            f"--search {name}: this setting is tuned. Give its candidates with --weights or --bonuses."
         )
-    return settings_from_card({"search": given})
+    return settings_from_card({"search": settings})
 
 
 def tune(
@@ -136,17 +129,17 @@ def tune(
     progress: Callable[[str], None],
     settings: SearchSettings | None = None,
 ) -> TuningResult:
-    """Every weight with every bonus on the first model; the others (other prunings) at the best of these."""
+    """Try every weight with every bonus on the first model, and the best pair on the other models (prunings)."""
     if not (models and weights and bonuses):
         raise LanguageError("tuning needs at least one model, one weight and one word bonus")
     settings = settings or SearchSettings()
     tried: list[Trial] = []
 
     def try_weights(path: Path, ngram: NGram, weight: float, bonus: float) -> Trial:
-        found = measure(clips, ngram, replace(settings, lm_weight=weight, word_bonus=bonus))
+        counts = measure(clips, ngram, replace(settings, lm_weight=weight, word_bonus=bonus))
         size = path.stat().st_size
-        tried.append(Trial(path.name, size, weight, bonus, found.errors, found.words))
-        progress(f"{path.name}: weight {weight:g}, bonus {bonus:g}: WER {100 * found.rate:.2f} %")
+        tried.append(Trial(path.name, size, weight, bonus, counts.errors, counts.words))
+        progress(f"{path.name}: weight {weight:g}, bonus {bonus:g}: WER {100 * counts.rate:.2f} %")
         return tried[-1]
 
     ngram = NGram.load(models[0])
@@ -161,22 +154,22 @@ def tune(
 
 
 def _sort_key(trial: Trial) -> tuple[int, int, float, float]:
-    """Fewest errors; of equals the smaller model, then the gentler weights."""
+    """Fewest errors, then the smallest model, then the smallest weights."""
     return trial.errors, trial.size_bytes, trial.lm_weight, trial.word_bonus
 
 
-def write(tuned: TuningResult, folder: Path) -> tuple[Path, Path]:
-    """The chosen values with every point as JSON, and the curves as a picture."""
+def write_result(tuned: TuningResult, folder: Path) -> tuple[Path, Path]:
+    """Write the trials as tuned.json and the curves as tuned.png; returns both paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    values, picture = folder / "tuned.json", folder / "tuned.png"
+    values, plot = folder / "tuned.json", folder / "tuned.png"
     best = asdict(tuned.best) | {"wer": tuned.best.rate}
     tried = [asdict(trial) | {"wer": trial.rate} for trial in tuned.tried]
     write_file(values, json.dumps({"best": best, "tried": tried}, indent=1) + "\n")
-    _draw(tuned, picture)
-    return values, picture
+    _plot(tuned, plot)
+    return values, plot
 
 
-def _draw(tuned: TuningResult, path: Path) -> None:
+def _plot(tuned: TuningResult, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -184,7 +177,7 @@ def _draw(tuned: TuningResult, path: Path) -> None:
     models: dict[str, Trial] = {}
     for trial in sorted(tuned.tried, key=_sort_key, reverse=True):
         models[trial.model] = trial
-    panels = min(2, len(models))  # one model alone has no curve over sizes
+    panels = min(2, len(models))  # the second panel compares models
     figure = Figure(figsize=(5 * panels, 4), layout="constrained")
     FigureCanvasAgg(figure)
     by_weight, *by_size = figure.subplots(1, panels, squeeze=False)[0]
@@ -194,7 +187,7 @@ def _draw(tuned: TuningResult, path: Path) -> None:
         by_weight.plot(
             [p.lm_weight for p in points], [100 * p.rate for p in points], "o-", label=f"bonus {bonus:g}"
         )
-    by_weight.set(xlabel="language-model weight", ylabel="word error rate, %", title=first)
+    by_weight.set(xlabel="language model weight", ylabel="WER, %", title=first)
     by_weight.legend()
     for panel in by_size:
         panel.margins(x=0.2)  # room for the names
@@ -202,8 +195,8 @@ def _draw(tuned: TuningResult, path: Path) -> None:
             panel.plot(trial.size_bytes / 1e6, 100 * trial.rate, "o")
             panel.annotate(f" {name}", (trial.size_bytes / 1e6, 100 * trial.rate))
         panel.set(
-            xlabel="size of the model, MB",
-            ylabel="word error rate, %",
-            title="models (prunings) at their best",
+            xlabel="model size, MB",
+            ylabel="WER, %",
+            title="best result of each model (pruning)",
         )
     figure.savefig(path, dpi=120)

@@ -1,1 +1,1 @@
-"""English text: normalization, inverse normalization, punctuation."""
+"""English text: normalization for training and scoring, inverse normalization, punctuation, corpora."""

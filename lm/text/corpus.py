@@ -1,6 +1,6 @@
-"""Text files (plain, .xz or .gz) as normal lines for a language model; one line in a hundred is held out.
+"""Reads text files (.txt, .xz, .gz) as normalized sentences for language models; chooses the held-out lines.
 
-Which line is held out depends on its words alone: every build from the same text measures on the same lines.
+Whether a line is held out depends on its words alone, so all builds from the same text hold out the same lines.
 """
 
 import gzip
@@ -21,7 +21,7 @@ _TITLE_BEFORE = re.compile(
 
 
 def open_text(path: Path) -> Iterator[str]:
-    """The lines of a text file, unpacked on the way."""
+    """The lines of a text file, decompressed if necessary."""
     opener = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix, open)
     try:
         with opener(path, "rt", encoding="utf-8") as file:  # type: ignore[operator]
@@ -34,7 +34,7 @@ def open_text(path: Path) -> Iterator[str]:
 
 
 def sentences(line: str) -> Iterator[str]:
-    """A paragraph cut where sentences end; titles and initials do not end one."""
+    """Split a paragraph into sentences. Titles and initials do not end a sentence."""
     start = 0
     for match in _SENTENCE_END.finditer(line):
         piece = line[start : match.start()]
@@ -44,16 +44,16 @@ def sentences(line: str) -> Iterator[str]:
     yield line[start:]
 
 
-def normal_lines(paths: Iterable[Path]) -> Iterator[str]:
-    """Every sentence of the files in normal form, empty ones left out."""
+def normalized_lines(paths: Iterable[Path]) -> Iterator[str]:
+    """The normalized sentences of the files, without empty ones."""
     for path in paths:
         for line in open_text(path):
             for sentence in sentences(line):
-                normal = normalize(sentence)
-                if normal:
-                    yield normal
+                normalized = normalize(sentence)
+                if normalized:
+                    yield normalized
 
 
 def is_held_out(line: str) -> bool:
-    """Whether this normal line is measured on instead of learned from."""
+    """Whether this normalized line is for measuring and not for training."""
     return zlib.crc32(line.encode()) % HELD_OUT_ONE_IN == 0

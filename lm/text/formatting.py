@@ -1,7 +1,7 @@
-"""Spoken words as a reader wants them: figures (`smart_format`), punctuation and capitals (`punctuate`).
+"""Formats the words of a final: numbers as digits (`smart_format`), punctuation and capitals (`punctuate`).
 
-Both are optional and work on the words of one finished utterance; every written piece knows its spoken words, so
-that their times can be kept. The numbers themselves are in spoken_figures.py, the tagger in punctuation/.
+Both are optional. Every formatted word refers to its spoken words, so that times can be kept. inverse_normalize.py
+converts numbers; punctuation/ has the tagger.
 """
 
 import re
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FormattedWord", "NumberAccuracy", "format_words", "number_accuracy", "smart_format"]
 
-# What two writers of the same number may do differently.
+# Differences of style that do not count as errors, as (pattern, replacement).
 _STYLES = (
     (r"\b([ap])\.m\b\.?", r"\1m"),
     (r"(?<=\d)[:.]00\b", ""),
@@ -32,74 +32,74 @@ _STYLES = (
 
 
 def format_words(
-    words: Sequence[str], figures: bool, punctuator: "Punctuator | None" = None
+    words: Sequence[str], numerals: bool, punctuator: "Punctuator | None" = None
 ) -> list[FormattedWord]:
-    """The words as written pieces, in order, each spoken word in exactly one of them."""
-    pieces = (
+    """The formatted words in order. Each spoken word belongs to exactly one of them."""
+    formatted = (
         inverse_normalize(words)
-        if figures
+        if numerals
         else [FormattedWord(word, at, at + 1) for at, word in enumerate(words)]
     )
     if punctuator is None:
-        return pieces
+        return formatted
     from lm.text.punctuation.labels import MARKS
     from lm.text.punctuation.model import capitalize
 
     marks, capitals = punctuator.tag(words)
     punctuated: list[FormattedWord] = []
-    begins = True
-    for piece in pieces:
-        text = piece.text
-        if text == words[piece.first]:
-            text = capitalize(text, capitals[piece.first], begins)
-        mark = marks[piece.end - 1]
-        punctuated.append(FormattedWord(text + MARKS[mark], piece.first, piece.end))
-        begins = mark >= 2
+    sentence_start = True
+    for word in formatted:
+        text = word.text
+        if text == words[word.first]:
+            text = capitalize(text, capitals[word.first], sentence_start)
+        mark = marks[word.end - 1]
+        punctuated.append(FormattedWord(text + MARKS[mark], word.first, word.end))
+        sentence_start = mark >= 2
     return punctuated
 
 
 def smart_format(text: str) -> str:
-    """A spoken text with figures: "it cost five dollars" -> "it cost $5"."""
-    return " ".join(piece.text for piece in inverse_normalize(text.split()))
+    """A spoken text with numbers as digits: "it cost five dollars" -> "it cost $5"."""
+    return " ".join(word.text for word in inverse_normalize(text.split()))
 
 
 @dataclass(frozen=True)
 class NumberAccuracy:
-    """How many numbers of a written text are restored after the text was normalized, and how many are wrong."""
+    """The numbers of a written text, those restored after it was normalized, and the matches of both."""
 
-    figures: int
-    written: int
-    right: int
+    expected: int
+    restored: int
+    correct: int
 
     @property
     def recall(self) -> float:
-        """Share of the text's figures that came back exactly."""
-        return self.right / max(self.figures, 1)
+        """The share of the text's numbers that are restored exactly."""
+        return self.correct / max(self.expected, 1)
 
     @property
     def precision(self) -> float:
-        """Share of the figures written that stood there."""
-        return self.right / max(self.written, 1)
+        """The share of the restored numbers that are in the text."""
+        return self.correct / max(self.restored, 1)
 
 
 def number_accuracy(paths: Iterable[Path]) -> NumberAccuracy:
-    """Normalize every line that has a digit, format it again, and compare the numbers in both."""
-    figures = written = right = 0
+    """Normalize every line with a digit, format it again, and compare the numbers."""
+    expected_count = restored_count = correct = 0
     for path in paths:
         for line in open_text(path):
-            if not any(letter.isdigit() for letter in line):
+            if not any(character.isdigit() for character in line):
                 continue
-            there = _figures(line)
-            back = _figures(smart_format(normalize(line)))
-            figures += len(there)
-            written += len(back)
-            for figure in set(there):
-                right += min(there.count(figure), back.count(figure))
-    return NumberAccuracy(figures, written, right)
+            expected = _number_tokens(line)
+            restored = _number_tokens(smart_format(normalize(line)))
+            expected_count += len(expected)
+            restored_count += len(restored)
+            for token in set(expected):
+                correct += min(expected.count(token), restored.count(token))
+    return NumberAccuracy(expected_count, restored_count, correct)
 
 
-def _figures(text: str) -> list[str]:
-    """Tokens with a digit but 0 to 9 alone, without matters of style: commas, a.m., March 1st for March 1."""
+def _number_tokens(text: str) -> list[str]:
+    """The tokens with a digit, without differences of style. Single digits are left out: they may stay words."""
     text = text.lower()
     for style, plain in _STYLES:
         text = re.sub(style, plain, text)
@@ -107,4 +107,4 @@ def _figures(text: str) -> list[str]:
         token.strip(".,;:!?()[]\"'\u201c\u201d\u2018\u2019/").replace(",", "") for token in text.split()
     )
     tokens = (token.removesuffix("'s") for token in tokens if len(token) > 1)
-    return [token for token in tokens if any(letter.isdigit() for letter in token)]
+    return [token for token in tokens if any(character.isdigit() for character in token)]

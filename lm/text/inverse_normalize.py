@@ -1,7 +1,7 @@
-"""Spoken numbers as figures: `in nineteen eighty four it cost five dollars` -> `in 1984 it cost $5`.
+"""Inverse text normalization: `in nineteen eighty four it cost five dollars` -> `in 1984 it cost $5`.
 
-The opposite of figures.py, over words, so that each written piece knows which spoken words it stands for. Numbers
-below ten stay words where nothing but their size is said ("two men"), as newspapers have it.
+The inverse of verbalize.py, over words, so that each formatted word refers to its spoken words. Numbers below ten stay
+words unless a unit follows ("two men", "5 kilometers").
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from lm.text.verbalize import MONTHS
 
 @dataclass(frozen=True)
 class FormattedWord:
-    """A written piece and the spoken words [first, end) it stands for."""
+    """A formatted word and the range of spoken words [first, end) that it replaces."""
 
     text: str
     first: int
@@ -22,7 +22,7 @@ class FormattedWord:
 
 @dataclass(frozen=True)
 class _Number:
-    """A number read from the words [first, end): `kind` says how it was spoken."""
+    """A parsed number that ends before the word `end`. `kind` is its spoken form, `text` its digits."""
 
     kind: str  # "cardinal", "ordinal", "year", "digits", "decimal", "decade"
     value: int
@@ -46,7 +46,7 @@ _MEASURES = {
 }  # fmt: skip
 _TIME_BEFORE = {"at", "by", "until", "till", "around", "about", "from", "after", "before", "to", "past"}
 _MAX_ALONE = 9
-# Names that are written with a figure.
+# Names that are written with a digit.
 _NAMES = {
     ("three", "d"): "3D", ("two", "d"): "2D", ("co", "two"): "CO2", ("b", "two", "b"): "B2B", ("b", "two", "c"): "B2C",
     ("four", "oh", "one", "k"): "401(k)", ("g", "eight"): "G8", ("five", "g"): "5G", ("four", "g"): "4G",
@@ -55,149 +55,149 @@ _PERIODS = {("q", number) for number in ONES[1:5]} | {("h", number) for number i
 
 
 def inverse_normalize(words: Sequence[str]) -> list[FormattedWord]:
-    """The words with spoken numbers, years, dates, times, money and telephone numbers as figures."""
-    pieces: list[FormattedWord] = []
-    place = 0
-    while place < len(words):
-        piece = (
-            _name(words, place)
-            or _time(words, place)
-            or _date(words, place)
-            or _money(words, place)
-            or _plain(words, place)
-            or FormattedWord(words[place], place, place + 1)
+    """Convert spoken numbers, years, dates, times, money and telephone numbers to digits."""
+    formatted: list[FormattedWord] = []
+    index = 0
+    while index < len(words):
+        word = (
+            _name(words, index)
+            or _time(words, index)
+            or _date(words, index)
+            or _money(words, index)
+            or _plain(words, index)
+            or FormattedWord(words[index], index, index + 1)
         )
-        pieces.append(piece)
-        place = piece.end
-    return pieces
+        formatted.append(word)
+        index = word.end
+    return formatted
 
 
-def _name(words: Sequence[str], place: int) -> FormattedWord | None:
+def _name(words: Sequence[str], index: int) -> FormattedWord | None:
     """`three d`, `q one` (the quarter), `co two`."""
-    pair = (_at(words, place), _at(words, place + 1))
+    pair = (_word_at(words, index), _word_at(words, index + 1))
     if pair in _PERIODS:
-        return FormattedWord(f"{pair[0].upper()}{_UNITS[pair[1]]}", place, place + 2)
+        return FormattedWord(f"{pair[0].upper()}{_UNITS[pair[1]]}", index, index + 2)
     for length in (4, 3, 2):
-        text = _NAMES.get(tuple(words[place : place + length]))
+        text = _NAMES.get(tuple(words[index : index + length]))
         if text:
-            return FormattedWord(text, place, place + length)
+            return FormattedWord(text, index, index + length)
     return None
 
 
-def _at(words: Sequence[str], place: int) -> str:
-    return words[place] if 0 <= place < len(words) else ""
+def _word_at(words: Sequence[str], index: int) -> str:
+    return words[index] if 0 <= index < len(words) else ""
 
 
-def _below_hundred(words: Sequence[str], place: int) -> tuple[int, int] | None:
-    """A cardinal from 0 to 99 and where it ends."""
-    word = _at(words, place)
+def _below_hundred(words: Sequence[str], index: int) -> tuple[int, int] | None:
+    """A cardinal from 0 to 99, and the index after it."""
+    word = _word_at(words, index)
     if word in _UNITS:
-        return _UNITS[word], place + 1
+        return _UNITS[word], index + 1
     if word in _TENS:
-        one = _UNITS.get(_at(words, place + 1), 0)
-        return (_TENS[word] + one, place + 2) if 1 <= one <= 9 else (_TENS[word], place + 1)
+        one = _UNITS.get(_word_at(words, index + 1), 0)
+        return (_TENS[word] + one, index + 2) if 1 <= one <= 9 else (_TENS[word], index + 1)
     return None
 
 
-def _cardinal(words: Sequence[str], place: int) -> tuple[int, int] | None:
-    """A whole cardinal: groups of up to three digits with falling scales."""
+def _cardinal(words: Sequence[str], index: int) -> tuple[int, int] | None:
+    """A complete cardinal: groups of up to three digits with decreasing scales. Returns the index after it."""
     total, last_scale, found = 0, 10**15, False
     while True:
-        start = place + 1 if found and _at(words, place) == "and" else place
+        start = index + 1 if found and _word_at(words, index) == "and" else index
         group = _below_thousand(words, start)
         if group is None:
             break
         value, end = group
-        scale = _SCALES.get(_at(words, end), 1)
+        scale = _SCALES.get(_word_at(words, end), 1)
         if scale >= last_scale or (found and (value == 0 or last_scale == 1)):
             break
-        total, place, last_scale, found = total + value * scale, end + (scale > 1), scale, True
+        total, index, last_scale, found = total + value * scale, end + (scale > 1), scale, True
         if scale == 1:
             break
-    return (total, place) if found else None
+    return (total, index) if found else None
 
 
-def _below_thousand(words: Sequence[str], place: int) -> tuple[int, int] | None:
-    first = _below_hundred(words, place)
+def _below_thousand(words: Sequence[str], index: int) -> tuple[int, int] | None:
+    first = _below_hundred(words, index)
     if first is None:
         return None
     value, end = first
-    if _at(words, end) != "hundred" or not 1 <= value <= 99:
+    if _word_at(words, end) != "hundred" or not 1 <= value <= 99:
         return first
     value, end = value * 100, end + 1
-    skip = end + 1 if _at(words, end) == "and" else end
+    skip = end + 1 if _word_at(words, end) == "and" else end
     rest = _below_hundred(words, skip)
-    if rest is not None and rest[0] > 0 and _at(words, rest[1]) != "hundred":
+    if rest is not None and rest[0] > 0 and _word_at(words, rest[1]) != "hundred":
         return value + rest[0], rest[1]
     return value, end
 
 
-def _starts_ordinal(words: Sequence[str], place: int) -> bool:
-    return _at(words, place) in _TENS and _ORDINALS.get(_at(words, place + 1), 99) < 10
+def _starts_ordinal(words: Sequence[str], index: int) -> bool:
+    return _word_at(words, index) in _TENS and _ORDINALS.get(_word_at(words, index + 1), 99) < 10
 
 
-def _year(words: Sequence[str], place: int) -> tuple[int, int] | None:
+def _year(words: Sequence[str], index: int) -> tuple[int, int] | None:
     """`nineteen eighty four`, `nineteen oh five`, `twenty ten`, `two thousand seven`."""
-    if _at(words, place) == "two" and _at(words, place + 1) == "thousand":
-        skip = place + 3 if _at(words, place + 2) == "and" else place + 2
+    if _word_at(words, index) == "two" and _word_at(words, index + 1) == "thousand":
+        skip = index + 3 if _word_at(words, index + 2) == "and" else index + 2
         rest = _below_hundred(words, skip)
-        if rest and rest[0] > 0 and _at(words, rest[1]) not in ("hundred", *_SCALES):
+        if rest and rest[0] > 0 and _word_at(words, rest[1]) not in ("hundred", *_SCALES):
             return 2000 + rest[0], rest[1]
         return None
-    century = _UNITS.get(_at(words, place), _TENS.get(_at(words, place), 0))
+    century = _UNITS.get(_word_at(words, index), _TENS.get(_word_at(words, index), 0))
     if not 11 <= century <= 20:
         return None
-    following = _at(words, place + 1)
+    following = _word_at(words, index + 1)
     if following in ("oh", "o"):
-        one = _UNITS.get(_at(words, place + 2), 0)
-        return (century * 100 + one, place + 3) if 1 <= one <= 9 else None
-    rest = _below_hundred(words, place + 1)
-    if rest and rest[0] >= 10 and _at(words, rest[1]) not in ("hundred", "point", "percent", *_SCALES):
+        one = _UNITS.get(_word_at(words, index + 2), 0)
+        return (century * 100 + one, index + 3) if 1 <= one <= 9 else None
+    rest = _below_hundred(words, index + 1)
+    if rest and rest[0] >= 10 and _word_at(words, rest[1]) not in ("hundred", "point", "percent", *_SCALES):
         return century * 100 + rest[0], rest[1]
     return None
 
 
-def _number(words: Sequence[str], place: int) -> _Number | None:
-    """The longest number that begins here."""
-    end = place
-    while _at(words, end) in _DIGITS and not (end == place and _at(words, end) in ("o", "oh")):
+def _number(words: Sequence[str], index: int) -> _Number | None:
+    """The longest number that starts at this index."""
+    end = index
+    while _word_at(words, end) in _DIGITS and not (end == index and _word_at(words, end) in ("o", "oh")):
         end += 1
-    if end - place >= 3 and _at(words, end) not in _SCALES and _at(words, end) != "hundred":
-        return _Number("digits", 0, "".join(_DIGITS[word] for word in words[place:end]), end)
-    year = _year(words, place)
+    if end - index >= 3 and _word_at(words, end) not in _SCALES and _word_at(words, end) != "hundred":
+        return _Number("digits", 0, "".join(_DIGITS[word] for word in words[index:end]), end)
+    year = _year(words, index)
     if year:
         return _Number("year", year[0], str(year[0]), year[1])
-    decade = _decade(words, place)
+    decade = _decade(words, index)
     if decade:
         return decade
-    cardinal = _cardinal(words, place)
+    cardinal = _cardinal(words, index)
     if cardinal is None:
-        value = _ORDINALS.get(_at(words, place))
-        return None if value is None else _Number("ordinal", value, _ordinal_text(value), place + 1)
+        value = _ORDINALS.get(_word_at(words, index))
+        return None if value is None else _Number("ordinal", value, _ordinal_text(value), index + 1)
     value, end = cardinal
-    last = _ORDINALS.get(_at(words, end), 0)
+    last = _ORDINALS.get(_word_at(words, end), 0)
     if _starts_ordinal(words, end - 1) and 1 <= last <= 9:
         return _Number("ordinal", value + last, _ordinal_text(value + last), end + 1)
     if value % 100 == 0 and value > 0 and last:
         return _Number("ordinal", value + last, _ordinal_text(value + last), end + 1)
-    if _at(words, end) == "point" and _at(words, end + 1) in _DIGITS:
+    if _word_at(words, end) == "point" and _word_at(words, end + 1) in _DIGITS:
         stop = end + 1
-        while _at(words, stop) in _DIGITS:
+        while _word_at(words, stop) in _DIGITS:
             stop += 1
         fraction = "".join(_DIGITS[word] for word in words[end + 1 : stop])
-        scale = f" {words[stop]}" if _at(words, stop) in _SCALES else ""
+        scale = f" {words[stop]}" if _word_at(words, stop) in _SCALES else ""
         return _Number("decimal", value, f"{value:,}.{fraction}{scale}", stop + bool(scale))
-    as_hundreds = end - place == 2 and 1100 <= value <= 1900
+    as_hundreds = end - index == 2 and 1100 <= value <= 1900
     return _Number("cardinal", value, str(value) if as_hundreds else _cardinal_text(value), end)
 
 
-def _decade(words: Sequence[str], place: int) -> _Number | None:
+def _decade(words: Sequence[str], index: int) -> _Number | None:
     """`nineteen eighties` and `eighteen hundreds`; `the eighties` stays a word."""
-    century = _UNITS.get(_at(words, place), _TENS.get(_at(words, place), 0))
-    following = _at(words, place + 1)
+    century = _UNITS.get(_word_at(words, index), _TENS.get(_word_at(words, index), 0))
+    following = _word_at(words, index + 1)
     if 11 <= century <= 20 and (following in _DECADES or following == "hundreds"):
         value = century * 100 + _DECADES.get(following, 0)
-        return _Number("decade", value, f"{value}s", place + 2)
+        return _Number("decade", value, f"{value}s", index + 2)
     return None
 
 
@@ -214,81 +214,81 @@ def _ordinal_text(value: int) -> str:
     return f"{value:,}{ending}"
 
 
-def _time(words: Sequence[str], place: int) -> FormattedWord | None:
-    """`ten thirty a m`, `eight p m`, `at seven oh five`, `five o'clock` as figures."""
-    hour = _UNITS.get(_at(words, place), 99)
+def _time(words: Sequence[str], index: int) -> FormattedWord | None:
+    """`ten thirty a m`, `eight p m`, `at seven oh five`, `five o'clock`."""
+    hour = _UNITS.get(_word_at(words, index), 99)
     if not 1 <= hour <= 12:
         return None
-    end, minutes = place + 1, ""
-    if _at(words, end) in ("oh", "o") and 1 <= _UNITS.get(_at(words, end + 1), 0) <= 9:
+    end, minutes = index + 1, ""
+    if _word_at(words, end) in ("oh", "o") and 1 <= _UNITS.get(_word_at(words, end + 1), 0) <= 9:
         minutes, end = f"0{_UNITS[words[end + 1]]}", end + 2
     else:
         minute = _below_hundred(words, end)
         if minute and 10 <= minute[0] <= 59:
             minutes, end = str(minute[0]), minute[1]
-    if _at(words, end) in ("a", "p") and _at(words, end + 1) == "m":
+    if _word_at(words, end) in ("a", "p") and _word_at(words, end + 1) == "m":
         return FormattedWord(
-            f"{hour}{':' + minutes if minutes else ''} {words[end].upper()}M", place, end + 2
+            f"{hour}{':' + minutes if minutes else ''} {words[end].upper()}M", index, end + 2
         )
-    if _at(words, end) == "o'clock" and not minutes:
-        return FormattedWord(f"{hour} o'clock", place, end + 1)
-    following = _at(words, end)
+    if _word_at(words, end) == "o'clock" and not minutes:
+        return FormattedWord(f"{hour} o'clock", index, end + 1)
+    following = _word_at(words, end)
     other_number = following in {*_SCALES, *_MEASURES, *_DIGITS, *_CURRENCIES, "hundred", "point"}
-    if minutes and _at(words, place - 1) in _TIME_BEFORE and not other_number:
-        return FormattedWord(f"{hour}:{minutes}", place, end)
+    if minutes and _word_at(words, index - 1) in _TIME_BEFORE and not other_number:
+        return FormattedWord(f"{hour}:{minutes}", index, end)
     return None
 
 
-def _date(words: Sequence[str], place: int) -> FormattedWord | None:
+def _date(words: Sequence[str], index: int) -> FormattedWord | None:
     """`june first two thousand seven`, `the third of june`."""
-    month = _at(words, place)
+    month = _word_at(words, index)
     if month in MONTHS:
-        day = _number(words, place + 1)
+        day = _number(words, index + 1)
         if day is None or day.kind != "ordinal" or day.value > 31:
             return None
         text, end = f"{month.capitalize()} {day.value}", day.end
         year = _year(words, end)
         return (
-            FormattedWord(f"{text}, {year[0]}", place, year[1]) if year else FormattedWord(text, place, end)
+            FormattedWord(f"{text}, {year[0]}", index, year[1]) if year else FormattedWord(text, index, end)
         )
     return None
 
 
-def _money(words: Sequence[str], place: int) -> FormattedWord | None:
+def _money(words: Sequence[str], index: int) -> FormattedWord | None:
     """`five dollars and twenty five cents`, `five point nine billion dollars`."""
-    amount = _number(words, place)
+    amount = _number(words, index)
     if amount is None or amount.kind not in ("cardinal", "decimal", "year"):
         return None
-    sign = _CURRENCIES.get(_at(words, amount.end))
+    sign = _CURRENCIES.get(_word_at(words, amount.end))
     if sign is None:
         return None
     text = f"{amount.value:,}" if amount.kind == "year" else amount.text
     end = amount.end + 1
-    skip = end + 1 if _at(words, end) == "and" else end
+    skip = end + 1 if _word_at(words, end) == "and" else end
     small = _below_hundred(words, skip)
-    if amount.kind != "decimal" and small and _at(words, small[1]) in _SMALL_MONEY:
-        return FormattedWord(f"{sign}{amount.value:,}.{small[0]:02d}", place, small[1] + 1)
-    return FormattedWord(f"{sign}{text}", place, end)
+    if amount.kind != "decimal" and small and _word_at(words, small[1]) in _SMALL_MONEY:
+        return FormattedWord(f"{sign}{amount.value:,}.{small[0]:02d}", index, small[1] + 1)
+    return FormattedWord(f"{sign}{text}", index, end)
 
 
-def _plain(words: Sequence[str], place: int) -> FormattedWord | None:
-    """Any other number, where newspapers would write it in figures."""
-    number = _number(words, place)
+def _plain(words: Sequence[str], index: int) -> FormattedWord | None:
+    """Any other number, unless it stays a word."""
+    number = _number(words, index)
     if number is None:
         return None
-    following = _at(words, number.end)
+    following = _word_at(words, number.end)
     if number.kind in ("cardinal", "decimal") and following == "percent":
-        return FormattedWord(f"{number.text}%", place, number.end + 1)
+        return FormattedWord(f"{number.text}%", index, number.end + 1)
     if number.kind in ("cardinal", "decimal") and following in ("degrees", "degree"):
-        scale = {"fahrenheit": "F", "celsius": "C"}.get(_at(words, number.end + 1))
+        scale = {"fahrenheit": "F", "celsius": "C"}.get(_word_at(words, number.end + 1))
         if scale:
-            return FormattedWord(f"{number.text}°{scale}", place, number.end + 2)
+            return FormattedWord(f"{number.text}°{scale}", index, number.end + 2)
     if number.kind == "digits":
-        return FormattedWord(_telephone(number.text), place, number.end)
+        return FormattedWord(_telephone(number.text), index, number.end)
     small = number.value <= _MAX_ALONE and number.kind in ("cardinal", "ordinal")
-    if small and following not in _MEASURES and number.end - place == 1:
+    if small and following not in _MEASURES and number.end - index == 1:
         return None
-    return FormattedWord(number.text, place, number.end)
+    return FormattedWord(number.text, index, number.end)
 
 
 def _telephone(digits: str) -> str:

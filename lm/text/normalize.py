@@ -1,7 +1,7 @@
-"""One normalization of English text for training, language model and scoring: a-z, apostrophe, single spaces.
+"""The normalization of English text for training, language models and scoring: a-z, apostrophe, single spaces.
 
-Figures, dates, units, abbreviations and signs become the words a reader would say. What is already normal
-stays as it is: normalize(normalize(text)) == normalize(text). The way back for readers is readable.py.
+Numbers, dates, units, abbreviations and symbols become spoken words. Normalization is idempotent. formatting.py does
+the opposite for finals.
 """
 
 import re
@@ -12,7 +12,7 @@ from lm.text import number_words, verbalize
 
 Rule = Callable[[re.Match[str]], str]
 
-# Said in full whenever the point follows (so that "no" or "gen" as words stay words).
+# Expanded only before a period, since "gen" or "co" can also be words.
 DOTTED_ABBREVIATIONS = {
     "mr": "mister", "mrs": "missus", "ms": "ms", "dr": "doctor", "prof": "professor", "rev": "reverend",
     "gen": "general", "col": "colonel", "capt": "captain", "lt": "lieutenant", "sgt": "sergeant",
@@ -22,7 +22,7 @@ DOTTED_ABBREVIATIONS = {
     "approx": "approximately", "vs": "versus", "etc": "et cetera", "messrs": "messieurs", "esq": "esquire",
     "vol": "volume", "cf": "compare",
 }  # fmt: skip
-# Said in full with or without the point.
+# Expanded with or without a period.
 ABBREVIATIONS = {
     "mr": "mister", "mrs": "missus", "dr": "doctor", "vs": "versus", "etc": "et cetera", "ok": "okay",
     "prof": "professor", "sgt": "sergeant", "messrs": "messieurs",
@@ -32,7 +32,7 @@ _NUMERALS = (
     "XI", "XII", "XIII", "XIV", "XV", "XVI", "XVII", "XVIII", "XIX", "XX",
 )  # fmt: skip
 ROMAN = {numeral: value for value, numeral in enumerate(_NUMERALS, start=1)}
-_COUNTED = (
+_NUMBERED_NOUNS = (
     "chapter|book|part|volume|war|act|scene|section|phase|title|article|type|class|stage|level|bowl|vatican|apollo|"
     "gemini"
 )
@@ -40,7 +40,7 @@ _MONARCHS = (
     "henry|louis|charles|edward|george|james|william|richard|philip|francis|frederick|napoleon|elizabeth|pius|paul|"
     "leo|gregory|benedict|clement|alexander|nicholas|peter|catherine|ferdinand|leopold|innocent|urban|wilhelm"
 )
-_LETTERS = str.maketrans(
+_CHARACTERS = str.maketrans(
     {
         "’": "'", "‘": "'", "ʼ": "'", "´": "'", "`": "'", "′": "'", "æ": "ae", "Æ": "AE", "œ": "oe",
         "Œ": "OE", "ß": "ss", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ð": "d",
@@ -67,7 +67,7 @@ def _monarch(match: re.Match[str]) -> str:
 
 _ROMAN = rf"(?P<roman>{'|'.join(sorted(ROMAN, key=len, reverse=True))})\b(?!['.-]?\w)"
 _ROMAN_RULES: tuple[tuple[re.Pattern[str], Rule], ...] = (
-    (re.compile(rf"\b(?P<noun>(?i:{_COUNTED}))\s{_ROMAN}"), _roman),
+    (re.compile(rf"\b(?P<noun>(?i:{_NUMBERED_NOUNS}))\s{_ROMAN}"), _roman),
     (re.compile(rf"\b(?P<noun>(?i:{_MONARCHS}))\s(?!I\b){_ROMAN}"), _monarch),
 )
 _STREET = re.compile(r"\b([A-Z][a-z]+ )(St|Dr|Rd)\b\.?(?! ?[A-Z][a-z])")
@@ -77,23 +77,23 @@ _DOTTED_ABBREVIATIONS = re.compile(rf"\b({'|'.join(DOTTED_ABBREVIATIONS)})\.(?!\
 _ABBREVIATIONS = re.compile(rf"(?<![\w'])({'|'.join(ABBREVIATIONS)})(?![\w'])")
 _INITIALS = re.compile(r"(?<![\w'])(?:[a-z]\.\s?)+[a-z]\b\.?", re.IGNORECASE)
 _OKAY = re.compile(r"\bo\.\s?k\b\.?")
-_FIGURE = re.compile(r"\d")
+_DIGIT = re.compile(r"\d")
 _SIGN = re.compile("[" + "".join(re.escape(sign) for sign in _SIGNS) + "]")
 _NOT_SPOKEN = re.compile(r"[^a-z' ]+")
 _LOOSE_APOSTROPHE = re.compile(r"(?:(?<![a-z])'|'(?![a-z]))")
 
 
 def normalize(text: str) -> str:
-    """The text as it is spoken, in the 28 characters of the models: a-z, apostrophe, single spaces."""
+    """The spoken form of a text in the 28 characters of the models: a-z, apostrophe, single spaces."""
     if not text.isascii():
-        text = unicodedata.normalize("NFKD", unicodedata.normalize("NFC", text).translate(_LETTERS))
-        text = "".join(mark for mark in text if not unicodedata.combining(mark)).translate(_LETTERS)
+        text = unicodedata.normalize("NFKD", unicodedata.normalize("NFC", text).translate(_CHARACTERS))
+        text = "".join(mark for mark in text if not unicodedata.combining(mark)).translate(_CHARACTERS)
     if "[" in text or "<" in text:
         text = _ANNOTATION.sub(" ", text)
     text = _STREET.sub(lambda match: match[1] + _STREETS[match[2]], text)
     for pattern, rule in _ROMAN_RULES:
         text = pattern.sub(rule, text)
-    if _FIGURE.search(text):
+    if _DIGIT.search(text):
         text = verbalize.verbalize(text)
     text = text.lower()
     if "." in text:
@@ -109,8 +109,7 @@ def normalize(text: str) -> str:
 
 
 def _strip_quotes(word: str) -> str:
-    """A word without quotation marks: leading apostrophes go but in elisions, trailing ones but in
-    "boys'"."""
+    """Remove quotation marks: leading apostrophes except in elisions, trailing ones except in "boys'"."""
     while "''" in word:
         word = word.replace("''", "'")
     if word in _ELISIONS:

@@ -1,7 +1,6 @@
 """Numbers as words, on top of num2words: cardinals, ordinals, years, decades, digits, decimals, fractions.
 
-Plain words with single spaces: no hyphens, no commas, no "and". Which numbers a text has, and of what kind, is up to
-figures.py.
+The words have no hyphens, commas or "and". verbalize.py finds the numbers in a text and their kind.
 """
 
 from functools import lru_cache
@@ -9,7 +8,7 @@ from functools import lru_cache
 from num2words import num2words
 
 MAX_CARDINAL = 10**33
-"""From here on a number is read digit by digit."""
+"""Larger numbers are read digit by digit."""
 
 
 @lru_cache(maxsize=4096)
@@ -54,19 +53,19 @@ def plural(word: str) -> str:
 
 
 def digits(text: str) -> str:
-    """`"007"` -> "zero zero seven": every digit by name."""
+    """`"007"` -> "zero zero seven"."""
     return " ".join(ONES[int(digit)] for digit in text)
 
 
 def integer(text: str) -> str:
-    """A run of digits as it would be read: digit by digit after a leading zero or when very long."""
+    """A cardinal, or digit by digit with a leading zero or more than nine digits."""
     if (len(text) > 1 and text[0] == "0") or len(text) > 9:
         return digits(text)
     return cardinal(int(text))
 
 
 def decimal(whole: str, fraction: str) -> str:
-    """`("3", "14")` -> "three point one four"; without a whole part "point five"."""
+    """`("3", "14")` -> "three point one four"; `("", "5")` -> "point five"."""
     spoken = f"point {digits(fraction)}"
     return f"{cardinal(int(whole))} {spoken}" if whole else spoken
 

@@ -1,6 +1,6 @@
-"""Lines in which words are spelled, codes and numbers read out: what people dictate and texts hardly hold.
+"""Generates training lines with spelled words, codes and numbers, which people dictate but texts rarely contain.
 
-Without such lines a letter after a letter is a surprise to a language model, and it talks the search out of spelling.
+Without such lines an n-gram gives sequences of letters a low probability, and the search avoids them.
 """
 
 import random
@@ -15,34 +15,36 @@ SPELLED_LENGTHS = range(2, 11)
 
 
 def spelled_lines(words: Iterable[str], count: int) -> Iterator[str]:
-    """So many lines, always the same for the same words (and one version of Python); none where no word can be spelled:
-    two to ten plain letters."""
-    draw = random.Random(1)
-    known = sorted({word for word in words if len(word) in SPELLED_LENGTHS and set(word) <= set(LETTERS)})
-    if not known:
+    """`count` lines, deterministic for a set of words (and a Python version). Words of two to ten letters a to z are
+    used; without any, there are no lines."""
+    rng = random.Random(1)
+    candidates = sorted(
+        {word for word in words if len(word) in SPELLED_LENGTHS and set(word) <= set(LETTERS)}
+    )
+    if not candidates:
         return
     for _ in range(count):
-        word = draw.choice(known)
-        kind = draw.random()
+        word = rng.choice(candidates)
+        kind = rng.random()
         if kind < 0.40:  # h e r o n
-            said = list(word)
+            line = list(word)
         elif kind < 0.55:  # heron h e r o n
-            said = [word, *word]
+            line = [word, *word]
         elif kind < 0.70:  # four oh nine two
-            said = _digits(draw, draw.choice(NUMBER_LENGTHS))
+            line = _digits(rng, rng.choice(NUMBER_LENGTHS))
         elif kind < 0.80:  # k m four seven
-            said = [*_letters(draw, draw.randint(2, 4)), *_digits(draw, draw.randint(1, 4))]
+            line = [*_letters(rng, rng.randint(2, 4)), *_digits(rng, rng.randint(1, 4))]
         elif kind < 0.90:  # q r b
-            said = _letters(draw, draw.randint(2, 6))
+            line = _letters(rng, rng.randint(2, 6))
         else:  # six two heron street
-            said = [*_digits(draw, draw.randint(1, 4)), word, draw.choice(PLACES)]
-        yield " ".join(said)
+            line = [*_digits(rng, rng.randint(1, 4)), word, rng.choice(PLACES)]
+        yield " ".join(line)
 
 
-def _letters(draw: random.Random, count: int) -> list[str]:
-    return draw.choices(LETTERS, k=count)
+def _letters(rng: random.Random, count: int) -> list[str]:
+    return rng.choices(LETTERS, k=count)
 
 
-def _digits(draw: random.Random, count: int) -> list[str]:
-    """Nought is read out as `zero` or `oh`."""
-    return [draw.choice(DIGITS) if draw.random() < 0.9 else draw.choice(ZERO) for _ in range(count)]
+def _digits(rng: random.Random, count: int) -> list[str]:
+    """Spoken digits. 0 is `zero` or `oh`."""
+    return [rng.choice(DIGITS) if rng.random() < 0.9 else rng.choice(ZERO) for _ in range(count)]

@@ -1,6 +1,6 @@
-"""Figures in running English become the words a reader would say: money, dates, times, fractions, units.
+"""Converts numbers in English text to spoken words: money, dates, times, fractions, units.
 
-Each rule is a pattern and what is said for it; text.py calls speak() as one step of the normalization.
+A rule is a pattern and its replacement. normalize.py calls `verbalize` as one step of the normalization.
 """
 
 import re
@@ -27,7 +27,7 @@ MONTHS = [
 _MONTH_SHORT = {name[:3]: name for name in MONTHS if name != "may"} | {"sept": "september"}
 _MONTH = rf"(?:{'|'.join(MONTHS)}|(?:{'|'.join(_MONTH_SHORT)})\b\.?)"
 
-# Units after a figure: (said for one, otherwise). The second table only where glued to it ("5m", "6in").
+# Units after a number: (singular, plural). The second table applies only without a space between ("5m", "6in").
 UNITS = {
     "km": ("kilometer", "kilometers"), "kg": ("kilogram", "kilograms"), "cm": ("centimeter", "centimeters"),
     "mm": ("millimeter", "millimeters"), "mg": ("milligram", "milligrams"),
@@ -192,11 +192,11 @@ _MONTH_DAY = rf"\b(?P<month>{_MONTH})\s(?P<day>\d\d?)(?:st|nd|rd|th)?\b(?![:.,]?
 _HALF = r"(?P<half>am|pm|a\.m\.?|p\.m\.?)(?![a-z])"
 _TIME = rf"\b(?P<hour>\d\d?)(?::(?P<minute>[0-5]\d))?(?::[0-5]\d)?\s?(?:{_HALF})?(?!\d)"
 _FRACTION = rf"(?:\b(?P<whole>{_NUMBER})(?:\s|\sand\s|-))?\b(?P<above>\d+)/(?P<below>\d+)\b"
-# In order: each rule sees what the ones before it left.
+# Applied in order.
 RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), rule)
     for pattern, rule in (
-        # Nobody's amount, and the rules below would try it from each of its digits on.
+        # Very long digit strings come first: the patterns below would backtrack from each of their digits.
         (r"\d[\d.,]{40,}", lambda match: f" {number_words.digits(re.sub('[^0-9]', '', match[0]))} "),
         (rf"(?P<sign>[$£€¥₹])\s?(?P<amount>{_AMOUNT})(?:-(?P<upto>{_AMOUNT}))?{_SCALE}", _money),
         (r"\b(?P<year>[12]\d{3})-(?P<month>\d\d)-(?P<day>\d\d)\b", _date),
@@ -222,7 +222,7 @@ RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
 
 
 def verbalize(text: str) -> str:
-    """The text with every figure in words; what is not a figure stays, white space may grow."""
+    """The text with all numbers as words. Spaces may be added."""
     text = " ".join(text.split())
     for pattern, rule in RULES:
         text = pattern.sub(rule, text)

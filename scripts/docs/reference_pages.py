@@ -20,7 +20,7 @@ from service.commands import build_parser, command_modules
 from service.errors import ErrorCode
 from service.metrics import Metrics
 from service.settings import Settings
-from training.recipe import Recipe, load_recipe, shipped
+from training.recipe import Recipe, load_recipe, shipped_recipes
 
 
 def pages() -> dict[str, str]:
@@ -222,7 +222,7 @@ def recipes_page() -> str:
         "",
     ]
     rows = []
-    for name in shipped():
+    for name in shipped_recipes():
         recipe = load_recipe(name)
         rows.append((code(name), sentence(recipe.title), sentence(recipe.source)))
     lines += table(("recipe", "title", "source"), rows)

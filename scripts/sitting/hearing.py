@@ -13,8 +13,8 @@ from torch import Tensor
 from acoustic.constants import SAMPLE_RATE
 from acoustic.features.front_end import FrontEnd
 from sitting.sound import BatchShape, Drawn
-from training.augment import Banks, alter
-from training.augment.config import PARTS, AugmentConfig
+from training.augment import NoiseBanks, augment_batch
+from training.augment.config import TRANSFORMS, AugmentConfig
 from training.data.features import DITHER, batch_features
 from training.data.loader import batch_seed
 from training.distillation.blockwise import SPEAKER, STEPS_PER_DEVIATION, BlockwiseTeacher
@@ -46,38 +46,38 @@ class Ear:
         front_end: FrontEnd,
         shapes: Sequence[BatchShape],
         alteration: AugmentConfig,
-        banks: Banks | None,
+        banks: NoiseBanks | None,
         frames_per_output: int,
         device: torch.device,
     ) -> None:
         self.teacher, self.front_end, self.shapes, self.banks = teacher, front_end, shapes, banks
         self.device, self.frames_per_output = device, frames_per_output
-        self._speaker = without(alteration, {*PARTS, "level", "nothing"} - SPEAKER)
+        self._speaker = without(alteration, {*TRANSFORMS, "level", "silence"} - SPEAKER)
         self._rest = without(alteration, SPEAKER)
         self._graphs: list[Callable[[Tensor, Tensor], Sequence[Tensor]]] = []
 
     @torch.no_grad()
     def hear(self, drawn: Drawn) -> HeardBatch:
         shape, rows = self.shapes[drawn.shape], len(drawn.lengths)
-        spoken = alter(
+        spoken = augment_batch(
             drawn.sound,
             drawn.lengths,
             self._speaker,
             torch.Generator().manual_seed(batch_seed(drawn.seed, 0, 1)),
         )
-        width = min(shape.spoken_samples, spoken.sound.shape[1])
+        width = min(shape.spoken_samples, spoken.audio.shape[1])
         wide = torch.zeros(rows, shape.spoken_samples, device=self.device)
-        wide[:, :width] = spoken.sound[:, :width]
+        wide[:, :width] = spoken.audio[:, :width]
         lengths = spoken.lengths.clamp(max=shape.spoken_samples)
         generator = torch.Generator().manual_seed(drawn.seed)
-        altered = alter(wide, lengths, self._rest, generator, self.banks)
+        altered = augment_batch(wide, lengths, self._rest, generator, self.banks)
         features, frames = batch_features(
             self.front_end,
-            altered.sound,
+            altered.audio,
             altered.lengths,
             dither=DITHER,
             generator=generator,
-            before=self._rest.before,
+            preceding_audio=self._rest.preceding_audio,
         )
         taught = self._teach(drawn.shape, *batch_features(self.teacher.front_end, wide, lengths))
         silent = set(altered.silent)

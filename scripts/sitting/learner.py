@@ -22,9 +22,9 @@ from training.distillation.blockwise import (
     stage_loss,
     stretched,
 )
-from training.distillation.blockwise_settings import BlockwisePart
-from training.distillation.objective import words_loss
-from training.run.precision import quickest
+from training.distillation.blockwise_settings import BlockwiseConfig
+from training.distillation.objective import ctc_per_character
+from training.run.precision import fastest_precision
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,19 @@ class Learner:
         model: nn.Module,
         config: ModelConfig,
         teacher: BlockwiseTeacher,
-        part: BlockwisePart,
+        part: BlockwiseConfig,
         optimizer: torch.optim.Optimizer,
         device: torch.device,
-        average_decay: float,
+        ema_decay: float,
     ) -> None:
         self.model, self.config, self.teacher, self.part = model, config, teacher, part
-        self.optimizer, self.device, self.average_decay = optimizer, device, average_decay
+        self.optimizer, self.device, self.ema_decay = optimizer, device, ema_decay
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.mean = [weight.detach().clone() for weight in self.weights]
         self.steps = 0
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self.stages: Stages = getattr(model, STAGES)
-        precision = quickest(device)
+        precision = fastest_precision(device)
         self._dtype = torch.bfloat16 if precision == "bf16" or device.type == "cuda" else None
         self._graphs: list[Captured] = []
 
@@ -69,16 +69,16 @@ class Learner:
         graph = self._graphs[heard.shape] if self._graphs else None
         made = graph.forward(heard) if graph else self.compute(*_given(heard))
         log_probs = made.log_probs.detach().requires_grad_()
-        words = words_loss(
+        words = ctc_per_character(
             log_probs, heard.output_counts, heard.targets, heard.target_lengths, self.config.blank
         ).sum() / len(heard.output_counts)
-        (pull,) = torch.autograd.grad(self.part.words * words, log_probs)
+        (pull,) = torch.autograd.grad(self.part.ctc_weight * words, log_probs)
         gradients = graph.backward(pull) if graph else self.gradients(made, pull)
         for weight, gradient in zip(self.weights, gradients, strict=True):
             weight.grad = gradient
         if bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
             self.optimizer.step()
-            share = min(self.average_decay, (1 + self.steps) / (4 + self.steps))
+            share = min(self.ema_decay, (1 + self.steps) / (4 + self.steps))
             torch._foreach_lerp_(self.mean, [weight.detach() for weight in self.weights], 1 - share)
         else:
             torch._foreach_copy_(self._buffers, kept)
@@ -99,14 +99,14 @@ class Learner:
         every = self.config.frames_per_output
         longest, wanted = -(-features.shape[-1] // every), -(-frames // every)
         losses = []
-        with self.stages.giving([None] * len(self.part.by)):
+        with self.stages.giving([None] * len(self.part.student_blocks)):
             with torch.autocast(
                 self.device.type, self._dtype, enabled=self._dtype is not None, cache_enabled=False
             ):
                 log_probs, written = self.model(features, frames)
             rows = torch.arange(len(outputs), device=self.device)[:, None]
             for made, values, late, shares in zip(
-                self.stages.made, taught, self.part.late, self.teacher.shares, strict=True
+                self.stages.made, taught, self.part.delay_outputs, self.teacher.shares, strict=True
             ):
                 places, counting = stretched(outputs, wanted, longest, late)
                 counting = counting & speaks[:, None]
@@ -117,7 +117,7 @@ class Learner:
         silent = (place < written[:, None]) & ~speaks[:, None]
         apart = torch.where(silent, -log_probs[..., self.config.blank], 0.0).sum(1) / written.clamp(min=1)
         stages = torch.stack(losses)
-        return Made(log_probs, stages, stages.sum() + self.part.words * apart.sum() / len(outputs))
+        return Made(log_probs, stages, stages.sum() + self.part.ctc_weight * apart.sum() / len(outputs))
 
     def gradients(self, made: Made, pull: Tensor) -> Sequence[Tensor]:
         """Of everything, where `pull` is that of the words by what is written."""
@@ -144,7 +144,7 @@ class Captured:
         frames = torch.full((rows,), shape.frames, device=device)
         taught = [
             torch.randint(0, 40, (rows, shape.outputs, config.blocks[by].channels), device=device).byte()
-            for by in learner.part.by
+            for by in learner.part.student_blocks
         ]
         outputs = torch.full((rows,), shape.outputs, device=device)
         speaks = torch.ones(rows, dtype=torch.bool, device=device)

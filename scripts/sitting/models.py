@@ -17,7 +17,7 @@ from acoustic.network import build
 from acoustic.network.folding import fold
 from training.distillation.blockwise import BlockwiseTeacher
 from training.errors import TrainingError
-from training.recipe import Recipe, from_values
+from training.recipe import Recipe, parse_recipe
 
 MODELS = "models.pt"
 FORMAT = 2
@@ -51,7 +51,7 @@ def write_models(
     kept = {
         name: tensor.half() if tensor.is_floating_point() else tensor
         for name, tensor in folded.state.items()
-        if _heard(name, recipe.stages.of[-1])
+        if _heard(name, recipe.blockwise.teacher_blocks[-1])
     }
     for name, tensor in kept.items():
         if not torch.isfinite(tensor).all():
@@ -96,7 +96,7 @@ def read_models(path: Path) -> Packed:
     }
     responses = values["responses"]
     return Packed(
-        from_values(json.loads(values["recipe"]), str(path)),
+        parse_recipe(json.loads(values["recipe"]), str(path)),
         Checkpoint(config, state),
         values["scales"],
         values["shares"],

@@ -1,1 +1,1 @@
-"""Bytes to sound: float32 at 16 kHz, per channel. No sockets of clients, no words."""
+"""Audio input: bytes to float32 samples at 16 kHz, per channel. No network I/O and no recognition."""

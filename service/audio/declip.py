@@ -1,7 +1,7 @@
-"""What a converter or a program cut off at full scale is drawn anew: peaks in the place of plateaus.
+"""Declipping: samples cut off at full scale are replaced by cubic interpolation.
 
-Sound that was not cut off passes as it is, at once. Where it was, it waits for the two samples behind the plateau. How
-the sound is cut into pieces changes no sample.
+Unclipped audio passes through unchanged and without delay. A clipped run waits for the two samples that follow it. The
+output does not depend on how the input is split into blocks.
 """
 
 import numpy as np
@@ -11,65 +11,65 @@ Samples = npt.NDArray[np.float32]
 
 FULL_SCALE = 0.999
 MAX_PEAK = 4.0
-MAX_PLATEAU_S = 0.0025
-"""What stays up for longer is no peak of a voice, and is left alone."""
+MAX_RUN_S = 0.0025
+"""Longer runs at full scale are not speech peaks and stay as they are."""
 _SUPPORT_SAMPLES = 2
-"""Samples on each side of a plateau: the peak is the cubic through these four."""
+"""Samples on each side of a clipped run; the cubic passes through these four."""
 
 
 class Declipper:
-    """Sound [channels, n] as it was before it was cut off, of one stream."""
+    """Declips the blocks [channels, n] of one stream."""
 
     def __init__(self, rate: int, channels: int) -> None:
-        self.max_plateau = round(rate * MAX_PLATEAU_S)
+        self.max_run = round(rate * MAX_RUN_S)
         self._empty = np.zeros((channels, 0), np.float32)
         self._history = self._pending = self._empty
 
     def push(self, samples: Samples, last: bool = False) -> Samples:
-        """What is certain; with `last` everything, and what still comes begins anew."""
+        """Return the samples that are complete. `last` returns everything and resets the state."""
         clipped: Samples = np.concatenate([self._history, self._pending, samples], axis=1)
-        given, end = self._history.shape[1], clipped.shape[1]
+        emitted, end = self._history.shape[1], clipped.shape[1]
         declipped = clipped
         for channel, row in enumerate(clipped):
-            begins, ends = _plateaus(row)
-            short = ends - begins <= self.max_plateau
-            begins, ends = begins[short], ends[short]
-            open_ones = begins[ends + _SUPPORT_SAMPLES > len(row)]
-            if len(open_ones) and not last:
-                end = min(end, int(open_ones[0]))
-            peaks = (begins >= _SUPPORT_SAMPLES) & (ends + _SUPPORT_SAMPLES <= len(row))
-            if peaks.any():
+            starts, ends = _clipped_runs(row)
+            short = ends - starts <= self.max_run
+            starts, ends = starts[short], ends[short]
+            incomplete = starts[ends + _SUPPORT_SAMPLES > len(row)]
+            if len(incomplete) and not last:
+                end = min(end, int(incomplete[0]))
+            supported = (starts >= _SUPPORT_SAMPLES) & (ends + _SUPPORT_SAMPLES <= len(row))
+            if supported.any():
                 declipped = declipped.copy() if declipped is clipped else declipped
-                _interpolate(declipped[channel], row, begins[peaks], ends[peaks])
-        # Long enough to tell how long a plateau has been lying there.
-        kept = max(0, end - self.max_plateau - _SUPPORT_SAMPLES)
-        self._history, self._pending = clipped[:, kept:end].copy(), clipped[:, end:].copy()
+                _interpolate(declipped[channel], row, starts[supported], ends[supported])
+        # Long enough to measure a run that began in an earlier block.
+        history_start = max(0, end - self.max_run - _SUPPORT_SAMPLES)
+        self._history, self._pending = clipped[:, history_start:end].copy(), clipped[:, end:].copy()
         if last:
             self._history = self._pending = self._empty
-        return declipped[:, given:end]
+        return declipped[:, emitted:end]
 
 
-def _plateaus(row: Samples) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Where runs of samples at full scale begin and end. Floats beyond it were not cut off there."""
-    size = np.abs(row)
-    at = (size >= FULL_SCALE) & (size <= 1.0)
-    if not at.any():
-        nowhere = np.zeros(0, np.intp)
-        return nowhere, nowhere
-    side = np.where(at, np.sign(row), 0).astype(np.int8)
-    edges = np.flatnonzero(np.diff(side, prepend=np.int8(0), append=np.int8(0)))
-    inside = side[edges[:-1]] != 0
+def _clipped_runs(row: Samples) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Starts and ends of the runs at full scale. Float samples beyond 1 were not clipped there."""
+    magnitude = np.abs(row)
+    clipped = (magnitude >= FULL_SCALE) & (magnitude <= 1.0)
+    if not clipped.any():
+        empty = np.zeros(0, np.intp)
+        return empty, empty
+    sign = np.where(clipped, np.sign(row), 0).astype(np.int8)
+    edges = np.flatnonzero(np.diff(sign, prepend=np.int8(0), append=np.int8(0)))
+    inside = sign[edges[:-1]] != 0
     return edges[:-1][inside], edges[1:][inside]
 
 
 def _interpolate(
-    declipped: Samples, clipped: Samples, begins: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]
+    declipped: Samples, clipped: Samples, starts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]
 ) -> None:
-    """Each plateau by Lagrange's cubic through two samples on each side, never below what was heard."""
-    lengths = ends - begins
-    first, last = np.repeat(begins, lengths), np.repeat(ends, lengths)
-    at = np.arange(lengths.sum()) + np.repeat(ends - lengths.cumsum(), lengths)
-    t, length = (at - first).astype(np.float64), (last - first).astype(np.float64)
+    """Lagrange cubic through two samples on each side of every run; never below the clipped level."""
+    lengths = ends - starts
+    first, last = np.repeat(starts, lengths), np.repeat(ends, lengths)
+    index = np.arange(lengths.sum()) + np.repeat(ends - lengths.cumsum(), lengths)
+    t, length = (index - first).astype(np.float64), (last - first).astype(np.float64)
     a, b, c, d = t + 2, t + 1, t - length, t - length - 1
     peak = (
         -clipped[first - 2] * b * c * d / ((length + 2) * (length + 3))
@@ -77,5 +77,5 @@ def _interpolate(
         - clipped[last] * a * b * d / ((length + 1) * (length + 2))
         + clipped[last + 1] * a * b * c / ((length + 2) * (length + 3))
     )
-    side = np.sign(clipped[at])
-    declipped[at] = side * np.clip(side * peak, np.abs(clipped[at]), MAX_PEAK)
+    sign = np.sign(clipped[index])
+    declipped[index] = sign * np.clip(sign * peak, np.abs(clipped[index]), MAX_PEAK)

@@ -1,6 +1,6 @@
-"""One stream's sound, whatever it is: raw or in a container, declared rightly or not. Bytes in, 16 kHz out.
+"""The audio decoder of one stream: raw PCM or a container, detected from the first twelve bytes.
 
-The first twelve bytes decide: a container that was declared as raw sound is noticed and read as what it is.
+A container that was declared as raw PCM is decoded as the container, with a warning.
 """
 
 import asyncio
@@ -9,43 +9,38 @@ from collections.abc import AsyncIterator, Callable
 from typing import BinaryIO
 
 from acoustic.constants import SAMPLE_RATE
-from service.audio.decoder_pool import BY_ENCODING, AudioDecoderPool, ContainerDecoder, detect_container
-from service.audio.pcm import MAX_PLAUSIBLE_LEVEL, WIDTHS, PcmDecoder
+from service.audio.decoder_pool import (
+    CONTAINER_BY_ENCODING,
+    SNIFF_BYTES,
+    AudioDecoderPool,
+    ContainerDecoder,
+    detect_container,
+)
+from service.audio.pcm import BYTES_PER_SAMPLE, MAX_PLAUSIBLE_LEVEL, PcmDecoder
 from service.audio.resample import Samples
 from service.errors import ErrorCode, ServiceError
 
 WarnCallback = Callable[[str, str, str], None]
-"""Told a code, a message, advice."""
+"""Called with a warning's code, message and advice."""
 
-SNIFF_BYTES = 12
 CHUNK_BYTES = 65536
 G711_RATE = 8000
 
 
-def open_decoder(
-    encoding: str | None,
-    sample_rate: int | None = None,
-    channels: int = 1,
-    *,
-    mix: bool = False,
-    audio_decoders: AudioDecoderPool | None = None,
-    warn: WarnCallback | None = None,
-) -> "AudioDecoder":
-    """A decoder for one stream. `encoding` None: recognized. Without a nursery, raw sound only."""
-    return AudioDecoder(encoding, sample_rate, channels, mix, audio_decoders, warn or (lambda *_: None))
-
-
 class AudioDecoder:
-    """Pushes give sound [channels, n], float32, 16 kHz, in pieces; how the bytes were cut changes none of it."""
+    """Bytes to float32 blocks [channels, n] at 16 kHz. The samples do not depend on how the bytes are split.
+
+    `encoding` None: detect the container format. Without `audio_decoders`, raw PCM only.
+    """
 
     def __init__(
         self,
         encoding: str | None,
-        sample_rate: int | None,
-        channels: int,
-        mix: bool,
-        audio_decoders: AudioDecoderPool | None,
-        warn: WarnCallback,
+        sample_rate: int | None = None,
+        channels: int = 1,
+        mix: bool = False,
+        audio_decoders: AudioDecoderPool | None = None,
+        warn: WarnCallback = lambda *_: None,
     ) -> None:
         self.encoding = encoding
         self.sample_rate = sample_rate or (G711_RATE if encoding in ("mulaw", "alaw") else SAMPLE_RATE)
@@ -54,140 +49,144 @@ class AudioDecoder:
         self.mix = mix
         self._audio_decoders = audio_decoders
         self._warn = warn
-        self._start = b""
+        self._head = b""
         self._inner: PcmDecoder | ContainerDecoder | None = None
         self._format_checked = False
 
     @property
     def frame_bytes(self) -> int | None:
-        """Bytes of one sample of all channels, of raw sound."""
-        if isinstance(self._inner, ContainerDecoder) or self.encoding not in WIDTHS:
+        """Bytes per PCM frame (one sample of every channel); None for a container."""
+        if isinstance(self._inner, ContainerDecoder) or self.encoding not in BYTES_PER_SAMPLE:
             return self._inner.frame_bytes if isinstance(self._inner, PcmDecoder) else None
-        return WIDTHS[self.encoding] * self.channels
+        return BYTES_PER_SAMPLE[self.encoding] * self.channels
 
     async def push(self, data: bytes) -> AsyncIterator[Samples]:
-        """The sound that these bytes complete; ServiceError "audio" when it cannot be decoded."""
+        """Decode more bytes; ServiceError AUDIO when that fails."""
         if self._inner is None:
-            self._start += data
-            if len(self._start) < SNIFF_BYTES:
+            self._head += data
+            if len(self._head) < SNIFF_BYTES:
                 return
-            data, self._start = self._start, b""
-            self._inner = self._choose(data)
-        async for sound in self._decode(data):
-            yield sound
+            data, self._head = self._head, b""
+            self._inner = self._open_inner(data)
+        async for samples in self._decode(data):
+            yield samples
 
     async def read(self, file: BinaryIO) -> AsyncIterator[Samples]:
-        """All sound of a file, instead of `push` and `finish`. `file.tell()` says how far it has been read.
+        """Decode a whole file, instead of `push` and `finish`. `file.tell()` is the progress.
 
-        A container's child gets the file itself and can seek in it: an MP4 file may have its index at the end.
+        The decoder process of a container gets the file descriptor and can seek: an MP4 index may be at the end.
         """
-        self._inner = self._choose(os.pread(file.fileno(), SNIFF_BYTES, 0), file)
+        self._inner = self._open_inner(os.pread(file.fileno(), SNIFF_BYTES, 0), file)
         if isinstance(self._inner, PcmDecoder):
-            while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
-                async for sound in self._decode(piece):
-                    yield sound
-        async for sound in self.finish():
-            yield sound
+            while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                async for samples in self._decode(chunk):
+                    yield samples
+        async for samples in self.finish():
+            yield samples
 
     async def flush(self) -> AsyncIterator[Samples]:
-        """Raw sound that is still inside: the first bytes, the resampler's tail. More may be pushed afterwards."""
-        if self._inner is None and self._start:
-            start, self._start = self._start, b""
-            self._inner = self._choose(start)
-            async for sound in self._decode(start):
-                yield sound
+        """Return buffered PCM: the bytes held for detection and the resampler's tail. More may be pushed later."""
+        if self._inner is None and self._head:
+            start, self._head = self._head, b""
+            self._inner = self._open_inner(start)
+            async for samples in self._decode(start):
+                yield samples
         if isinstance(self._inner, PcmDecoder):
             tail = self._inner.finish()
             if tail.shape[1]:
                 yield tail
 
     async def finish(self) -> AsyncIterator[Samples]:
-        """What is still inside. Nothing may be pushed afterwards."""
-        async for sound in self.flush():
-            yield sound
+        """Return everything that is buffered. Nothing may be pushed afterwards."""
+        async for samples in self.flush():
+            yield samples
         inner = self._inner
         if isinstance(inner, ContainerDecoder):
-            async for sound in inner.finish():
-                yield sound
+            async for samples in inner.finish():
+                yield samples
             self._check_format(inner)
         elif isinstance(inner, PcmDecoder) and inner.odd_bytes:
             self._warn(
                 "odd_bytes",
-                f"the sound ended {inner.odd_bytes} bytes into a sample of {inner.frame_bytes}.",
+                f"the audio ended {inner.odd_bytes} bytes into a frame of {inner.frame_bytes} bytes.",
                 f"Is it really {inner.encoding} with {inner.channels} channels?",
             )
 
     def close(self) -> None:
-        """Let go of everything at once."""
+        """End the decoder process, if there is one."""
         if isinstance(self._inner, ContainerDecoder):
             self._inner.close()
 
     async def _decode(self, data: bytes) -> AsyncIterator[Samples]:
         inner = self._inner
         if isinstance(inner, ContainerDecoder):
-            async for sound in inner.push(data):
-                yield sound
+            async for samples in inner.push(data):
+                yield samples
             self._check_format(inner)
         elif isinstance(inner, PcmDecoder):
-            # In pieces, so that a minute in one message does not hold up everybody else's loop.
-            for begin in range(0, len(data), CHUNK_BYTES):
-                sound = inner.push(data[begin : begin + CHUNK_BYTES])
-                if sound.shape[1]:
-                    yield sound
+            # In chunks, so that a long message does not block the event loop.
+            for start in range(0, len(data), CHUNK_BYTES):
+                samples = inner.push(data[start : start + CHUNK_BYTES])
+                if samples.shape[1]:
+                    yield samples
             if inner.peak_level > MAX_PLAUSIBLE_LEVEL:
                 self._warn(
-                    "level", "the float sound goes far beyond 1.", "linear32 is float between -1 and 1."
+                    "level", "the linear32 samples are far outside -1..1.", "Scale linear32 samples to -1..1."
                 )
 
-    def _choose(self, start: bytes, file: BinaryIO | None = None) -> PcmDecoder | ContainerDecoder:
-        found = detect_container(start)
-        if self.encoding in WIDTHS:
-            # An MP3 frame's two bytes are common in raw sound; the other marks are four bytes or more.
-            if found in ("ogg", "webm", "flac", "wav") and self._audio_decoders is not None:
+    def _open_inner(self, start: bytes, file: BinaryIO | None = None) -> PcmDecoder | ContainerDecoder:
+        detected = detect_container(start)
+        if self.encoding in BYTES_PER_SAMPLE:
+            # The two sync bytes of MP3 occur in ordinary PCM; the other signatures have at least four bytes.
+            if detected in ("ogg", "webm", "flac", "wav") and self._audio_decoders is not None:
                 self._warn(
                     "header",
-                    f"declared {self.encoding}, but it begins as a {found} container and is read as one.",
-                    "Leave out `encoding` and `sample_rate` for containers.",
+                    f"declared {self.encoding}, but it is a {detected} container and is decoded as one.",
+                    "Omit `encoding` and `sample_rate` for containers.",
                 )
-                return self._container(found, file)
+                return self._open_container(detected, file)
             return PcmDecoder(self.encoding, self.sample_rate, self.channels, mix=self.mix)
-        declared = BY_ENCODING.get(self.encoding or "")
-        form = found or declared
-        if form is None and self.encoding is None and self.declared_rate is not None:
+        declared = CONTAINER_BY_ENCODING.get(self.encoding or "")
+        container_format = detected or declared
+        if container_format is None and self.encoding is None and self.declared_rate is not None:
             self._warn(
                 "no_encoding",
-                f"no encoding was declared; taken for linear16 at {self.declared_rate} Hz.",
-                "Say encoding=linear16.",
+                f"no encoding was declared; linear16 at {self.declared_rate} Hz is assumed.",
+                "Set encoding=linear16.",
             )
             self.encoding = "linear16"
             return PcmDecoder("linear16", self.sample_rate, self.channels, mix=self.mix)
-        if form is None or (self.encoding == "opus" and found not in ("ogg", "webm")):
+        if container_format is None or (self.encoding == "opus" and detected not in ("ogg", "webm")):
             raise ServiceError(
                 ErrorCode.AUDIO,
-                "the sound begins as no container that is known here."
+                "the audio is not in a known container format."
                 if self.encoding is None
-                else f"declared {self.encoding}, but no such container begins like this.",
-                "Is it a sound file (WAV, FLAC, MP3, Ogg, WebM, MP4), and whole? "
-                "Raw sound needs encoding=linear16&sample_rate=16000, or what it is.",
+                else f"declared {self.encoding}, but the data does not have this format.",
+                "Send a complete WAV, FLAC, MP3, Ogg, WebM or MP4 file. "
+                "Raw audio needs its format, for example encoding=linear16&sample_rate=16000.",
             )
-        if found is not None and declared is not None and found != declared:
-            self._warn("header", f"declared {self.encoding}, but it is a {found} container; read as one.", "")
-        return self._container(form, file)
+        if detected is not None and declared is not None and detected != declared:
+            self._warn(
+                "header",
+                f"declared {self.encoding}, but it is a {detected} container and is decoded as one.",
+                "",
+            )
+        return self._open_container(container_format, file)
 
-    def _container(self, form: str, file: BinaryIO | None) -> ContainerDecoder:
+    def _open_container(self, container_format: str, file: BinaryIO | None) -> ContainerDecoder:
         if self._audio_decoders is None:
-            raise ServiceError(ErrorCode.AUDIO, "containers are not decoded here.", "Send raw sound.")
-        return self._audio_decoders.open(form, self.channels, self.mix, file)
+            raise ServiceError(ErrorCode.AUDIO, "this endpoint does not decode containers.", "Send raw PCM.")
+        return self._audio_decoders.open(container_format, self.channels, self.mix, file)
 
     def _check_format(self, inner: ContainerDecoder) -> None:
-        """Once the container has told what it holds, say where the client declared something else."""
+        """Warn once when the container's rate or channels differ from the declared ones."""
         if self._format_checked or inner.format is None:
             return
         self._format_checked = True
         rate, channels = inner.format["rate"], inner.format["channels"]
         if self.declared_rate is not None and rate != self.declared_rate:
-            message = f"declared {self.declared_rate} Hz, but the container holds {rate} Hz, which is used."
-            self._warn("rate", message, "Leave out `sample_rate` for containers.")
+            message = f"declared {self.declared_rate} Hz, but the container has {rate} Hz, which is used."
+            self._warn("rate", message, "Omit `sample_rate` for containers.")
         if not self.mix and channels != self.channels:
-            message = f"declared {self.channels} channels, but the container holds {channels}."
-            self._warn("channels", message, "Further ones are left out, missing ones are silent.")
+            message = f"declared {self.channels} channels, but the container has {channels}."
+            self._warn("channels", message, "Extra channels are ignored, missing ones are silent.")

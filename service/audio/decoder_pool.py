@@ -1,6 +1,6 @@
-"""The server's side of the confined decoders: recognizes containers, hands out children, bounds and ends them.
+"""Detects container formats and manages the sandboxed decoder processes: one per stream or file, limited in number.
 
-The decoding itself happens in container_child.py, in another process.
+The decoding itself is in decoder_process.py, which runs in another process.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ import numpy as np
 from service.audio.resample import Samples
 from service.errors import ErrorCode, ServiceError
 
-# The same numbers as in container_child.py, which is not imported here: it would bring PyAV into the server.
+# As in decoder_process.py. That module is not imported here because it would load PyAV into the server.
 BYTES, BARRIER, END = 1, 2, 3
 HELLO, AUDIO, BARRIER_REACHED, DONE, FAILED, FORMAT, UNREADABLE = 10, 11, 12, 13, 14, 15, 16
-HEAD_BYTES = 5
+HEADER_BYTES = 5
 CHUNK_BYTES = 65536
 SNIFF_BYTES = 12
 
-BY_ENCODING = {
+CONTAINER_BY_ENCODING = {
     "flac": "flac",
     "mp3": "mp3",
     "wav": "wav",
@@ -39,7 +39,7 @@ BY_ENCODING = {
 
 
 def detect_container(start: bytes) -> str | None:
-    """The container that begins with these bytes (twelve are enough), or None."""
+    """The container format that starts with these bytes (twelve are enough), or None."""
     if start.startswith(b"OggS"):
         return "ogg"
     if start.startswith(b"\x1a\x45\xdf\xa3"):
@@ -56,7 +56,7 @@ def detect_container(start: bytes) -> str | None:
 
 
 def _mp3_frame(start: bytes) -> bool:
-    """An MPEG audio frame's header: sync, layer III, and neither rate nor bit rate of the forbidden values."""
+    """Whether this is an MPEG audio frame header: sync, layer III, valid sample rate and bit rate."""
     if start[0] != 0xFF or start[1] & 0xE6 != 0xE2 or start[1] & 0x18 == 0x08:
         return False
     return start[2] & 0xF0 not in (0, 0xF0) and start[2] & 0x0C != 0x0C
@@ -64,18 +64,18 @@ def _mp3_frame(start: bytes) -> bool:
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """What one child may use."""
+    """Resource limits of one decoder process. `timeout_s` is the longest time without progress."""
 
     memory_mb: int = 512
     cpu_s: int = 600
     timeout_s: float = 10.0
 
 
-CountChildren = Callable[[int], int]
-"""Told of a change, answers how many there are now."""
+ChildCounter = Callable[[int], int]
+"""Adds a number to the count of decoder processes and returns the new count."""
 
 
-def _own_count() -> CountChildren:
+def _local_counter() -> ChildCounter:
     children = 0
 
     def count(change: int) -> int:
@@ -87,159 +87,161 @@ def _own_count() -> CountChildren:
 
 
 class AudioDecoderPool:
-    """Keeps the root process from which children are forked, and counts them."""
+    """Runs the fork server that the decoder processes come from, and counts them."""
 
     def __init__(
         self,
         max_children: int = 64,
         limits: SandboxLimits = SandboxLimits(),
-        count: CountChildren | None = None,
+        count: ChildCounter | None = None,
         on_failure: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.max_children = max_children
         self.on_failure = on_failure
-        """Told why a child failed: its sound was undecodable, it stalled, or it crashed."""
+        """Called with why a decoder failed: "undecodable", "stalled" or "crashed"."""
         self.limits = limits
-        self._count = count or _own_count()
-        self._root: subprocess.Popen[bytes] | None = None
+        self._count = count or _local_counter()
+        self._fork_server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
     @property
     def children(self) -> int:
-        """Children now."""
+        """Decoder processes that are running. With several workers, those of all of them."""
         return self._count(0)
 
     def child_ended(self) -> None:
-        """One child less."""
+        """Count one process less."""
         self._count(-1)
 
     def check_free(self) -> None:
-        """ServiceError "containers" when no more children may be."""
-        if self.children >= self.max_children:  # of every process that serves here
+        """ServiceError CONTAINERS when the limit is reached."""
+        if self.children >= self.max_children:
             raise ServiceError(
                 ErrorCode.CONTAINERS,
-                f"All {self.max_children} decoders for compressed sound are in use.",
-                "Try again soon, or send raw sound (encoding=linear16).",
+                f"All {self.max_children} decoders for compressed audio are in use.",
+                "Try again soon, or send raw PCM (encoding=linear16).",
                 retry_after_s=5.0,
             )
 
     def start(self) -> None:
-        """Start the root; it is of use at once, and fast when it has warmed up."""
-        if self._root is not None and self._root.poll() is None:
+        """Start the fork server. It accepts requests at once and answers them after its imports."""
+        if self._fork_server is not None and self._fork_server.poll() is None:
             return
-        self._forget()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._root = subprocess.Popen(
-                [sys.executable, "-m", "service.audio.decoder_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+        self._reset()
+        parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with child_end:
+            self._fork_server = subprocess.Popen(
+                [sys.executable, "-m", "service.audio.decoder_process", str(child_end.fileno())],
+                pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={"PATH": os.environ.get("PATH", ""), "PYTHONPATH": os.pathsep.join(sys.path)},
                 start_new_session=True,
             )
-        ours.setblocking(False)
-        self._control = ours
+        parent_end.setblocking(False)
+        self._control = parent_end
 
-    def open(self, form: str, channels: int, mix: bool, file: BinaryIO | None = None) -> "ContainerDecoder":
-        """A child for one stream; or for a file, which the child reads itself: then only `finish` is called."""
+    def open(
+        self, container_format: str, channels: int, mix: bool, file: BinaryIO | None = None
+    ) -> "ContainerDecoder":
+        """A decoder process for one stream, or for a file, which the process reads itself: then only call `finish`."""
         self.check_free()
         self.start()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        ours.setblocking(False)
+        parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        parent_end.setblocking(False)
         request = {
-            "form": form,
+            "format": container_format,
             "channels": channels,
             "mix": mix,
             "memory_mb": self.limits.memory_mb,
             "cpu_s": self.limits.cpu_s,
         }
-        with theirs:
+        with child_end:
             assert self._control is not None
-            descriptors = [theirs.fileno(), *([file.fileno()] if file is not None else [])]
+            descriptors = [child_end.fileno(), *([file.fileno()] if file is not None else [])]
             try:
                 socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
             except OSError:
-                ours.close()
+                parent_end.close()
                 raise ServiceError(
                     ErrorCode.CONTAINERS,
-                    "The decoder for compressed sound is restarting.",
+                    "The decoder for compressed audio is restarting.",
                     "Try again.",
                     retry_after_s=2.0,
                 ) from None
         self._count(1)
-        return ContainerDecoder(ours, 1 if mix else channels, self)
+        return ContainerDecoder(parent_end, 1 if mix else channels, self)
 
     def stop(self) -> None:
-        """End the root. Children end with their streams."""
-        root = self._root
-        self._forget()
-        if root is not None:
-            root.terminate()
+        """End the fork server. Decoder processes end with their streams."""
+        fork_server = self._fork_server
+        self._reset()
+        if fork_server is not None:
+            fork_server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                root.wait(5.0)
+                fork_server.wait(5.0)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         if self._control is not None:
             self._control.close()
-        self._control = self._root = None
+        self._control = self._fork_server = None
 
 
 class ContainerDecoder:
-    """One stream's child. `push` tells all the sound that its bytes gave, and then returns: order is kept."""
+    """The decoder process of one stream. `push` returns when all audio of its bytes has been decoded."""
 
-    def __init__(self, sock: socket.socket, channels: int, audio_decoders: AudioDecoderPool) -> None:
+    def __init__(self, sock: socket.socket, channels: int, pool: AudioDecoderPool) -> None:
         self.channels = channels
         self.format: dict[str, object] | None = None
-        """Rate, channels and codec, once the container has told."""
+        """Sample rate, channels and codec; None until the container's header has been read."""
         self._sock = sock
-        self._audio_decoders = audio_decoders
+        self._pool = pool
         self._buffer = bytearray()
         self._pid: int | None = None
         self._open = True
         self._done = False
 
     async def push(self, data: bytes) -> AsyncIterator[Samples]:
-        """Sound [channels, n] in pieces; ServiceError "audio" when it cannot be decoded."""
+        """Decode to blocks [channels, n]; ServiceError AUDIO when that fails."""
         for start in range(0, len(data), CHUNK_BYTES):
             if self._done:
-                return  # the container said that it ends, and more came: passed over, as every player does
+                return  # data after the end of the container is ignored, as in media players
             chunk = data[start : start + CHUNK_BYTES]
             message = bytes([BYTES]) + len(chunk).to_bytes(4, "little") + chunk
-            async for sound in self._exchange(message + bytes([BARRIER, 0, 0, 0, 0]), BARRIER_REACHED):
-                yield sound
+            async for samples in self._exchange(message + bytes([BARRIER, 0, 0, 0, 0]), BARRIER_REACHED):
+                yield samples
 
     async def finish(self) -> AsyncGenerator[Samples, None]:
-        """The last audio of a stream, or all audio of a file (OSError when it cannot be read); the child ends."""
+        """Return the last audio of a stream, or all audio of a file (OSError when reading fails), and end."""
         if not self._done:
-            async for sound in self._exchange(bytes([END, 0, 0, 0, 0]), DONE):
-                yield sound
+            async for samples in self._exchange(bytes([END, 0, 0, 0, 0]), DONE):
+                yield samples
         self.close()
 
     def close(self) -> None:
-        """End the child, whatever it is doing."""
+        """Kill the decoder process."""
         if self._open:
             self._open = False
             self._sock.close()
-            self._audio_decoders.child_ended()
+            self._pool.child_ended()
             if self._pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._pid, signal.SIGKILL)
 
     async def _exchange(self, message: bytes, until: int) -> AsyncIterator[Samples]:
-        """Send, and read until the closing answer; both at once: the child may have to talk before it listens."""
+        """Send and receive concurrently until a message of kind `until`: the child may write before it reads on."""
         loop = asyncio.get_running_loop()
         try:
             sent = self._sock.send(message)
         except BlockingIOError:
             sent = 0
         except OSError:
-            sent = len(message)  # the child is gone; what it said last tells why
-        sending = loop.create_task(self._rest(message[sent:])) if sent < len(message) else None
+            sent = len(message)  # the child has exited; its last message gives the reason
+        sending = loop.create_task(self._send_rest(message[sent:])) if sent < len(message) else None
         try:
             while True:
-                kind, payload = await self._message()
+                kind, payload = await self._receive()
                 if kind == AUDIO:
                     yield np.frombuffer(payload, np.float32).reshape(-1, self.channels).T
                 elif kind == HELLO:
@@ -251,7 +253,7 @@ class ContainerDecoder:
                     raise OSError(int(payload), os.strerror(int(payload)))
                 elif kind == FAILED:
                     self._pid = None
-                    self._audio_decoders.on_failure("undecodable")
+                    self._pool.on_failure("undecodable")
                     raise _undecodable(payload.decode(errors="replace"))
                 elif kind == DONE:
                     self._done, self._pid = True, None
@@ -267,37 +269,37 @@ class ContainerDecoder:
                 with contextlib.suppress(asyncio.CancelledError, OSError):
                     await sending
 
-    async def _rest(self, message: bytes) -> None:
+    async def _send_rest(self, message: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self._sock, message)
 
-    async def _message(self) -> tuple[int, bytes]:
+    async def _receive(self) -> tuple[int, bytes]:
         while True:
-            if len(self._buffer) >= HEAD_BYTES:
-                length = int.from_bytes(self._buffer[1:HEAD_BYTES], "little")
-                if len(self._buffer) >= HEAD_BYTES + length:
+            if len(self._buffer) >= HEADER_BYTES:
+                length = int.from_bytes(self._buffer[1:HEADER_BYTES], "little")
+                if len(self._buffer) >= HEADER_BYTES + length:
                     kind = self._buffer[0]
-                    payload = bytes(self._buffer[HEAD_BYTES : HEAD_BYTES + length])
-                    del self._buffer[: HEAD_BYTES + length]
+                    payload = bytes(self._buffer[HEADER_BYTES : HEADER_BYTES + length])
+                    del self._buffer[: HEADER_BYTES + length]
                     return kind, payload
-            timeout_s = self._audio_decoders.limits.timeout_s
+            timeout_s = self._pool.limits.timeout_s
             try:
                 async with asyncio.timeout(timeout_s):
                     part = await asyncio.get_running_loop().sock_recv(self._sock, 262144)
             except TimeoutError:
-                self._audio_decoders.on_failure("stalled")
-                raise _undecodable(f"its decoder gave no answer for {timeout_s:g} s") from None
+                self._pool.on_failure("stalled")
+                raise _undecodable(f"its decoder made no progress for {timeout_s:g} s") from None
             except ConnectionError:
                 part = b""
             if not part:
                 self._pid = None
-                self._audio_decoders.on_failure("crashed")
-                raise _undecodable("its decoder was ended: it crashed or used more than one stream may")
+                self._pool.on_failure("crashed")
+                raise _undecodable("its decoder process crashed or exceeded its limits")
             self._buffer += part
 
 
 def _undecodable(reason: str) -> ServiceError:
     return ServiceError(
         ErrorCode.AUDIO,
-        f"the sound cannot be decoded: {reason}.",
-        "Accepted are Ogg and WebM (Opus, Vorbis), FLAC, MP3, WAV, MP4 (AAC); raw sound needs `encoding`.",
+        f"the audio cannot be decoded: {reason}.",
+        "Supported are Ogg and WebM (Opus, Vorbis), FLAC, MP3, WAV and MP4 (AAC); raw PCM needs `encoding`.",
     )

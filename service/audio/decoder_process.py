@@ -1,8 +1,8 @@
-"""The confined process in which containers are decoded: a stream's bytes or a file in, float32 at 16 kHz out.
+"""The sandboxed process that decodes containers: a stream's bytes or a file in, float32 at 16 kHz out.
 
-Run as a module it is the root process: it imports PyAV once and forks one child a stream or file. A child holds its
-socket, and for a file a read-only descriptor of it. It can open nothing else, so it has no network and no other file;
-memory and processor time are limited. Untrusted containers are decoded here and nowhere else.
+Run as a module, it is a fork server: it imports PyAV once and forks one child per stream or file. A child holds its
+socket and, for a file, a read-only descriptor. It cannot open anything else, so it has no network and no other files;
+memory and CPU time are limited. Untrusted containers are decoded only here.
 """
 
 import io
@@ -24,7 +24,7 @@ import numpy as np
 
 from service.audio.resample import Resampler, Samples
 
-HEAD = struct.Struct("<BI")
+HEADER = struct.Struct("<BI")
 BYTES, BARRIER, END = 1, 2, 3
 HELLO, AUDIO, BARRIER_REACHED, DONE, FAILED, FORMAT, UNREADABLE = 10, 11, 12, 13, 14, 15, 16
 
@@ -38,125 +38,125 @@ FORMATS = {
 }
 CODECS = ("opus", "vorbis", "flac", "mp3", "mp3float", "aac", "alac", "pcm_")
 SEEKABLE = ("mp4",)
-"""May have their index at the end. A file of any other container is read as a stream and gives the same samples."""
+"""Formats whose index may be at the end. Files of other formats are read sequentially, with the same result."""
 NOT_STREAMABLE = (
     b"it is damaged, or its index (moov) follows its audio: upload it as a file, "
     b"or put the index first with `ffmpeg -i IN.m4a -c copy -movflags +faststart OUT.m4a`"
 )
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_DAMAGED_PACKETS = 100
-"""Packets in a row; after that it is no sound any more."""
+"""Consecutive damaged packets after which decoding fails."""
 
 
 class Source(Protocol):
-    """What libav reads from. It also seeks where there are `seek` and `tell`."""
+    """What libav reads from. It seeks if the source has `seek` and `tell`."""
 
     def read(self, size: int) -> bytes:
-        """At most so many bytes; none at the end."""
+        """At most `size` bytes; none at the end."""
 
 
 class SocketFile:
-    """The socket as libav's file and as the way out. Barriers are answered when libav wants more."""
+    """The socket to the server: input for libav and output for samples. libav's next read answers a barrier."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self._ready = memoryview(b"")
+        self._buffer = memoryview(b"")
         self._ended = False
 
     def read(self, size: int) -> bytes:
-        """What is there, up to size; waits for more only when nothing is. Empty: the sound is at its end."""
-        while not self._ready and not self._ended:
-            kind, length = HEAD.unpack(self._exactly(HEAD.size))
+        """At most `size` buffered bytes; blocks only while none are buffered. Empty at the end of the stream."""
+        while not self._buffer and not self._ended:
+            kind, length = HEADER.unpack(self._receive_exactly(HEADER.size))
             if kind == BYTES and length <= MAX_FRAME_BYTES:
-                self._ready = memoryview(self._exactly(length))
+                self._buffer = memoryview(self._receive_exactly(length))
             elif kind == BARRIER:
-                # libav asks for more, so everything before the barrier has been used and its sound was sent.
+                # libav asks for more, so it has decoded everything before the barrier and its samples were sent.
                 self.send(BARRIER_REACHED)
             else:
                 self._ended = True
-        part = self._ready[:size]
-        self._ready = self._ready[size:]
+        part = self._buffer[:size]
+        self._buffer = self._buffer[size:]
         return bytes(part)
 
     def send(self, kind: int, payload: bytes = b"") -> None:
-        """One message to the server."""
-        self.sock.sendall(HEAD.pack(kind, len(payload)) + payload)
+        """Send one message to the server."""
+        self.sock.sendall(HEADER.pack(kind, len(payload)) + payload)
 
-    def _exactly(self, size: int) -> bytes:
+    def _receive_exactly(self, size: int) -> bytes:
         parts = bytearray()
         while len(parts) < size:
             part = self.sock.recv(size - len(parts))
             if not part:
-                os._exit(0)  # the server has let go of this stream
+                os._exit(0)  # the server has closed this stream
             parts += part
         return bytes(parts)
 
 
-class File:
-    """A file as libav's source. Every read tells the server that the child makes progress, also without output."""
+class InputFile:
+    """A file as libav's source. Every read reports progress to the server, also when there is no output yet."""
 
     def __init__(self, descriptor: int, socket_file: SocketFile, seekable: bool) -> None:
         self._file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 (open until the process ends)
-        self._wire = socket_file
+        self._socket_file = socket_file
         if seekable:
             self.seek, self.tell = self._file.seek, self._file.tell
 
     def read(self, size: int) -> bytes:
-        """As of a file. A disk that fails is no fault of the audio, so the server gets the error number."""
-        self._wire.send(BARRIER_REACHED)
+        """Read. A disk error is reported with its errno, so that the server does not blame the audio."""
+        self._socket_file.send(BARRIER_REACHED)
         try:
             return self._file.read(size)
         except OSError as error:
-            self._wire.send(UNREADABLE, str(error.errno).encode())
+            self._socket_file.send(UNREADABLE, str(error.errno).encode())
             os._exit(0)
 
 
 def limit_process(memory_bytes: int, cpu_s: int) -> None:
-    """From here on: no new descriptor of any kind, bounded memory and time, no new privileges."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
+    """Forbid new descriptors, files and processes, and limit memory and CPU time."""
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + memory_bytes, used_bytes + memory_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # not even in the place of one that is closed
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # also stops reusing the number of a closed descriptor
 
 
-def decode(socket_file: SocketFile, source: Source, form: str, channels: int, mix: bool) -> None:
-    """Send all audio of the container, as it is decoded."""
+def decode(socket_file: SocketFile, source: Source, container_format: str, channels: int, mix: bool) -> None:
+    """Decode the container and send its audio."""
     container = av.open(
         source,
         mode="r",
-        format=FORMATS[form],
+        format=FORMATS[container_format],
         metadata_errors="ignore",
         options={"probesize": "32768", "analyzeduration": "0"},
     )
     if not container.streams.audio:
-        raise ValueError("there is no sound in it")
+        raise ValueError("it has no audio stream")
     stream = container.streams.audio[0]
     if not stream.codec_context.name.startswith(CODECS):
-        raise ValueError(f"its codec {stream.codec_context.name!r} is not among those decoded here")
+        raise ValueError(f"its codec {stream.codec_context.name!r} is not supported")
     stream.codec_context.thread_type = "NONE"
     resampler: Resampler | None = None
-    wanted = 1 if mix else channels
-    for frame in frames(container.demux(stream)):
-        sound = to_float(frame)
+    output_channels = 1 if mix else channels
+    for frame in decode_frames(container.demux(stream)):
+        samples = to_float(frame)
         if resampler is None or resampler.rate != frame.sample_rate:
             if resampler is not None:
                 socket_file.send(AUDIO, resampler.finish().T.tobytes())
-            resampler = Resampler(frame.sample_rate, wanted)
-            info = {"rate": frame.sample_rate, "channels": len(sound), "codec": stream.codec_context.name}
+            resampler = Resampler(frame.sample_rate, output_channels)
+            info = {"rate": frame.sample_rate, "channels": len(samples), "codec": stream.codec_context.name}
             socket_file.send(FORMAT, json.dumps(info).encode())
-        resampled = resampler.push(with_channels(sound, wanted, mix))
+        resampled = resampler.push(map_channels(samples, output_channels, mix))
         if resampled.shape[1]:
             socket_file.send(AUDIO, resampled.T.tobytes())
     if resampler is None:
-        raise ValueError("it ended before any sound")
+        raise ValueError("it ended before the first audio frame")
     socket_file.send(AUDIO, resampler.finish().T.tobytes())
 
 
-def frames(packets: Iterator[Any]) -> Iterator[Any]:
-    """What is decoded. Damaged packets are passed over, and a container that breaks off ends there, as in files.py."""
+def decode_frames(packets: Iterator[Any]) -> Iterator[Any]:
+    """Decoded frames. Damaged packets are skipped and a truncated container ends early, as in files.py."""
     damaged, decoded_any = 0, False
     while True:
         try:
@@ -180,40 +180,42 @@ def frames(packets: Iterator[Any]) -> Iterator[Any]:
 
 
 def to_float(frame: Any) -> Samples:
-    """A decoded frame as [channels, n] between -1 and 1."""
+    """A decoded frame as [channels, n], scaled to -1..1."""
     array = np.asarray(frame.to_ndarray())
     if not frame.format.is_planar:
         array = array.reshape(-1, frame.layout.nb_channels).T
-    sound: Samples = array.astype(np.float32)
+    samples: Samples = array.astype(np.float32)
     if array.dtype == np.uint8:
-        sound = (sound - np.float32(128)) / np.float32(128)
+        samples = (samples - np.float32(128)) / np.float32(128)
     elif array.dtype.kind == "i":
-        sound /= np.float32(2 ** (8 * array.dtype.itemsize - 1))
-    return np.nan_to_num(sound)
+        samples /= np.float32(2 ** (8 * array.dtype.itemsize - 1))
+    return np.nan_to_num(samples)
 
 
-def with_channels(sound: Samples, wanted: int, mix: bool) -> Samples:
-    """As many channels as wanted: mixed to one, cut, or filled with silence."""
+def map_channels(samples: Samples, output_channels: int, mix: bool) -> Samples:
+    """Mix to one channel, or drop channels, or add silent ones."""
     if mix:
-        mixed: Samples = sound.mean(axis=0, keepdims=True, dtype=np.float32)
+        mixed: Samples = samples.mean(axis=0, keepdims=True, dtype=np.float32)
         return mixed
-    if len(sound) < wanted:
-        return np.concatenate([sound, np.zeros((wanted - len(sound), sound.shape[1]), np.float32)])
-    return sound[:wanted]
+    if len(samples) < output_channels:
+        return np.concatenate(
+            [samples, np.zeros((output_channels - len(samples), samples.shape[1]), np.float32)]
+        )
+    return samples[:output_channels]
 
 
 def run_child(socket_file: SocketFile, source: Source, request: dict[str, Any]) -> None:
-    """The child of one stream or file, start to end. Never returns."""
+    """The life of one child. Never returns."""
     try:
         socket_file.send(HELLO, str(os.getpid()).encode())
-        decode(socket_file, source, request["form"], request["channels"], request["mix"])
+        decode(socket_file, source, request["format"], request["channels"], request["mix"])
         socket_file.send(DONE)
     except (BrokenPipeError, ConnectionError):
         pass
     except MemoryError:
-        socket_file.send(FAILED, b"it needs more memory than one stream may use")
+        socket_file.send(FAILED, b"it needs more memory than the limit of one stream")
     except av.error.InvalidDataError as error:
-        streamed = source is socket_file and request["form"] in SEEKABLE
+        streamed = source is socket_file and request["format"] in SEEKABLE
         socket_file.send(FAILED, NOT_STREAMABLE if streamed else str(error.strerror).encode())
     except (av.error.FFmpegError, ValueError, EOFError, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -223,7 +225,7 @@ def run_child(socket_file: SocketFile, source: Source, request: dict[str, Any]) 
 
 
 def preload() -> None:
-    """Do everything once that would otherwise be loaded lazily in a child that may open nothing."""
+    """Trigger every lazy import and lookup, because a sandboxed child cannot open files."""
     file = io.BytesIO()
     with av.open(file, "w", format="wav") as target:
         stream = target.add_stream("pcm_s16le", rate=48000, layout="mono")
@@ -235,7 +237,7 @@ def preload() -> None:
     with av.open(file, format="wav") as source:
         assert isinstance(source, av.container.InputContainer)
         for frame in source.decode(audio=0):
-            Resampler(48000, 1).push(with_channels(to_float(frame), 1, True))
+            Resampler(48000, 1).push(map_channels(to_float(frame), 1, True))
     try:
         av.open(io.BytesIO(b"nothing"), format="ogg")
     except av.error.FFmpegError as error:
@@ -243,12 +245,12 @@ def preload() -> None:
 
 
 def main() -> None:
-    """Wait for orders on the descriptor that the command line names. Each becomes a child.
+    """Serve requests from the socket descriptor in the command line: each forks a child.
 
-    An order brings the child's socket, and the file if it is to decode one.
+    A request carries the child's socket and, for a file, the file's descriptor.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     av.logging.set_level(None)
     preload()
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -259,14 +261,16 @@ def main() -> None:
         if os.fork() == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             control.detach()
-            # The kernel numbers received descriptors in rising order from 3 on, so no copy overwrites the next.
-            for place, descriptor in enumerate(descriptors, start=3):
-                os.dup2(descriptor, place)
+            # Received descriptors have increasing numbers from 3 on, so no dup2 overwrites a later one.
+            for number, descriptor in enumerate(descriptors, start=3):
+                os.dup2(descriptor, number)
             os.closerange(3 + len(descriptors), 4096)
             request = json.loads(message)
             socket_file = SocketFile(socket.socket(fileno=3))
             source = (
-                File(4, socket_file, request["form"] in SEEKABLE) if len(descriptors) > 1 else socket_file
+                InputFile(4, socket_file, request["format"] in SEEKABLE)
+                if len(descriptors) > 1
+                else socket_file
             )
             limit_process(request["memory_mb"] * 1024 * 1024, request["cpu_s"])
             run_child(socket_file, source, request)

@@ -1,6 +1,6 @@
-"""A user's own sound file, in any format PyAV reads, as float32 at 16 kHz: whole, or block by block.
+"""Local audio files in any format PyAV reads, as float32 at 16 kHz: whole or in blocks.
 
-The file is named by the user who runs this process. Strangers' bytes are decoded in `container_child` instead.
+For files that the user of this process names. Untrusted input is decoded in `decoder_process` instead.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from service.errors import ErrorCode, ServiceError
 MAX_LENGTH_S = 24 * 3600.0
 BLOCK_S = 10.0
 MAX_CHANNELS = 16
-# Formats without a mark in their first bytes: only the name tells.
-BY_SUFFIX = {".g722": "g722", ".sln16": "s16le"}
+# Formats without a signature: only the file name identifies them.
+FORMAT_BY_SUFFIX = {".g722": "g722", ".sln16": "s16le"}
 RAW_SUFFIXES = (".raw", ".pcm", ".sln", ".ulaw", ".alaw", ".gsm")
 
 
@@ -40,14 +40,14 @@ def read_mono(path: str | Path, max_length_s: float = MAX_LENGTH_S) -> Samples:
 
 
 class AudioFile:
-    """One channel of a file, the mean of its channels, block by block: read anew by everyone who goes through it."""
+    """A file as mono blocks (the mean of its channels). Every iteration reads it from the start."""
 
     def __init__(self, path: str | Path, name: str | None = None) -> None:
         self.path = Path(path)
         self.name = name or str(path)
-        """What it is called where something is wrong with it."""
+        """The name in error messages."""
         self.duration_s = 0.0
-        """How much has been read by whoever reads it now, or read it last."""
+        """Seconds read so far by the latest iteration."""
 
     def __iter__(self) -> Iterator[Samples]:
         self.duration_s = 0.0
@@ -58,24 +58,27 @@ class AudioFile:
 
 @contextlib.contextmanager
 def seekable_file(file: str) -> Iterator[AudioFile]:
-    """A file that can be read more than once: itself, or what comes over a pipe or the standard input (`-`) as one."""
+    """The file, or a temporary copy of a pipe or standard input (`-`), so that it can be read more than once."""
     if file != "-":
-        _check(Path(file), file)
+        _check_readable(Path(file), file)
         if Path(file).is_file():
             yield AudioFile(file)
             return
-    with contextlib.ExitStack() as open_files:
-        source = sys.stdin.buffer if file == "-" else open_files.enter_context(Path(file).open("rb"))
-        kept = open_files.enter_context(tempfile.NamedTemporaryFile(prefix="silica-"))
-        shutil.copyfileobj(source, kept)
-        kept.flush()
-        yield AudioFile(kept.name, "standard input" if file == "-" else file)
+    with contextlib.ExitStack() as stack:
+        source = sys.stdin.buffer if file == "-" else stack.enter_context(Path(file).open("rb"))
+        copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="silica-"))
+        shutil.copyfileobj(source, copy)
+        copy.flush()
+        yield AudioFile(copy.name, "standard input" if file == "-" else file)
 
 
 def declared_length_s(path: Path) -> float | None:
-    """How long the file says it is; None where it does not say, or not in a way that can be read."""
+    """The duration in the file's header, or None."""
     try:
-        with path.open("rb") as opened, av.open(opened, mode="r", metadata_errors="ignore") as container:
+        with (
+            path.open("rb") as file_object,
+            av.open(file_object, mode="r", metadata_errors="ignore") as container,
+        ):
             return container.duration / av.time_base if container.duration else None
     except (OSError, av.error.FFmpegError, ValueError):
         return None
@@ -84,32 +87,32 @@ def declared_length_s(path: Path) -> float | None:
 def read_blocks(
     path: str | Path, max_length_s: float = MAX_LENGTH_S, name: str | None = None
 ) -> Iterator[Samples]:
-    """The file as blocks [channels, about ten seconds]; at least one. A truncated file ends where its sound does."""
+    """The file as blocks [channels, about 10 s], at least one. A truncated file ends where its data ends."""
     file, name = Path(path), name or str(path)
-    _check(file, name)
-    with file.open("rb") as opened:
+    _check_readable(file, name)
+    with file.open("rb") as file_object:
         yield from _limit_length(
-            name, read_stream(opened, name, BY_SUFFIX.get(file.suffix.lower())), max_length_s
+            name, read_stream(file_object, name, FORMAT_BY_SUFFIX.get(file.suffix.lower())), max_length_s
         )
 
 
-def read_stream(source: BinaryIO, name: str, form: str | None = None) -> Iterator[Samples]:
-    """The same from an open file; `form` names its format where its bytes do not tell."""
+def read_stream(source: BinaryIO, name: str, file_format: str | None = None) -> Iterator[Samples]:
+    """The same from an open file. `file_format` is needed for formats without a signature."""
     try:
-        # Given as a file object, libav cannot be led to other files or addresses by what is written in it.
-        with av.open(source, mode="r", format=form, metadata_errors="ignore") as container:
+        # From a file object libav cannot follow references to other files or addresses.
+        with av.open(source, mode="r", format=file_format, metadata_errors="ignore") as container:
             if not container.streams.audio:
                 raise ServiceError(
                     ErrorCode.AUDIO_FILE,
-                    f"{name} holds no sound.",
-                    "It holds video or data only: choose another file.",
+                    f"{name} has no audio stream.",
+                    "Choose a file with audio.",
                 )
             yield from _blocks(container, name)
     except (av.error.FFmpegError, ValueError) as error:
         raise ServiceError(
             ErrorCode.AUDIO_FILE,
-            f"{name} is not readable as sound ({_reason(error)}).",
-            "Expected a sound file such as WAV, FLAC, MP3, Ogg, WebM or MP4; its name alone does not make it one.",
+            f"{name} cannot be decoded as audio ({_reason(error)}).",
+            "Expected WAV, FLAC, MP3, Ogg, WebM, MP4 or another format that FFmpeg reads.",
         ) from error
 
 
@@ -118,23 +121,23 @@ def _blocks(container: Any, name: str) -> Iterator[Samples]:
     resampler: Resampler | None = None
     pending: list[Samples] = []
     yielded = False
-    for sound, rate in _frames(container, to_float):
+    for samples, rate in _frames(container, to_float):
         if resampler is None:
-            resampler = Resampler(rate, min(len(sound), MAX_CHANNELS))
-        if rate != resampler.rate or len(sound) < resampler.channels:
+            resampler = Resampler(rate, min(len(samples), MAX_CHANNELS))
+        if rate != resampler.rate or len(samples) < resampler.channels:
             raise ServiceError(
                 ErrorCode.AUDIO_FILE,
-                f"{name} changes its format in the middle (from {resampler.rate} Hz, {resampler.channels} channels "
-                f"to {rate} Hz, {len(sound)} channels).",
+                f"{name} changes its format (from {resampler.rate} Hz, {resampler.channels} channels "
+                f"to {rate} Hz, {len(samples)} channels).",
                 "Convert it to one format first.",
             )
-        if not np.isfinite(sound).all():
+        if not np.isfinite(samples).all():
             raise ServiceError(
                 ErrorCode.AUDIO_FILE,
-                f"{name} holds samples that are not numbers (NaN or infinite).",
-                "The program that wrote it went wrong: write it again, or convert it to 16-bit.",
+                f"{name} contains NaN or infinite samples.",
+                "Record it again, or convert it to 16-bit PCM.",
             )
-        pending.append(resampler.push(sound[: resampler.channels]))
+        pending.append(resampler.push(samples[: resampler.channels]))
         if sum(block.shape[1] for block in pending) >= BLOCK_S * SAMPLE_RATE:
             yielded = True
             yield np.concatenate(pending, axis=1)
@@ -145,15 +148,15 @@ def _blocks(container: Any, name: str) -> Iterator[Samples]:
     if not rest.shape[1] and not yielded:
         raise ServiceError(
             ErrorCode.AUDIO_FILE,
-            f"{name} holds not a single sample of sound.",
-            "The recording is empty or was cut off at its start.",
+            f"{name} contains no audio samples.",
+            "The recording is empty or truncated.",
         )
     if rest.shape[1]:
         yield rest
 
 
 def _frames(container: Any, to_float: Any) -> Iterator[tuple[Samples, int]]:
-    """Float frames [channels, n] with their rate; stops where a truncated or damaged file does."""
+    """Float frames [channels, n] with their rate; stops at the end of a truncated or damaged file."""
     decoded = container.decode(audio=0)
     decoded_any = False
     while True:
@@ -178,24 +181,24 @@ def _limit_length(name: str, blocks: Iterator[Samples], max_length_s: float) -> 
             raise ServiceError(
                 ErrorCode.AUDIO_FILE,
                 f"{name} is longer than {max_length_s:.0f} s.",
-                "Cut it into shorter files first.",
+                "Split it into shorter files first.",
             )
         yield block
 
 
-def _check(file: Path, name: str) -> None:
+def _check_readable(file: Path, name: str) -> None:
     problem = None
     if not file.exists():
-        problem = ("does not exist.", "Check the name and the folder.")
+        problem = ("does not exist.", "Check the path.")
     elif file.is_dir():
-        problem = ("is a folder, not a sound file.", "Name the files in it.")
+        problem = ("is a folder, not an audio file.", "Pass the files in it.")
     elif file.is_file() and file.stat().st_size == 0:
-        problem = ("is empty (0 bytes).", "The recording or the copy failed: make it again.")
+        problem = ("is empty (0 bytes).", "Record or copy it again.")
     elif file.suffix.lower() in RAW_SUFFIXES:
-        advice = "Give it a header first, for example: ffmpeg -f s16le -ar 16000 -ac 1 -i IN.raw OUT.wav"
-        problem = ("is raw sound: it does not say its rate and format.", advice)
+        advice = "Add a header first, for example: ffmpeg -f s16le -ar 16000 -ac 1 -i IN.raw OUT.wav"
+        problem = ("is raw audio without a header: its rate and encoding are unknown.", advice)
     elif file.is_file() and not os.access(file, os.R_OK):
-        problem = ("may not be read by this user.", "Ask its owner, or change its permissions (chmod).")
+        problem = ("is not readable by this user.", "Change its permissions (chmod) or its owner.")
     if problem:
         raise ServiceError(ErrorCode.AUDIO_FILE, f"{name} {problem[0]}", problem[1])
 

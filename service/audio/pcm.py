@@ -1,6 +1,6 @@
-"""Raw sound: linear16, linear32, mu-law and A-law, cut anywhere, to float32 at 16 kHz.
+"""Headerless PCM (linear16, linear32, mu-law, A-law), split at any byte, to float32 at 16 kHz.
 
-G.711's two laws are tables of 256 values, computed from the recommendation's formula.
+The two laws of ITU-T G.711 are tables of 256 values.
 """
 
 import numpy as np
@@ -9,60 +9,60 @@ import numpy.typing as npt
 from service.audio.resample import Resampler, Samples
 from service.errors import ErrorCode, ServiceError
 
-WIDTHS = {"linear16": 2, "linear32": 4, "mulaw": 1, "alaw": 1}
+BYTES_PER_SAMPLE = {"linear16": 2, "linear32": 4, "mulaw": 1, "alaw": 1}
 MAX_PLAUSIBLE_LEVEL = 8.0
-"""Float sound beyond this is no sound between -1 and 1, though it can be heard."""
+"""A linear32 peak above this means that the samples are not scaled to -1..1. The stream gets a warning."""
 
 
 def _mulaw_table() -> Samples:
-    """ITU-T G.711, mu = 255: sign, three bits of segment, four of step, all inverted."""
+    """ITU-T G.711, mu = 255: a sign bit, three segment bits and four step bits, all inverted."""
     code = ~np.arange(256, dtype=np.uint8)
     segment, step = (code >> 4) & 7, (code & 15).astype(np.int32)
-    size = ((2 * step + 33) << segment) - 33
-    return (np.where(code & 128, -size, size) * 4 / 32768).astype(np.float32)
+    magnitude = ((2 * step + 33) << segment) - 33
+    return (np.where(code & 128, -magnitude, magnitude) * 4 / 32768).astype(np.float32)
 
 
 def _alaw_table() -> Samples:
-    """ITU-T G.711, A = 87.6: every second bit inverted."""
+    """ITU-T G.711, A = 87.6: every other bit inverted."""
     code = np.arange(256, dtype=np.uint8) ^ 0x55
     segment, step = ((code >> 4) & 7).astype(np.int32), (code & 15).astype(np.int32)
-    size = np.where(segment == 0, 2 * step + 1, (2 * step + 33) << np.maximum(segment - 1, 0))
-    return (np.where(code & 128, size, -size) * 8 / 32768).astype(np.float32)
+    magnitude = np.where(segment == 0, 2 * step + 1, (2 * step + 33) << np.maximum(segment - 1, 0))
+    return (np.where(code & 128, magnitude, -magnitude) * 8 / 32768).astype(np.float32)
 
 
 TABLES: dict[str, npt.NDArray[np.float32]] = {"mulaw": _mulaw_table(), "alaw": _alaw_table()}
 
 
 class PcmDecoder:
-    """One stream of raw interleaved sound. Carries the bytes of a half-sent sample and the resampler's tail."""
+    """Decodes one stream of interleaved PCM. Keeps the bytes of an incomplete frame and the resampler's state."""
 
     def __init__(self, encoding: str, sample_rate: int, channels: int = 1, *, mix: bool = False) -> None:
         self.encoding = encoding
         self.channels = channels
-        self.frame_bytes = WIDTHS[encoding] * channels
+        self.frame_bytes = BYTES_PER_SAMPLE[encoding] * channels
         self.mix = mix
         self.peak_level = 0.0
-        self._carry = b""
+        self._partial = b""
         self._resampler = Resampler(sample_rate, 1 if mix else channels)
 
     @property
     def odd_bytes(self) -> int:
-        """Bytes of a sample that has not come whole."""
-        return len(self._carry)
+        """Bytes of an incomplete frame."""
+        return len(self._partial)
 
     def push(self, data: bytes) -> Samples:
-        """The sound [channels, n] of these bytes; ServiceError "audio" for what is no sound."""
-        if self._carry:
-            data = self._carry + data
-        whole = len(data) // self.frame_bytes * self.frame_bytes
-        self._carry = bytes(data[whole:])
-        samples = self._floats(data, whole).reshape(-1, self.channels).T
+        """Decode to samples [channels, n]; ServiceError AUDIO for invalid linear32 values."""
+        if self._partial:
+            data = self._partial + data
+        complete_bytes = len(data) // self.frame_bytes * self.frame_bytes
+        self._partial = bytes(data[complete_bytes:])
+        samples = self._floats(data, complete_bytes).reshape(-1, self.channels).T
         if self.mix and self.channels > 1:
             samples = samples.mean(axis=0, keepdims=True, dtype=np.float32)
         return self._resampler.push(np.ascontiguousarray(samples))
 
     def finish(self) -> Samples:
-        """What the resampler still holds. A half-sent sample waits for its rest; `odd_bytes` tells of it."""
+        """Return the resampler's tail. The bytes of an incomplete frame stay for the next `push`; see `odd_bytes`."""
         return self._resampler.finish()
 
     def _floats(self, data: bytes, size: int) -> Samples:
@@ -74,8 +74,8 @@ class PcmDecoder:
             if not np.isfinite(peak) or peak > 1e9:
                 raise ServiceError(
                     ErrorCode.AUDIO,
-                    "the sound declared as linear32 has values that are not numbers or are absurdly large.",
-                    "linear32 is 32-bit float between -1 and 1, little-endian. For 16-bit integers say linear16.",
+                    "the audio declared as linear32 contains NaN, infinite or out-of-range values.",
+                    "linear32 is 32-bit little-endian float between -1 and 1. For 16-bit integers use linear16.",
                 )
             self.peak_level = max(self.peak_level, peak)
             return floats

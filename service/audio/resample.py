@@ -1,4 +1,4 @@
-"""Streaming resampling to 16 kHz with soxr, cut-off peaks drawn anew: how the sound is cut changes no sample."""
+"""Streaming resampling to 16 kHz with soxr, after declipping. The output does not depend on the block sizes."""
 
 import numpy as np
 import soxr
@@ -10,7 +10,7 @@ __all__ = ["Resampler", "Samples"]
 
 
 class Resampler:
-    """Sound [channels, n] at one rate in, [channels, m] at 16 kHz out; keeps the filter's length and a plateau's."""
+    """Blocks [channels, n] at any rate to blocks [channels, m] at 16 kHz."""
 
     def __init__(self, rate: int, channels: int) -> None:
         self.rate = rate
@@ -21,7 +21,7 @@ class Resampler:
         )
 
     def push(self, samples: Samples, last: bool = False) -> Samples:
-        """What can be told of the sound so far; with `last` also what the filter still held."""
+        """Return the samples that are complete; `last` also returns the filter's tail."""
         samples = self._declipper.push(samples, last)
         if self._soxr is None:
             return samples
@@ -29,7 +29,7 @@ class Resampler:
         return np.ascontiguousarray(resampled.reshape(-1, self.channels).T)
 
     def finish(self) -> Samples:
-        """The filter's tail. Sound that still comes begins anew."""
+        """Return the filter's tail and reset: later samples start a new signal."""
         tail = self.push(np.zeros((self.channels, 0), np.float32), last=True)
         if self._soxr is not None:
             self._soxr.clear()

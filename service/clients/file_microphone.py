@@ -1,4 +1,4 @@
-"""A sound file as if it were spoken into a microphone: the same blocks, at the pace of real time. Sends nothing."""
+"""An audio file as a live source: the same blocks as the microphone, at real-time pace. No network I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.clients.mic import BLOCK_S, Block, level_db
 
 
 class FileMicrophone:
-    """`async for block in FileMicrophone(recording): ...`; `pace` 1 is real time, 0 as fast as it is taken."""
+    """`async for block in FileMicrophone(recording)`. `pace` 1 is real time, 0 is without delay."""
 
     def __init__(self, recording: AudioFile, pace: float = 1.0) -> None:
         self.recording = recording
@@ -29,29 +29,29 @@ class FileMicrophone:
         self.stop()
 
     def stop(self) -> None:
-        """No more sound."""
+        """End the iteration."""
         self._stopped = True
 
     async def __aiter__(self) -> AsyncIterator[Block]:
         loop = asyncio.get_running_loop()
-        began_s, sent_samples = loop.time(), 0
+        start_s, sent_samples = loop.time(), 0
         size = round(SAMPLE_RATE * BLOCK_S)
-        carry = np.zeros(0, np.float32)
+        pending = np.zeros(0, np.float32)
         blocks = iter(self.recording)
-        while (part := await asyncio.to_thread(next, blocks, None)) is not None:
-            carry = np.concatenate([carry, part])
-            while len(carry) >= size:
-                yield self._block(carry[:size])
-                carry = carry[size:]
+        while (samples := await asyncio.to_thread(next, blocks, None)) is not None:
+            pending = np.concatenate([pending, samples])
+            while len(pending) >= size:
+                yield self._block(pending[:size])
+                pending = pending[size:]
                 sent_samples += size
                 if self._stopped:
                     return
                 if self.pace > 0:
                     await asyncio.sleep(
-                        max(0.0, began_s + sent_samples / SAMPLE_RATE / self.pace - loop.time())
+                        max(0.0, start_s + sent_samples / SAMPLE_RATE / self.pace - loop.time())
                     )
-        if len(carry) and not self._stopped:
-            yield self._block(carry)
+        if len(pending) and not self._stopped:
+            yield self._block(pending)
 
     def _block(self, samples: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Block:
         pcm = np.clip(np.round(samples * 32768), -32768, 32767).astype("<i2")

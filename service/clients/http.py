@@ -1,4 +1,4 @@
-"""What the clients of a server's HTTP side share: the address, the key, refusals as ServiceErrors, and patience."""
+"""Base class of the HTTP clients: URL, key, errors as ServiceError, and retries."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Self, TypeVar
 
 import aiohttp
 
-from service.clients import KEY_ADVICE, server_address, untrusted
-from service.errors import ErrorCode, ServiceError, code_named
+from service.clients import KEY_ADVICE, server_address, tls_error
+from service.errors import ErrorCode, ServiceError, find_error_code
 
 Response = TypeVar("Response")
 MAX_RETRY_S = 900.0
@@ -20,41 +20,41 @@ MAX_WAIT_S = 30.0
 
 
 async def with_retries(
-    ask: Callable[[], Awaitable[Response]],
+    request: Callable[[], Awaitable[Response]],
     on_wait: Callable[[ServiceError], None],
     max_retry_s: float = MAX_RETRY_S,
 ) -> Response:
-    """Ask again as long as the server says when to (503 and 429 with Retry-After); `on_wait` is told once why.
+    """Repeat a request as long as the server answers 429 or 503 with Retry-After; `on_wait` is called once.
 
-    A full disk is not waited for here: who sends jobs may have to take some back first.
+    A full disk (STORAGE) is not retried here: the caller may have to fetch finished jobs first.
     """
-    began_s, body = time.monotonic(), False
+    start_s, waiting = time.monotonic(), False
     while True:
         try:
-            return await ask()
+            return await request()
         except ServiceError as error:
             wait_s = error.retry_after_s
             if (
                 wait_s is None
                 or error.code == ErrorCode.STORAGE
-                or time.monotonic() - began_s + wait_s > max_retry_s
+                or time.monotonic() - start_s + wait_s > max_retry_s
             ):
                 raise
-            if not body:
+            if not waiting:
                 on_wait(error)
-                body = True
+                waiting = True
         await asyncio.sleep(min(wait_s, MAX_WAIT_S))
 
 
 def _reason(error: OSError) -> str:
-    """In the system's plain words: asyncio puts its own text in their place."""
+    """The system's error text; asyncio replaces it by its own."""
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno).lower()
     return error.strerror or "no connection"
 
 
 class HttpClient:
-    """`async with` it; a subclass adds what can be asked."""
+    """An `async with` client; subclasses add the requests."""
 
     def __init__(self, server: str, key: str | None = None) -> None:
         self.server = server_address(server, "http")
@@ -73,34 +73,32 @@ class HttpClient:
         if self._session is not None:
             await self._session.close()
 
-    async def _ask(self, method: str, address: str, *, text: bool = False, **more: Any) -> Any:
+    async def _request(self, method: str, path: str, *, text: bool = False, **options: Any) -> Any:
         assert self._session is not None, "use it with `async with`"
         try:
-            async with self._session.request(method, self.server + address, **more) as answer:
-                if answer.status < 400:
-                    return await answer.text() if text else await answer.json()
-                body = await answer.json(content_type=None)
+            async with self._session.request(method, self.server + path, **options) as response:
+                if response.status < 400:
+                    return await response.text() if text else await response.json()
+                body = await response.json(content_type=None)
         except aiohttp.ClientSSLError as error:
-            raise untrusted(self.server, error.os_error) from None
+            raise tls_error(self.server, error.os_error) from None
         except aiohttp.ClientConnectorError as error:
             raise ServiceError(
                 ErrorCode.NETWORK,
-                f"Nobody answers at {self.server} ({_reason(error.os_error)}).",
-                "Is it running? `silica serve` says where it listens.",
+                f"Cannot connect to {self.server} ({_reason(error.os_error)}).",
+                "Start a server with `silica serve`, or check the URL.",
             ) from None
         except aiohttp.ClientError as error:
             raise ServiceError(
                 ErrorCode.NETWORK,
-                f"The answer from {self.server} broke off: {error}.",
-                "Is it still running?",
+                f"The connection to {self.server} was lost: {error}.",
+                "Check that the server is running.",
             ) from None
         except ValueError:
-            raise ServiceError(
-                ErrorCode.NETWORK, f"{self.server} did not answer as a Silica server does."
-            ) from None
+            raise ServiceError(ErrorCode.NETWORK, f"{self.server} is not a Silica server.") from None
         if not isinstance(body, dict):
-            raise ServiceError(ErrorCode.NETWORK, f"{self.server} did not answer as a Silica server does.")
-        code = code_named(str(body.get("err_code", "request")))
+            raise ServiceError(ErrorCode.NETWORK, f"{self.server} is not a Silica server.")
+        code = find_error_code(str(body.get("err_code", "request")))
         raise ServiceError(
             code,
             str(body.get("err_msg")),

@@ -1,6 +1,6 @@
-"""The sound card as an asynchronous source of 16-bit sound, with its level and its losses. Sends nothing.
+"""The sound card as an asynchronous source of 16-bit PCM blocks with level and loss counters. No network I/O.
 
-PortAudio's own thread fills a bounded queue; what does not fit is counted as lost, never silently skipped.
+PortAudio's thread fills a bounded queue; blocks that do not fit are counted as lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PREFERRED_RATE = SAMPLE_RATE
 
 @dataclass(frozen=True)
 class InputDevice:
-    """One input that PortAudio offers."""
+    """An input device of PortAudio."""
 
     number: int
     name: str
@@ -40,7 +40,7 @@ class InputDevice:
 
 @dataclass(frozen=True)
 class Block:
-    """Mono 16-bit little-endian sound and its level."""
+    """Mono 16-bit little-endian PCM and its level."""
 
     pcm: bytes
     level_db: float
@@ -49,22 +49,22 @@ class Block:
 
 
 def portaudio() -> ModuleType:
-    """The sounddevice module, or what to install."""
+    """The sounddevice module; ServiceError PORTAUDIO when the library is missing."""
     try:
         import sounddevice
     except OSError as error:
         raise ServiceError(
             ErrorCode.PORTAUDIO,
-            f"PortAudio, which reads the sound card, is not installed ({error}).",
+            f"PortAudio, which records from the sound card, is not installed ({error}).",
             "Debian and Ubuntu: apt install libportaudio2. Fedora: dnf install portaudio. macOS and Windows: "
-            "reinstall the Python package sounddevice. Files need none of it: silica transcribe FILE.",
+            "reinstall the Python package sounddevice. `silica transcribe FILE` works without it.",
         ) from None
     module: ModuleType = sounddevice
     return module
 
 
 def devices() -> list[InputDevice]:
-    """Every input device."""
+    """All input devices."""
     module = portaudio()
     default = module.default.device[0]
     drivers = module.query_hostapis()
@@ -83,28 +83,28 @@ def devices() -> list[InputDevice]:
 
 
 def find_device(requested: str | None) -> InputDevice:
-    """By number, exact name, or a part of the name that only one device has; None: the system's choice."""
+    """By number, name, or unique part of the name; None: the default device."""
     found = devices()
     if not found:
         raise ServiceError(
             ErrorCode.NO_DEVICE,
-            "There is no microphone: PortAudio finds no input device.",
-            "Plug one in, or check that this user may use the sound card (group `audio`). "
-            "`silica mic --list` shows what is found.",
+            "No microphone: PortAudio finds no input device.",
+            "Connect one, or check that this user can access the sound card (group `audio`). "
+            "`silica mic --list` lists the devices.",
         )
     if requested is None:
         return next((device for device in found if device.default), found[0])
-    chosen = [device for device in found if requested in (str(device.number), device.name)]
-    chosen = chosen or [device for device in found if requested.lower() in device.name.lower()]
-    if len(chosen) != 1:
-        problem = "No input device is" if not chosen else f"{len(chosen)} input devices are"
+    matching = [device for device in found if requested in (str(device.number), device.name)]
+    matching = matching or [device for device in found if requested.lower() in device.name.lower()]
+    if len(matching) != 1:
+        problem = "No input device matches" if not matching else f"{len(matching)} input devices match"
         names = "; ".join(f"{device.number} {device.name}" for device in found)
-        raise ServiceError(ErrorCode.DEVICE, f"{problem} called {requested!r}.", f"There are: {names}.")
-    return chosen[0]
+        raise ServiceError(ErrorCode.DEVICE, f"{problem} {requested!r}.", f"Available: {names}.")
+    return matching[0]
 
 
 def level_db(samples: np.ndarray[Any, np.dtype[np.int16]]) -> tuple[float, float]:
-    """Root mean square in decibels below full scale (-96 at least) and the largest sample from 0 to 1."""
+    """RMS level in dBFS (at least -96) and peak, 0 to 1."""
     if samples.size == 0:
         return -96.0, 0.0
     scaled = samples.astype(np.float64) / 32768.0
@@ -119,10 +119,10 @@ class Microphone:
         self.device = device
         self.rate = PREFERRED_RATE
         self.lost_s = 0.0
-        """Sound that the card or a slow reader lost so far."""
+        """Seconds of audio lost so far, by the sound card or by a slow reader."""
         self.overflows = 0
         self._queue: asyncio.Queue[Block | None] = asyncio.Queue()
-        self._waiting_s = 0.0
+        self._queued_s = 0.0
         self._stream: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -130,7 +130,7 @@ class Microphone:
         self._loop = asyncio.get_running_loop()
         module = portaudio()
         problem = ""
-        # 16 kHz where the system converts; else the device's own rate, which the server converts.
+        # 16 kHz if the system resamples, else the device's own rate: the server resamples.
         for rate in dict.fromkeys((PREFERRED_RATE, self.device.rate)):
             try:
                 self._stream = module.RawInputStream(
@@ -140,7 +140,7 @@ class Microphone:
                     dtype="int16",
                     blocksize=round(rate * BLOCK_S),
                     callback=self._on_block,
-                    finished_callback=self._ended,
+                    finished_callback=self._on_finished,
                 )
                 self._stream.start()
             except module.PortAudioError as error:
@@ -151,7 +151,7 @@ class Microphone:
         raise ServiceError(
             ErrorCode.DEVICE,
             f"{self.device.name!r} cannot be opened: {problem}.",
-            "Another program may hold it; `silica mic --list` shows the others.",
+            "Another program may be using it. `silica mic --list` lists the devices.",
         )
 
     async def __aexit__(
@@ -162,12 +162,12 @@ class Microphone:
             await asyncio.to_thread(self._stream.close)
 
     def stop(self) -> None:
-        """No more sound; what was captured before still comes out."""
+        """End the iteration after the blocks that are already captured."""
         self._put(None)
 
     async def __aiter__(self) -> AsyncIterator[Block]:
         while (block := await self._queue.get()) is not None:
-            self._waiting_s -= len(block.pcm) / 2 / self.rate
+            self._queued_s -= len(block.pcm) / 2 / self.rate
             yield block
 
     # --- on PortAudio's thread ---
@@ -177,24 +177,24 @@ class Microphone:
         overflowed = bool(status.input_overflow)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop may be closed already
-                self._loop.call_soon_threadsafe(self._take, pcm, overflowed)
+                self._loop.call_soon_threadsafe(self._enqueue, pcm, overflowed)
 
-    def _ended(self) -> None:
+    def _on_finished(self) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._put, None)
 
     # --- on the event loop ---
 
-    def _take(self, pcm: bytes, overflowed: bool) -> None:
+    def _enqueue(self, pcm: bytes, overflowed: bool) -> None:
         block_s = len(pcm) / 2 / self.rate
         if overflowed:
             self.overflows += 1
-            self.lost_s += block_s  # PortAudio does not tell how much; one block is its usual loss
-        if self._waiting_s + block_s > QUEUE_S:
+            self.lost_s += block_s  # PortAudio does not report the amount; usually it is one block
+        if self._queued_s + block_s > QUEUE_S:
             self.lost_s += block_s
             return
-        self._waiting_s += block_s
+        self._queued_s += block_s
         level, peak = level_db(np.frombuffer(pcm, np.int16))
         self._put(Block(pcm, level, peak))
 

@@ -1,5 +1,7 @@
-"""Which of a server's models will hear. Other vendors' clients send names of their own, so a server takes any name and
-hears it with its default; whoever asks for one of ours by a name that is not there is told here instead.
+"""Checks a model name against a server's models.
+
+A server accepts any model name and falls back to its default, because clients of other vendors send their own names.
+Silica's commands check the name here instead.
 """
 
 import sys
@@ -12,15 +14,15 @@ class ModelsClient(HttpClient):
     """`async with ModelsClient(server, key) as client: name = await client.resolve(requested)`."""
 
     async def resolve(self, requested: str | None) -> str:
-        """The model asked for, or the default; a name that the server does not have is refused."""
-        listed = {str(model["name"]): model for model in (await self._ask("GET", "/v1/models"))["models"]}
-        found = [
-            name for name, model in listed.items() if (name == requested if requested else model["default"])
+        """The requested model or the default one; ServiceError MODEL when the server does not have it."""
+        served = {str(model["name"]): model for model in (await self._request("GET", "/v1/models"))["models"]}
+        matching = [
+            name for name, model in served.items() if (name == requested if requested else model["default"])
         ]
-        if found:
-            return found[0]
+        if matching:
+            return matching[0]
         try:
-            await self._ask("GET", "/readyz")
+            await self._request("GET", "/readyz")
         except ServiceError as error:
             if error.code == ErrorCode.NETWORK:
                 raise
@@ -31,15 +33,15 @@ class ModelsClient(HttpClient):
                 retry_after_s=2.0,
             ) from None
         raise ServiceError(
-            ErrorCode.MODEL, f"{self.server} has no model {requested!r}.", f"It serves {', '.join(listed)}."
+            ErrorCode.MODEL, f"{self.server} has no model {requested!r}.", f"It serves {', '.join(served)}."
         )
 
 
 async def resolve_model(server: str, key: str | None, requested: str | None) -> str:
-    """One question to a server; one that is still starting is waited for."""
+    """`ModelsClient.resolve`, waiting for a server that is still starting."""
 
     def on_wait(error: ServiceError) -> None:
-        sys.stderr.write(f"silica: {error.message} Waiting for it.\n")
+        sys.stderr.write(f"silica: {error.message} Waiting.\n")
 
     async with ModelsClient(server, key) as client:
         return await with_retries(lambda: client.resolve(requested), on_wait)

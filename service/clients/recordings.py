@@ -1,4 +1,4 @@
-"""The client's side of POST /v1/listen: a whole recording sent, its words taken back. Prints nothing."""
+"""HTTP client of POST /v1/listen: transcribes one file. No output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from service.clients.http import HttpClient
 
-PIECE_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 18
 
 
 class RecordingsClient(HttpClient):
@@ -21,19 +21,19 @@ class RecordingsClient(HttpClient):
         *,
         model: str | None = None,
         hotwords: Sequence[str] = (),
-        sent: Callable[[float], None] = lambda share: None,
+        on_progress: Callable[[float], None] = lambda share: None,
     ) -> dict[str, Any]:
-        """Deepgram's document; `sent` is told how much of the file has gone out, 0 to 1."""
+        """Send the file and return Deepgram's response. `on_progress` gets the uploaded share, 0 to 1."""
         query = [*([("model", model)] if model else []), *(("keyterm", phrase) for phrase in hotwords)]
         headers = {"Content-Type": "application/octet-stream"}
         with path.open("rb") as file:
-            body = _pieces(file, sent)
-            return dict(await self._ask("POST", "/v1/listen", params=query, data=body, headers=headers))
+            body = _chunks(file, on_progress)
+            return dict(await self._request("POST", "/v1/listen", params=query, data=body, headers=headers))
 
 
-async def _pieces(file: BinaryIO, sent: Callable[[float], None]) -> AsyncIterator[bytes]:
-    total, gone = max(1, os.fstat(file.fileno()).st_size), 0
-    while piece := file.read(PIECE_BYTES):
-        yield piece
-        gone += len(piece)
-        sent(gone / total)
+async def _chunks(file: BinaryIO, on_progress: Callable[[float], None]) -> AsyncIterator[bytes]:
+    total, sent = max(1, os.fstat(file.fileno()).st_size), 0
+    while chunk := file.read(CHUNK_BYTES):
+        yield chunk
+        sent += len(chunk)
+        on_progress(sent / total)

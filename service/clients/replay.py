@@ -1,67 +1,66 @@
-"""What a client has sent and may have to send again: kept until acknowledged, and for a new session until final.
+"""The messages a client may have to resend: until acknowledged, and for a new session until final.
 
-Pure: no socket, no clock. Positions are bytes of sound since the client began.
+No I/O and no clock. Positions are bytes of audio since the client started.
 """
 
 import json
 from collections import deque
 from dataclasses import dataclass
 
-MAX_UNDECIDED_S = 600.0
-"""Servers decide an utterance long before (after two minutes at the most): what they have had for longer and spoke
-no final of is silence."""
+MAX_PENDING_S = 600.0
+"""Acknowledged audio that is older has no final because it is silence: an utterance lasts at most 120 s."""
 
 
 @dataclass
 class SentMessage:
-    """One message as it was sent, and where in the sound it stands."""
+    """A message and its position in the audio."""
 
     payload: bytes | str
     position: int
-    """Bytes of sound before it."""
+    """Bytes of audio before it."""
     answered: bool = False
 
     @property
     def end(self) -> int:
-        """Bytes of sound up to and including it."""
+        """Bytes of audio up to and including it."""
         return self.position + (len(self.payload) if isinstance(self.payload, bytes) else 0)
 
 
 class ReplayLog:
-    """The tail of what was sent. `acknowledge` and `decided` let go of what cannot be needed any more."""
+    """The tail of the sent messages. `acknowledge` and `mark_final` drop what is no longer needed."""
 
     def __init__(self, frame_bytes: int | None, rate: int) -> None:
         self.frame_bytes = frame_bytes
-        """Bytes a sample of raw mono-heard sound; None: sound that no second session can begin in the middle of."""
+        """Bytes per PCM frame; None if a new session cannot start within the audio (containers, multichannel)."""
         self.rate = rate
         self.sent_bytes = 0
         self.session_bytes = 0
-        """Where the present session began."""
+        """Position where the current session started."""
         self._acknowledged_bytes = 0
         self._acknowledged_commands = 0
         self._commands = 0
         self._session_commands = 0
-        self._decided = 0
+        self._final_bytes = 0
         self._entries: deque[SentMessage] = deque()
         self._numbers: deque[int] = deque()
 
     @property
     def offset_s(self) -> float:
-        """What to add to the present session's times."""
+        """The start of the current session, to be added to its times."""
         return self.session_bytes / (self.frame_bytes * self.rate) if self.frame_bytes else 0.0
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """Sound that the server has not said it has."""
+        """Bytes of audio that the server has not acknowledged."""
         return self.sent_bytes - max(self._acknowledged_bytes, self.session_bytes)
 
     @property
     def can_restart(self) -> bool:
-        """Whether a new session could take over: everything undecided is still here."""
+        """Whether a new session can continue after the last final."""
         return self.frame_bytes is not None
 
     def add(self, payload: bytes | str) -> SentMessage:
-        """One more message, sound or command."""
+        """Append a message: audio or a command."""
         entry = SentMessage(payload, self.sent_bytes)
         self._entries.append(entry)
         if isinstance(payload, bytes):
@@ -73,25 +72,25 @@ class ReplayLog:
         return entry
 
     def acknowledge(self, received_bytes: int, received_commands: int) -> None:
-        """The server has so much of the present session."""
+        """The server has received this much of the current session."""
         self._acknowledged_bytes = max(self._acknowledged_bytes, self.session_bytes + received_bytes)
         self._acknowledged_commands = max(
             self._acknowledged_commands, self._session_commands + received_commands
         )
         if self.frame_bytes:
-            samples = self._acknowledged_bytes // self.frame_bytes - round(MAX_UNDECIDED_S * self.rate)
-            self._decided = max(self._decided, samples * self.frame_bytes)
+            samples = self._acknowledged_bytes // self.frame_bytes - round(MAX_PENDING_S * self.rate)
+            self._final_bytes = max(self._final_bytes, samples * self.frame_bytes)
         self._trim()
 
-    def decided(self, end_s: float) -> None:
-        """Everything up to this time of the present session is final."""
+    def mark_final(self, end_s: float) -> None:
+        """Everything up to this time of the current session is final."""
         if self.frame_bytes:
             samples = round(end_s * self.rate)
-            self._decided = max(self._decided, self.session_bytes + samples * self.frame_bytes)
+            self._final_bytes = max(self._final_bytes, self.session_bytes + samples * self.frame_bytes)
             self._trim()
 
-    def answered(self, kind: str, name: str = "") -> None:
-        """A Marker came back or a Finalize was answered: a new session need not do it again."""
+    def mark_answered(self, kind: str, name: str = "") -> None:
+        """A Marker or Finalize was answered: a new session need not repeat it."""
         for entry in self._entries:
             if isinstance(entry.payload, str) and not entry.answered:
                 message = json.loads(entry.payload)
@@ -101,7 +100,7 @@ class ReplayLog:
         self._trim()
 
     def resume(self) -> list[SentMessage]:
-        """What the same session still has to get, in order."""
+        """The messages to resend when the session is resumed, in order."""
         return [
             entry
             for entry, number in zip(self._entries, self._numbers, strict=True)
@@ -109,8 +108,8 @@ class ReplayLog:
         ]
 
     def restart(self) -> list[SentMessage]:
-        """What a new session has to get: everything after the last final. Times start anew there."""
-        start = min(self._decided, self.sent_bytes)
+        """Start a new session and return its messages: everything after the last final. Its times start at 0."""
+        start = min(self._final_bytes, self.sent_bytes)
         entries = [entry for entry in self._entries if entry.end >= start and not entry.answered]
         kept: deque[SentMessage] = deque()
         for entry in entries:
@@ -130,13 +129,13 @@ class ReplayLog:
         return list(kept)
 
     def _trim(self) -> None:
-        """Let go of what neither a resumed nor a new session can need."""
+        """Drop what neither a resumed nor a new session needs."""
         while self._entries:
             entry, number = self._entries[0], self._numbers[0]
             had = number <= self._acknowledged_commands if number else entry.end <= self._acknowledged_bytes
-            # A command at the very end of what is decided may still wait for its answer.
-            done = not self.can_restart or (entry.end <= self._decided and (not number or entry.answered))
-            if number and entry.position < self._decided:
+            # A command at the end of the final audio may still be unanswered.
+            done = not self.can_restart or (entry.end <= self._final_bytes and (not number or entry.answered))
+            if number and entry.position < self._final_bytes:
                 done = True
             if not (had and done):
                 return

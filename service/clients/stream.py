@@ -1,12 +1,12 @@
-"""The client for live sound: sends, reads, reconnects by itself with back-off, resumes, loses and repeats nothing.
+"""Websocket client for live audio. It reconnects with back-off and resumes without losing or repeating anything.
 
     async with StreamClient("ws://127.0.0.1:8765", encoding="linear16", sample_rate=16000) as client:
-        await client.send(sound)            # waits while too much is unacknowledged
+        await client.send(audio)            # waits while too much is unacknowledged
         await client.finish()
         async for message in client: ...    # the server's messages as dictionaries, each once, in order
 
-A server that restarts (and so knows no session any more) gets everything since the last final again; times go on.
-Raw sound heard as one channel only; other sound cannot be begun in the middle.
+A restarted server does not know the session: the client opens a new one, resends everything since the last final and
+keeps the times continuous. This works for raw PCM transcribed as one channel.
 """
 
 import asyncio
@@ -22,25 +22,25 @@ from urllib.parse import urlencode
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
-from service.clients import KEY_ADVICE, server_address, untrusted
+from service.clients import KEY_ADVICE, server_address, tls_error
 from service.clients.replay import ReplayLog, SentMessage
-from service.errors import ErrorCode, ServiceError, code_named
+from service.errors import ErrorCode, ServiceError, find_error_code
 
 Message = dict[str, Any]
 ConnectionState = Literal["connecting", "listening", "reconnecting", "closed"]
-WIDTHS = {"linear16": 2, "linear32": 4, "mulaw": 1, "alaw": 1}
-FATAL_STATUS = (400, 401, 403, 404, 426)
-FATAL_CLOSES = (1007, 1008, 1009, 4000)
+BYTES_PER_SAMPLE = {"linear16": 2, "linear32": 4, "mulaw": 1, "alaw": 1}
+FATAL_HTTP_STATUS = (400, 401, 403, 404, 426)
+FATAL_CLOSE_CODES = (1007, 1008, 1009, 4000)
 KEEP_ALIVE_S = 3.0
-FIRST_GIVE_UP_S = 5.0
+FIRST_CONNECT_TIMEOUT_S = 5.0
 MAX_RESTARTS = 5
-"""New sessions in a row of which none decided a word."""
+"""Consecutive new sessions without a final result."""
 MAX_UNACKNOWLEDGED_S = 60.0
 MAX_UNACKNOWLEDGED_BYTES = 8 * 1024 * 1024
 
 
 class StreamClient:
-    """One live session with a server. Send and read may run in different tasks of one loop."""
+    """A live session with a server. Sending and reading may run in different tasks of one event loop."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class StreamClient:
         *,
         key: str | None = None,
         options: Mapping[str, str | list[str]] | None = None,
-        give_up_s: float = 60.0,
-        first_wait_s: float = 0.2,
-        max_wait_s: float = 5.0,
+        reconnect_timeout_s: float = 60.0,
+        initial_backoff_s: float = 0.2,
+        max_backoff_s: float = 5.0,
         on_state: Callable[[ConnectionState], None] | None = None,
         dial: Callable[[str, Mapping[str, str]], Awaitable[ClientConnection]] | None = None,
         **query: str | int | float | bool,
@@ -67,16 +67,20 @@ class StreamClient:
         self.session: str | None = None
         self.sequence = 0
         self.reconnections = 0
-        """How often a lost connection came back."""
+        """How many times a lost connection was restored."""
         encoding = str(self.query.get("encoding", ""))
         rate = int(str(self.query.get("sample_rate") or (8000 if encoding in ("mulaw", "alaw") else 16000)))
-        width, channels = WIDTHS.get(encoding), int(str(self.query.get("channels", 1)))
-        whole = self.query.get("multichannel") != "true" or channels == 1
-        self.log = ReplayLog(width * channels if width and whole else None, rate)
+        width, channels = BYTES_PER_SAMPLE.get(encoding), int(str(self.query.get("channels", 1)))
+        mono = self.query.get("multichannel") != "true" or channels == 1
+        self.log = ReplayLog(width * channels if width and mono else None, rate)
         self._max_bytes = int(
             min(MAX_UNACKNOWLEDGED_BYTES, MAX_UNACKNOWLEDGED_S * rate * (width or 4) * channels)
         )
-        self._give_up_s, self._first_wait_s, self._max_wait_s = give_up_s, first_wait_s, max_wait_s
+        self._reconnect_timeout_s, self._initial_backoff_s, self._max_backoff_s = (
+            reconnect_timeout_s,
+            initial_backoff_s,
+            max_backoff_s,
+        )
         self._on_state = on_state
         self._dial = dial or _dial
         self._pending: list[SentMessage] = []
@@ -84,7 +88,7 @@ class StreamClient:
         self._inbox: asyncio.Queue[Message | None] = asyncio.Queue()
         self._failure: ServiceError | None = None
         self._finishing = False
-        self._restarts = 0
+        self._restart_count = 0
         self._last_error: Message | None = None
         self._runner: asyncio.Task[None] | None = None
 
@@ -100,34 +104,34 @@ class StreamClient:
         with contextlib.suppress(asyncio.CancelledError):
             await self._runner
 
-    # ---- what the user does
+    # --- public interface ---
 
-    async def send(self, sound: bytes) -> None:
-        """Sound, cut as you like. Waits while too much is unacknowledged; raises what ended the session."""
+    async def send(self, audio: bytes) -> None:
+        """Send audio of any length. Waits while too much is unacknowledged; raises the error that ended the session."""
         async with self._changed:
             await self._changed.wait_for(
                 lambda: self.log.unacknowledged_bytes < self._max_bytes or self.state == "closed"
             )
             self._check_open()
-            if sound:
-                self._queue(bytes(sound))
+            if audio:
+                self._queue(bytes(audio))
 
     async def finalize(self) -> None:
-        """Ask that everything so far become final now."""
+        """Request final results for all audio sent so far."""
         await self._command({"type": "Finalize"})
 
     async def mark(self, name: str) -> None:
-        """Ask for a Marker of this name once everything before it has been heard."""
+        """Request a Marker message after the results of all audio sent so far."""
         await self._command({"type": "Marker", "name": name})
 
     async def finish(self) -> None:
-        """No more sound. Go on reading until the messages end."""
+        """End the audio. Continue reading until the iteration ends."""
         if not self._finishing:
             await self._command({"type": "CloseStream"})
             self._finishing = True
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """The server's messages; ends after Metadata. ServiceError when the session could not be brought to its end."""
+        """The server's messages, up to Metadata; ServiceError when the session fails."""
         while True:
             message = await self._inbox.get()
             if message is None:
@@ -144,69 +148,69 @@ class StreamClient:
 
     def _check_open(self) -> None:
         if self.state == "closed" or self._finishing:
-            raise self._failure or ServiceError(
-                ErrorCode.CLOSED, "The stream is finished.", "Begin a new one."
-            )
+            raise self._failure or ServiceError(ErrorCode.CLOSED, "The stream is closed.", "Open a new one.")
 
     def _queue(self, payload: bytes | str) -> None:
         self._pending.append(self.log.add(payload))
         self._changed.notify_all()
 
-    # ---- the connection
+    # --- the connection ---
 
     async def _run(self) -> None:
-        """Connect, talk, and again, until the end or until giving up."""
+        """Connect and reconnect until the session ends or the time limit is over."""
         loop = asyncio.get_running_loop()
-        wait_s, lost_s = self._first_wait_s, loop.time()
+        wait_s, lost_s = self._initial_backoff_s, loop.time()
         try:
             while True:
-                no_server = False
+                unreachable = False
                 try:
-                    done, talked = await self._connected()
+                    done, started = await self._run_connection()
                     if done:
                         return
-                    if talked:
-                        wait_s, lost_s = self._first_wait_s, loop.time()
+                    if started:
+                        wait_s, lost_s = self._initial_backoff_s, loop.time()
                     retry_s = 0.0
                 except InvalidStatus as error:
-                    retry_s = self._refused(error)
+                    retry_s = self._on_refused(error)
                 except ssl.SSLCertVerificationError as error:
-                    raise untrusted(self.server, error) from None  # it would not be trusted later either
+                    raise tls_error(self.server, error) from None  # permanent
                 except (OSError, TimeoutError, InvalidHandshake, EOFError):
-                    retry_s, no_server = 0.0, True
-                # A server that never was there is a wrong address more often than one that comes in a minute.
-                patience_s = (
-                    min(self._give_up_s, FIRST_GIVE_UP_S) if no_server and self._new else self._give_up_s
+                    retry_s, unreachable = 0.0, True
+                # Before the first connection, an unreachable server most likely means a wrong address.
+                timeout_s = (
+                    min(self._reconnect_timeout_s, FIRST_CONNECT_TIMEOUT_S)
+                    if unreachable and self._never_connected
+                    else self._reconnect_timeout_s
                 )
-                if loop.time() - lost_s > patience_s:
-                    trouble = "No server at" if no_server else "No stream could be opened at"
+                if loop.time() - lost_s > timeout_s:
+                    problem = "Cannot connect to" if unreachable else "Cannot open a stream at"
                     advice = (
-                        "Is it running?"
-                        if no_server
-                        else "It may be full, or not ready yet: try again later."
+                        "Check that the server is running."
+                        if unreachable
+                        else "The server may be full or still starting: try again later."
                     )
                     raise ServiceError(
-                        ErrorCode.NETWORK, f"{trouble} {self.server} for {patience_s:g} s.", advice
+                        ErrorCode.NETWORK, f"{problem} {self.server} (tried for {timeout_s:g} s).", advice
                     )
-                self._set("reconnecting")
-                # Half the wait is chance, so that a thousand clients of one server do not come back at once.
+                self._set_state("reconnecting")
+                # Jitter, so that the clients of a restarted server do not all reconnect at once.
                 await asyncio.sleep(max(retry_s, wait_s * (0.5 + random.random() / 2)))
-                wait_s = min(wait_s * 2, self._max_wait_s)
+                wait_s = min(wait_s * 2, self._max_backoff_s)
         except ServiceError as error:
             self._failure = error
         finally:
-            self._set("closed")
+            self._set_state("closed")
             self._inbox.put_nowait(None)
             async with self._changed:
                 self._changed.notify_all()
 
     @property
-    def _new(self) -> bool:
-        """Whether no connection has been made yet."""
-        return self.session is None and not self._restarts
+    def _never_connected(self) -> bool:
+        """Whether there has been no connection yet."""
+        return self.session is None and not self._restart_count
 
-    def _refused(self, error: InvalidStatus) -> float:
-        """A handshake was answered with an HTTP status: how long to wait, or the end."""
+    def _on_refused(self, error: InvalidStatus) -> float:
+        """The handshake was refused with an HTTP status. Return how long to wait, or raise."""
         status = error.response.status_code
         try:
             body = json.loads(error.response.body or b"{}")
@@ -215,46 +219,48 @@ class StreamClient:
         if status == 410:
             self._restart()
             return 0.0
-        if status in FATAL_STATUS:
-            fields = body.get("err_msg") or f"The server refused the connection with HTTP {status}."
-            code = code_named(str(body.get("err_code", "")))
-            raise ServiceError(code, fields, KEY_ADVICE if code is ErrorCode.KEY else body.get("advice", ""))
+        if status in FATAL_HTTP_STATUS:
+            reason = body.get("err_msg") or f"The server refused the connection with HTTP {status}."
+            code = find_error_code(str(body.get("err_code", "")))
+            raise ServiceError(code, reason, KEY_ADVICE if code is ErrorCode.KEY else body.get("advice", ""))
         try:
-            return min(float(error.response.headers.get("Retry-After", "0")), self._max_wait_s)
+            return min(float(error.response.headers.get("Retry-After", "0")), self._max_backoff_s)
         except ValueError:
             return 0.0
 
     def _restart(self) -> None:
-        """The session is gone: a new one gets everything that is not final yet, if that can be."""
+        """Start a new session with everything that is not final yet."""
         if not self.log.can_restart:
-            raise ServiceError(ErrorCode.RESUME, "The server has lost the session.", "Begin a new stream.")
-        if self._restarts >= MAX_RESTARTS:
+            raise ServiceError(
+                ErrorCode.RESUME, "The server no longer has the session.", "Open a new stream."
+            )
+        if self._restart_count >= MAX_RESTARTS:
             raise ServiceError(
                 ErrorCode.RESTARTS,
-                f"The server ended {MAX_RESTARTS} sessions without deciding anything.",
-                "Something in the sound may be what ends them; the server's log knows.",
+                f"The server ended {MAX_RESTARTS} sessions without a final result.",
+                "The audio may cause an error; see the server's log.",
             )
-        self._restarts += 1
+        self._restart_count += 1
         self.log.restart()
         self.session = None
 
-    async def _connected(self) -> tuple[bool, bool]:
-        """One connection, from its start to its end: (the session is over, something was said)."""
+    async def _run_connection(self) -> tuple[bool, bool]:
+        """One connection from start to end. Return (the session is over, the session started)."""
         query = dict(self.query)
         if self.session is not None:
             query = {"extensions": "true", "resume": self.session, "after": str(self.sequence)}
         headers = {"Authorization": f"Token {self.key}"} if self.key else {}
         socket = await self._dial(f"{self.server}/v1/listen?{urlencode(query, doseq=True)}", headers)
         sender: asyncio.Task[None] | None = None
-        talked = False
+        started = False
         try:
             async for raw in socket:
                 message = json.loads(raw)
                 if message.get("type") == "Started":
-                    talked = True
-                    await self._welcome(message)
+                    started = True
+                    await self._on_started(message)
                     sender = asyncio.create_task(self._send_all(socket))
-                if self._take(message):
+                if self._on_message(message):
                     return True, True
         except ConnectionClosed:
             pass
@@ -266,16 +272,16 @@ class StreamClient:
             with contextlib.suppress(Exception):
                 await socket.close()
         code = socket.close_code or 1006
-        if code in FATAL_CLOSES or (code == 1011 and "NET-0001" in (socket.close_reason or "")):
-            raise self._ended(code, socket.close_reason or "")
+        if code in FATAL_CLOSE_CODES or (code == 1011 and "NET-0001" in (socket.close_reason or "")):
+            raise self._error_of_close(code, socket.close_reason or "")
         if code in (1012, 1011, 1000) and self.session is not None:
-            # The session was ended by the server in order: what was sent is final, the rest needs a new one.
+            # The server closed the session in order; the audio without a final result needs a new one.
             self._restart()
-        return False, talked
+        return False, started
 
-    async def _welcome(self, started: Message) -> None:
-        """The first message of a connection says what the server has; the rest is sent (again)."""
-        if not self._new:
+    async def _on_started(self, started: Message) -> None:
+        """`Started` acknowledges what the server has received; the rest is sent again."""
+        if not self._never_connected:
             self.reconnections += 1
         async with self._changed:
             self.session = started["request_id"]
@@ -284,10 +290,10 @@ class StreamClient:
                 self.sequence = 0
             self._pending = self.log.resume()
             self._changed.notify_all()
-        self._set("listening")
+        self._set_state("listening")
 
     async def _send_all(self, socket: ClientConnection) -> None:
-        """Everything that is to be sent, in order; KeepAlive when there is nothing."""
+        """Send pending messages in order, and KeepAlive when there are none."""
         while True:
             async with self._changed:
                 with contextlib.suppress(TimeoutError):
@@ -302,51 +308,51 @@ class StreamClient:
             except ConnectionClosed:
                 return
 
-    def _take(self, message: Message) -> bool:
-        """One message of the server; True when it is the last."""
+    def _on_message(self, message: Message) -> bool:
+        """Handle a message of the server; True for the last one."""
         kind, number = message.get("type"), message.get("sequence")
         if kind == "Started" and message["resumed"]:
             return False
         if number is not None:
             if number <= self.sequence and kind not in ("Metadata", "Error"):
-                return False  # sent again, and seen before
+                return False  # a repeated message
             self.sequence = max(self.sequence, number)
         if kind == "Error":
             self._last_error = message
             return False
         if kind == "Heartbeat":
             self.log.acknowledge(message["received_bytes"], message["received_commands"])
-            self._wake()
+            self._notify()
         if kind == "Marker":
-            self.log.answered("Marker", message.get("name", ""))
-        shown = _shifted(message, self.log.offset_s)
+            self.log.mark_answered("Marker", message.get("name", ""))
+        shifted = _shift_times(message, self.log.offset_s)
         if kind == "Results" and message["is_final"]:
-            self._restarts = 0
-            self.log.decided(message["start"] + message["duration"])
+            self._restart_count = 0
+            self.log.mark_final(message["start"] + message["duration"])
             if message["from_finalize"] and message["channel_index"][0] == 0:
-                self.log.answered("Finalize")
+                self.log.mark_answered("Finalize")
         last = kind == "Metadata" and self._finishing
         if kind != "Metadata" or last:
-            self._inbox.put_nowait(shown)
+            self._inbox.put_nowait(shifted)
         return last
 
-    def _wake(self) -> None:
+    def _notify(self) -> None:
         async def notify() -> None:
             async with self._changed:
                 self._changed.notify_all()
 
-        self._waking = asyncio.get_running_loop().create_task(notify())
+        self._notifying = asyncio.get_running_loop().create_task(notify())
 
-    def _ended(self, code: int, reason: str) -> ServiceError:
+    def _error_of_close(self, code: int, reason: str) -> ServiceError:
         fields = self._last_error or {}
         name = fields.get("code") or reason.partition(":")[0]
         return ServiceError(
-            code_named(name),
+            find_error_code(name),
             fields.get("message") or reason or f"closed with {code}",
             fields.get("advice", ""),
         )
 
-    def _set(self, state: ConnectionState) -> None:
+    def _set_state(self, state: ConnectionState) -> None:
         if state != self.state:
             self.state = state
             if self._on_state is not None:
@@ -359,8 +365,8 @@ async def _dial(address: str, headers: Mapping[str, str]) -> ClientConnection:
     )
 
 
-def _shifted(message: Message, offset_s: float) -> Message:
-    """The message with its times counted from the client's first sound instead of the session's."""
+def _shift_times(message: Message, offset_s: float) -> Message:
+    """The message with times relative to the client's first audio instead of the session's."""
     if not offset_s:
         return message
     for name in ("start", "timestamp", "last_word_end", "received_s", "processed_s"):

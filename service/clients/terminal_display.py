@@ -1,4 +1,4 @@
-"""What the live verbs share: sound sent while the words come back, and the terminal on which both are seen."""
+"""The live terminal view of `silica mic` and `silica transcribe --realtime`, and the session loop behind it."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ async def run_session(
     display: "TerminalDisplay",
     seconds: float | None = None,
 ) -> None:
-    """One session from its first sound to its last word; the words land in the screen's dictation."""
+    """Run one session to its end. The results go to `display.transcript`."""
     import asyncio
     import contextlib
 
@@ -29,8 +29,8 @@ async def run_session(
             sending = asyncio.create_task(_send(microphone, client, display, seconds))
             try:
                 async for message in client:
-                    display.finished(transcript.take(message))
-                display.finished(transcript.close())
+                    display.add_lines(transcript.add_message(message))
+                display.add_lines(transcript.close())
             finally:
                 microphone.stop()
                 sending.cancel()
@@ -44,7 +44,7 @@ async def _send(
     display: "TerminalDisplay",
     seconds: float | None,
 ) -> None:
-    """Sound to the server until it ends. What is wrong with the sound is raised, once the words before it are told."""
+    """Send the audio to its end. An error of the source is raised after the stream is finished."""
     from service.errors import ServiceError
 
     sent_s = 0.0
@@ -52,34 +52,34 @@ async def _send(
         async for block in microphone:
             await client.send(block.pcm)
             sent_s += len(block.pcm) / 2 / microphone.rate
-            display.level(block.level_db, block.peak, sent_s, microphone.lost_s)
+            display.set_level(block.level_db, block.peak, sent_s, microphone.lost_s)
             if seconds is not None and sent_s >= seconds:
                 microphone.stop()
                 break
         await client.finish()
     except ServiceError:
         if client.state == "closed":
-            return  # the session has ended; whoever reads its messages is told why
-        await client.finish()  # the sound has: without this the reader would wait for ever
+            return  # the reader of the messages gets the error
+        await client.finish()  # otherwise the reader would wait for ever
         raise
 
 
 def meter(level_db: float, peak: float) -> str:
-    """The level as a bar; `!` where it is clipped."""
+    """The level as a bar, with `!` when it clips."""
     share = max(0.0, min(1.0, (level_db - METER_LOW_DB) / -METER_LOW_DB))
     cells = round(share * METER_CELLS)
     return "█" * cells + "·" * (METER_CELLS - cells) + ("!" if peak >= 0.99 else " ")
 
 
 class TerminalDisplay:
-    """The terminal: finished lines scroll up, one line at the bottom lives."""
+    """Finished lines scroll up; a live line at the bottom shows state, level and the current text."""
 
-    def __init__(self, transcript: "TranscriptBuilder", *, quiet: bool, prints: bool) -> None:
+    def __init__(self, transcript: "TranscriptBuilder", *, quiet: bool, print_text: bool) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self.transcript = transcript
-        self.prints = prints
+        self.print_text = print_text
         self.to_terminal = sys.stdout.isatty()
         self.console = Console(stderr=not self.to_terminal)
         shown = not quiet and self.console.is_terminal
@@ -96,25 +96,25 @@ class TerminalDisplay:
         if self.live is not None:
             self.live.stop()
 
-    def state(self, state: str) -> None:
-        """Connecting, listening, reconnecting, closed."""
+    def set_state(self, state: str) -> None:
+        """Show the connection state."""
         self._state = state
         self._draw()
 
-    def level(self, level_db: float, peak: float, sent_s: float, lost_s: float) -> None:
-        """How loud it is and how much was sent."""
+    def set_level(self, level_db: float, peak: float, sent_s: float, lost_s: float) -> None:
+        """Show the level and the amounts of audio sent and lost."""
         self._level = (level_db, peak, sent_s, lost_s)
         self._draw()
 
     @property
     def sent_s(self) -> float:
-        """How much sound has gone out."""
+        """Seconds of audio sent."""
         return self._level[2]
 
-    def finished(self, lines: list[Any]) -> None:
-        """Lines that stay."""
+    def add_lines(self, lines: list[Any]) -> None:
+        """Print finished lines."""
         for line in lines:
-            if not self.prints:
+            if not self.print_text:
                 continue
             if self.to_terminal:
                 self.console.print(line.text, markup=False, highlight=False, soft_wrap=True)
@@ -140,5 +140,5 @@ class TerminalDisplay:
             line.append(f"{lag_s:.1f} s behind ", style="yellow")
         if lost_s:
             line.append(f"{lost_s:.2f} s lost ", style="red")
-        line.append(self.transcript.open_text, style="italic")
+        line.append(self.transcript.current_text, style="italic")
         self.live.update(line)

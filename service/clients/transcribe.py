@@ -1,4 +1,4 @@
-"""`silica transcribe` through a server: one file after another, as jobs in its background, or streamed."""
+"""`silica transcribe --server`: uploads files, adds them as jobs, or streams them in real time."""
 
 import argparse
 import asyncio
@@ -18,31 +18,31 @@ from service.output.transcripts import FileTranscript, TranscriptWord
 if TYPE_CHECKING:
     from service.clients.jobs import JobsClient
 
-WATCH_S = 0.5
+POLL_INTERVAL_S = 0.5
 MAX_WATCHED = 8
-"""Jobs are heard in the order they came, so those behind the first few have nothing to tell yet."""
+"""Jobs run in order, so only the first few can have progress."""
 
 OnTranscript = Callable[[FileTranscript], None]
 
 
 async def transcribe_files(
-    files: list[str], arguments: argparse.Namespace, bar: Any, take: OnTranscript
+    files: list[str], arguments: argparse.Namespace, progress: Any, on_transcript: OnTranscript
 ) -> None:
-    """Each file sent whole, its words taken back."""
+    """Upload one file after the other."""
     from service.clients.recordings import RecordingsClient
 
     async with RecordingsClient(arguments.server, arguments.key) as client:
         for file in files:
-            began = time.perf_counter()
-            task = bar.add_task(f"sending {_name(file)}", total=1.0)
+            start = time.perf_counter()
+            task = progress.add_task(f"sending {_display_name(file)}", total=1.0)
 
-            def sent(share: float, task: Any = task, file: str = file) -> None:
-                message = f"hearing {_name(file)}" if share == 1.0 else None
-                bar.update(task, completed=share, **({"description": message} if message else {}))
+            def on_progress(share: float, task: Any = task, file: str = file) -> None:
+                message = f"transcribing {_display_name(file)}" if share == 1.0 else None
+                progress.update(task, completed=share, **({"description": message} if message else {}))
 
             def on_wait(error: ServiceError, task: Any = task, file: str = file) -> None:
-                bar.update(task, description=f"waiting to send {_name(file)}")
-                _print(bar, f"{error.message} Waiting to send {_name(file)}.")
+                progress.update(task, description=f"waiting to send {_display_name(file)}")
+                _print_message(progress, f"{error.message} Waiting to send {_display_name(file)}.")
 
             try:
                 with seekable_file(file) as recording:
@@ -51,23 +51,25 @@ async def transcribe_files(
                         recording.path,
                         model=arguments.model,
                         hotwords=arguments.hotword,
-                        sent=sent,
+                        on_progress=on_progress,
                     )
                     answer = await with_retries(transcribe, on_wait)
             except ServiceError as error:
                 _raise_if_fatal(error)
-                take(FileTranscript(file, error=_with_name(file, error)))
+                on_transcript(FileTranscript(file, error=_named_error(file, error)))
             else:
                 best = answer["results"]["channels"][0]["alternatives"][0]
-                took_s = time.perf_counter() - began
-                take(FileTranscript(file, _words(best["words"]), answer["metadata"]["duration"], took_s))
-            bar.remove_task(task)
+                took_s = time.perf_counter() - start
+                on_transcript(
+                    FileTranscript(file, _words(best["words"]), answer["metadata"]["duration"], took_s)
+                )
+            progress.remove_task(task)
 
 
 async def transcribe_as_jobs(
-    files: list[str], arguments: argparse.Namespace, bar: Any, take: OnTranscript
+    files: list[str], arguments: argparse.Namespace, progress: Any, on_transcript: OnTranscript
 ) -> None:
-    """All files left with the server, watched, and written as they are done; stopping leaves the jobs there."""
+    """Add all files as jobs and wait for them. Interrupting leaves the jobs on the server."""
     from service.clients.jobs import JobsClient
 
     fields = {"model": arguments.model} if arguments.model else {}
@@ -75,56 +77,61 @@ async def transcribe_as_jobs(
         fields["prompt"] = ", ".join(phrase.rpartition(":")[0] or phrase for phrase in arguments.hotword)
     waiting, watched = list(files), dict[str, list[str]]()
     tasks: dict[str, Any] = {}
-    began = time.perf_counter()
-    total = bar.add_task(f"{len(files)} jobs", total=float(len(files)))
+    start = time.perf_counter()
+    total = progress.add_task(f"{len(files)} jobs", total=float(len(files)))
     async with JobsClient(arguments.server, arguments.key) as client:
         try:
             while waiting or watched:
-                full = bool(waiting) and not await _submit_next(client, waiting, watched, fields, take, bar)
+                full = bool(waiting) and not await _submit_next(
+                    client, waiting, watched, fields, on_transcript, progress
+                )
                 if full or not waiting:
-                    await asyncio.sleep(WATCH_S)
+                    await asyncio.sleep(POLL_INTERVAL_S)
                 done = 0.0
                 for id in list(watched)[:MAX_WATCHED]:
                     job = await client.follow(
-                        id, lambda error: _print(bar, f"{error.message} The jobs wait there.")
+                        id,
+                        lambda error: _print_message(
+                            progress, f"{error.message} The jobs stay on the server."
+                        ),
                     )
                     if job["status"] in ("queued", "running"):
                         done += job["progress"]["share"]
                         if job["status"] == "running":
                             if id not in tasks:
-                                tasks[id] = bar.add_task(f"  {_name(watched[id][0])}", total=1.0)
-                            bar.update(tasks[id], completed=job["progress"]["share"])
+                                tasks[id] = progress.add_task(f"  {_display_name(watched[id][0])}", total=1.0)
+                            progress.update(tasks[id], completed=job["progress"]["share"])
                         continue
                     if id in tasks:
-                        bar.remove_task(tasks.pop(id))
+                        progress.remove_task(tasks.pop(id))
                     for file in watched.pop(id):
-                        take(await _finished(client, file, job, began))
-                missing = len(waiting) + sum(map(len, watched.values()))
-                bar.update(total, completed=len(files) - missing + done)
+                        on_transcript(await _job_transcript(client, file, job, start))
+                unfinished = len(waiting) + sum(map(len, watched.values()))
+                progress.update(total, completed=len(files) - unfinished + done)
         except (asyncio.CancelledError, KeyboardInterrupt):
             if watched:
                 sys.stderr.write(
-                    f"silica: {len(watched)} jobs go on at {client.server}; the same line takes them up again\n"
+                    f"silica: {len(watched)} jobs continue on {client.server}; run the same command to get them\n"
                 )
             raise
 
 
-async def stream_files(files: list[str], arguments: argparse.Namespace, take: OnTranscript) -> None:
-    """Each file spoken to the server at the pace of real time, the words on the terminal as they come."""
+async def stream_files(files: list[str], arguments: argparse.Namespace, on_transcript: OnTranscript) -> None:
+    """Stream one file after the other in real time and show the results live."""
     from service.clients.file_microphone import FileMicrophone
     from service.clients.stream import StreamClient
     from service.clients.terminal_display import TerminalDisplay, run_session
     from service.clients.transcript_builder import TranscriptBuilder
 
-    prints = arguments.format == "text" and not arguments.json and arguments.out is None
+    print_text = arguments.format == "text" and not arguments.json and arguments.out is None
     options: dict[str, Any] = {"keyterm": arguments.hotword} if arguments.hotword else {}
     if arguments.model:
         options["model"] = arguments.model
     for file in files:
-        began = time.perf_counter()
+        start = time.perf_counter()
         transcript = TranscriptBuilder()
-        display = TerminalDisplay(transcript, quiet=arguments.quiet, prints=prints)
-        if prints and len(files) > 1:
+        display = TerminalDisplay(transcript, quiet=arguments.quiet, print_text=print_text)
+        if print_text and len(files) > 1:
             sys.stdout.write(f"== {file}\n")
         try:
             with seekable_file(file) as recording:
@@ -133,21 +140,21 @@ async def stream_files(files: list[str], arguments: argparse.Namespace, take: On
                         arguments.server,
                         key=arguments.key,
                         options=options,
-                        on_state=display.state,
+                        on_state=display.set_state,
                         encoding="linear16",
                         sample_rate=source.rate,
                     )
                     await run_session(source, client, display)
         except ServiceError as error:
             _raise_if_fatal(error)
-            take(FileTranscript(file, error=_with_name(file, error)))
+            on_transcript(FileTranscript(file, error=_named_error(file, error)))
             continue
         words = [
             TranscriptWord(w.text, w.start_s, w.end_s, w.confidence)
             for line in transcript.lines
             for w in line.words
         ]
-        take(FileTranscript(file, words, display.sent_s, time.perf_counter() - began))
+        on_transcript(FileTranscript(file, words, display.sent_s, time.perf_counter() - start))
 
 
 async def _submit_next(
@@ -155,42 +162,44 @@ async def _submit_next(
     waiting: list[str],
     watched: dict[str, list[str]],
     fields: dict[str, str],
-    take: OnTranscript,
-    bar: Any,
+    on_transcript: OnTranscript,
+    progress: Any,
 ) -> bool:
-    """One more file to the server; False when its disk is full of jobs that are watched here."""
+    """Add the next file as a job. False when the server's disk is full: wait for watched jobs first."""
     file = waiting[0]
 
     def on_wait(error: ServiceError) -> None:
-        _print(bar, f"{error.message} Waiting to send {_name(file)}.")
+        _print_message(progress, f"{error.message} Waiting to send {_display_name(file)}.")
 
     try:
         with seekable_file(file) as recording:
             path = recording.path
             job = await with_retries(lambda: client.add(path, fields), on_wait)
             if job["id"] not in watched and job["status"] in ("failed", "cancelled"):
-                # An earlier run's: begin anew.
+                # From an earlier run: start again.
                 await client.delete(job["id"])
                 job = await client.add(path, fields)
     except ServiceError as error:
         if error.code == ErrorCode.STORAGE and watched:
             return False
         _raise_if_fatal(error)
-        take(FileTranscript(waiting.pop(0), error=_with_name(file, error)))
+        on_transcript(FileTranscript(waiting.pop(0), error=_named_error(file, error)))
         return True
-    # Two files with the same sound are one job.
+    # Two identical files are one job.
     watched.setdefault(job["id"], []).append(waiting.pop(0))
     return True
 
 
-async def _finished(client: "JobsClient", file: str, job: dict[str, Any], began: float) -> FileTranscript:
+async def _job_transcript(
+    client: "JobsClient", file: str, job: dict[str, Any], start: float
+) -> FileTranscript:
     if job["status"] != "done":
         message = (job["error"] or {}).get("message") or "The job was cancelled."
         return FileTranscript(file, error=f"{file}: {message}")
     answer = json.loads(
         await client.transcript(job["id"], "verbose_json", **{"timestamp_granularities[]": "word"})
     )
-    return FileTranscript(file, _words(answer["words"]), answer["duration"], time.perf_counter() - began)
+    return FileTranscript(file, _words(answer["words"]), answer["duration"], time.perf_counter() - start)
 
 
 def _words(message: list[dict[str, Any]]) -> list[TranscriptWord]:
@@ -202,20 +211,20 @@ def _words(message: list[dict[str, Any]]) -> list[TranscriptWord]:
     ]
 
 
-def _print(bar: Any, text: str) -> None:
-    bar.console.print(f"silica: {text}", markup=False, highlight=False, soft_wrap=True)
+def _print_message(progress: Any, text: str) -> None:
+    progress.console.print(f"silica: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _raise_if_fatal(error: ServiceError) -> None:
-    """No server, or none that lets us in: the next file would fare no better."""
+    """Raise errors that concern every file: no connection or no access."""
     if error.code in (ErrorCode.NETWORK, ErrorCode.KEY, ErrorCode.FORBIDDEN):
         raise error
 
 
-def _with_name(file: str, error: ServiceError) -> str:
-    name = _name(file) if file == "-" else file
+def _named_error(file: str, error: ServiceError) -> str:
+    name = _display_name(file) if file == "-" else file
     return str(error) if name in str(error) else f"{name}: {error}"
 
 
-def _name(file: str) -> str:
+def _display_name(file: str) -> str:
     return "standard input" if file == "-" else Path(file).name

@@ -1,6 +1,6 @@
-"""A spoken session seen from the client: the server's messages joined to lines, and lines written as files.
+"""Builds a transcript from the messages of a live session, and formats it as text, subtitles or JSON.
 
-Pure: no socket, no sound card, no screen.
+No I/O.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any, Literal
 from service.output.subtitles import to_srt, to_vtt
 from service.session.events import Word
 
-Format = Literal["txt", "srt", "vtt", "json"]
+Format = Literal["text", "srt", "vtt", "json"]
 
 
 @dataclass
 class Line:
-    """What was said between two pauses."""
+    """The words between two pauses."""
 
     words: list[Word] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """The words, joined."""
+        """The text of the line."""
         return " ".join(word.text for word in self.words)
 
 
 class TranscriptBuilder:
-    """Takes `Results` in order; tells which lines are finished and what is still open."""
+    """Collects `Results` messages into finished lines and the current line."""
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
@@ -38,13 +38,13 @@ class TranscriptBuilder:
         self._open: Line | None = None
 
     @property
-    def open_text(self) -> str:
-        """The line that is still being spoken."""
+    def current_text(self) -> str:
+        """The unfinished line, with the interim result."""
         finished_text = self._open.text if self._open is not None else ""
         return f"{finished_text} {self.partial}".strip()
 
-    def take(self, message: Mapping[str, Any]) -> list[Line]:
-        """The lines that this message finished."""
+    def add_message(self, message: Mapping[str, Any]) -> list[Line]:
+        """Process one message and return the lines that it finished."""
         kind = message.get("type")
         if kind == "Heartbeat":
             self.lag_s = float(message["lag_s"])
@@ -70,7 +70,7 @@ class TranscriptBuilder:
         return self.close() if message["speech_final"] else []
 
     def close(self) -> list[Line]:
-        """End the open line, at a pause or at the end."""
+        """Finish the current line."""
         line, self._open = self._open, None
         if line is None:
             return []
@@ -78,15 +78,15 @@ class TranscriptBuilder:
         return [line]
 
 
-def format_lines(lines: Iterable[Line], form: Format) -> str:
-    """The whole session as a file."""
+def format_lines(lines: Iterable[Line], output_format: Format) -> str:
+    """The session in a file format."""
     kept = list(lines)
     words = [word for line in kept for word in line.words]
-    if form == "srt":
+    if output_format == "srt":
         return to_srt(words)
-    if form == "vtt":
+    if output_format == "vtt":
         return to_vtt(words)
-    if form == "txt":
+    if output_format == "text":
         return "".join(f"{line.text}\n" for line in kept)
     segments = [
         {

@@ -1,7 +1,7 @@
-"""The `silica` command: finds the verbs, parses the line, turns known errors into one clear sentence.
+"""The `silica` command line: finds the commands, parses the arguments and prints known errors as one line.
 
-A verb is one module here (or in a package registered under `silica.verbs`) with HELP, add_arguments and run.
-Only verbs named on the line do heavy imports, so `silica --help` is instant.
+A command is a module here (or in a package of the entry point group `silica.verbs`) with HELP, add_arguments and run.
+Its docstring is the description in --help. Heavy imports belong in `run`, so that --help is fast.
 """
 
 import argparse
@@ -13,12 +13,20 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from types import ModuleType
+from typing import Any
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that requires full option names, as its subparsers do."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+
 def command_modules() -> dict[str, ModuleType]:
-    """Every verb by its name on the command line."""
+    """The module of every command, by the command's name."""
     packages = [__name__, *(entry.value for entry in entry_points(group="silica.verbs"))]
     found: dict[str, ModuleType] = {}
     for package in packages:
@@ -28,23 +36,23 @@ def command_modules() -> dict[str, ModuleType]:
     return dict(sorted(found.items()))
 
 
-def build_parser(verbs: dict[str, ModuleType]) -> argparse.ArgumentParser:
-    """The whole command line, one sub-parser a verb."""
-    parser = argparse.ArgumentParser(
+def build_parser(modules: dict[str, ModuleType]) -> argparse.ArgumentParser:
+    """The parser, with one subparser per command."""
+    parser = _Parser(
         prog="silica",
-        description="Streaming speech recognition: serve it, speak to it, measure it, train it.",
-        epilog="`silica VERB --help` explains a verb. Start with `silica serve`.",
+        description="Streaming speech recognition: transcribe, serve, evaluate and train.",
+        epilog="Run `silica COMMAND --help` for the options of a command.",
     )
-    commands = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name, module in verbs.items():
-        verb = commands.add_parser(name, help=module.HELP, description=module.__doc__ or module.HELP)
-        module.add_arguments(verb)
-        verb.set_defaults(run=module.run)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module in modules.items():
+        command = commands.add_parser(name, help=module.HELP, description=module.__doc__ or module.HELP)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
     return parser
 
 
 def known_errors() -> tuple[type[Exception], ...]:
-    """The exception families whose message is meant for the person at the keyboard."""
+    """The exceptions whose message is meant for the user."""
     from acoustic.errors import AcousticError
     from lm.errors import LanguageError
     from service.errors import ServiceError
@@ -57,9 +65,9 @@ def known_errors() -> tuple[type[Exception], ...]:
 
 
 def main(line: Sequence[str] | None = None) -> int:
-    """Run one command line; answers the exit status: 0 well, 1 not well, 2 a mistake on the line."""
+    """Run one command line and return the exit status: 0 success, 1 partial failure, 2 error."""
     arguments = build_parser(command_modules()).parse_args(line)
-    # numpy's products are small here: a second thread for them only spins. Before numpy is loaded, by the verb.
+    # Matrix products in numpy are small here, so extra BLAS threads only spin. Set before a command imports numpy.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         return int(arguments.run(arguments))
@@ -75,13 +83,14 @@ def main(line: Sequence[str] | None = None) -> int:
         if error.errno in DISK_FULL:
             where = f" for {error.filename}" if error.filename else ""
             print(
-                f"silica: {error.strerror}{where}. Make room, then run the same line again.", file=sys.stderr
+                f"silica: {error.strerror}{where}. Free some disk space, then run the command again.",
+                file=sys.stderr,
             )
             return 1
-        if error.filename is None:  # no file or folder of the user's: a fault of ours, to be seen whole
+        if error.filename is None:  # not about a file of the user: a bug, so show the traceback
             raise
         print(
-            f"silica: {error.filename}: {error.strerror}. Check that name, and that you may read or write there.",
+            f"silica: {error.filename}: {error.strerror}. Check the path and its permissions.",
             file=sys.stderr,
         )
         return 2

@@ -1,4 +1,5 @@
-"""What this machine carries: how many live streams a core, and how fast whole recordings go, for one model."""
+"""Measure how many live streams an acoustic model can serve on this machine, and how fast it transcribes
+recordings. Decoding and network I/O are not included."""
 
 import argparse
 import json
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from acoustic.runtime import Backend
 
-HELP = "measure how many streams this machine carries"
+HELP = "measure the throughput of an acoustic model"
 
 HOPS_S = (0.16, 0.32, 0.64, 1.28)
 WHOLE_S = 15.0
@@ -20,26 +21,44 @@ WARM_UP_RUNS = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, and how long to measure."""
+    """The model and what to measure."""
     from service.embedded.cli_options import add_model_arguments
 
     add_model_arguments(parser)
     parser.add_argument(
-        "--hops", type=float, nargs="+", default=list(HOPS_S), metavar="S", help="hops to measure"
+        "--hops",
+        type=float,
+        nargs="+",
+        default=list(HOPS_S),
+        metavar="S",
+        help="hop lengths in seconds (default: 0.16 0.32 0.64 1.28)",
     )
     parser.add_argument(
-        "--processes", type=int, help="processes at once (default: one a core on a CPU, one on a GPU)"
+        "--processes",
+        type=int,
+        metavar="N",
+        help="concurrent processes (default: one per core on a CPU, one on a GPU)",
     )
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long each figure is measured")
     parser.add_argument(
-        "--batch", type=int, nargs="+", help="windows at once (default: 1 on a CPU, 1 8 32 128)"
+        "--seconds",
+        type=float,
+        default=2.0,
+        metavar="S",
+        help="seconds per measurement (default: %(default)g)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else there")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="batch sizes (default: 1 on a CPU, 1 8 32 128 on a GPU)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One hop and batch, over all processes: the acoustic model alone."""
+class StreamingResult:
+    """The result for one hop and batch size over all processes."""
 
     hop_s: float
     batch: int
@@ -49,18 +68,18 @@ class Figure:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure in as many processes as would serve, all at once: cores share caches and clocks."""
+    """Measure in all processes at the same time, because cores share caches and clock rates."""
     from acoustic import catalogue
     from service.errors import ErrorCode, ServiceError
 
     model = arguments.model or catalogue.default_name()
-    catalogue.find(model)  # a model that is not there is told once, not once a process
+    catalogue.find(model)  # fail here, not once per process
     processes = arguments.processes
     if processes is None:
         processes = len(os.sched_getaffinity(0)) if arguments.device == "cpu" else 1
     if processes < 1 or arguments.seconds <= 0 or any(hop <= 0 for hop in arguments.hops):
         raise ServiceError(
-            ErrorCode.BENCH, "Nothing to measure.", "Processes, seconds and hops must be above zero."
+            ErrorCode.BENCH, "Nothing to measure.", "--processes, --seconds and --hops must be above 0."
         )
     batches = arguments.batch or ([1] if arguments.device == "cpu" else [1, 8, 32, 128])
     job = (
@@ -76,8 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     barrier = spawning.Barrier(processes)
     with spawning.Pool(processes, initializer=_set_barrier, initargs=(barrier,)) as pool:
         measured = pool.map(_measure, [job] * processes, chunksize=1)
-    answer = _joined(measured, model, arguments.device, processes)
-    print(json.dumps(answer) if arguments.json else "\n".join(_report_lines(answer)))
+    report = _combine(measured, model, arguments.device, processes)
+    print(json.dumps(report) if arguments.json else "\n".join(_report_lines(report)))
     return 0
 
 
@@ -90,7 +109,7 @@ def _set_barrier(barrier: Any) -> None:
 
 
 def _measure(job: tuple[Any, ...]) -> dict[str, Any]:
-    """In a process of its own: seconds a window for each hop and batch, and for a whole recording."""
+    """In one process: seconds per window for each hop and batch size, and the speed on a whole recording."""
     import numpy as np
     import torch
 
@@ -103,73 +122,73 @@ def _measure(job: tuple[Any, ...]) -> dict[str, Any]:
         torch.set_num_threads(1)
     backend = open_backend(model, device, precision)
     _barrier.wait()
-    # Noise costs a network what speech costs it: no layer skips anything.
-    sound = np.random.default_rng(1).normal(0, 0.05, 30 * SAMPLE_RATE).astype(np.float32)
+    # The time does not depend on the audio, so noise is enough.
+    audio = np.random.default_rng(1).normal(0, 0.05, 30 * SAMPLE_RATE).astype(np.float32)
     windows = []
     for hop_s in hops:
         plan = with_hop(backend.config, backend.plan, hop_s)
         for batch in batches:
-            took_s = _window_s(backend, sound, plan, batch, seconds)
-            windows.append((plan.hop_frames / backend.config.frames_per_second, batch, took_s))
-    whole_s = _timed(lambda: backend.whole(sound[: int(WHOLE_S * SAMPLE_RATE)]), seconds)
+            elapsed_s = _seconds_per_window(backend, audio, plan, batch, seconds)
+            windows.append((plan.hop_frames / backend.config.frames_per_second, batch, elapsed_s))
+    whole_s = _median_s(lambda: backend.whole(audio[: int(WHOLE_S * SAMPLE_RATE)]), seconds)
     return {"precision": backend.precision, "windows": windows, "whole": WHOLE_S / whole_s}
 
 
-def _window_s(backend: "Backend", sound: Any, plan: Any, batch: int, seconds: float) -> float:
+def _seconds_per_window(backend: "Backend", audio: Any, plan: Any, batch: int, seconds: float) -> float:
     from acoustic.windows import StreamWindows
 
     stream = StreamWindows(backend.config, plan)
     full = None
-    for window in stream.push(sound):
+    for window in stream.push(audio):
         window = stream.renewed(window)
         if window.span.frames == plan.frames:
             full = window
             break
         stream.accept(backend.forward([window])[0])
     assert full is not None
-    return _timed(lambda: backend.forward([full] * batch), seconds) / batch
+    return _median_s(lambda: backend.forward([full] * batch), seconds) / batch
 
 
-def _timed(action: Any, seconds: float) -> float:
-    """The median of as many runs as fit into the time, at least three."""
+def _median_s(action: Any, seconds: float) -> float:
+    """Median duration of as many runs as fit into the time, at least three."""
     for _ in range(WARM_UP_RUNS):
         action()
-    took: list[float] = []
-    began = time.perf_counter()
-    while time.perf_counter() - began < seconds or len(took) < 3:
+    durations: list[float] = []
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds or len(durations) < 3:
         start = time.perf_counter()
         action()
-        took.append(time.perf_counter() - start)
-    return statistics.median(took)
+        durations.append(time.perf_counter() - start)
+    return statistics.median(durations)
 
 
-def _joined(measured: list[dict[str, Any]], model: str, device: str, processes: int) -> dict[str, Any]:
-    figures = []
+def _combine(measured: list[dict[str, Any]], model: str, device: str, processes: int) -> dict[str, Any]:
+    results = []
     for rows in zip(*(one["windows"] for one in measured), strict=True):
         hop_s, batch, _ = rows[0]
-        streams = sum(hop_s / took_s for _, _, took_s in rows)
-        window_ms = statistics.fmean(took_s for _, _, took_s in rows) * 1000
-        figures.append(Figure(hop_s, batch, window_ms, streams / processes, streams))
+        streams = sum(hop_s / elapsed_s for _, _, elapsed_s in rows)
+        window_ms = statistics.fmean(elapsed_s for _, _, elapsed_s in rows) * 1000
+        results.append(StreamingResult(hop_s, batch, window_ms, streams / processes, streams))
     return {
         "model": str(model),
         "device": device,
         "precision": measured[0]["precision"],
         "processes": processes,
-        "streamed": [asdict(figure) for figure in figures],
+        "streamed": [asdict(result) for result in results],
         "whole_times_real_time_per_process": statistics.fmean(one["whole"] for one in measured),
     }
 
 
-def _report_lines(answer: dict[str, Any]) -> list[str]:
+def _report_lines(report: dict[str, Any]) -> list[str]:
     lines = [
-        f"{answer['model']}, {answer['precision']} on {answer['device']}, {answer['processes']} process(es) at once; "
-        "the acoustic model alone (leave a fifth for words and sockets)",
-        f"{'hop':>7}{'batch':>7}{'window':>11}{'streams each':>14}{'streams':>9}",
+        f"{report['model']}, {report['precision']} on {report['device']}, {report['processes']} process(es); "
+        "acoustic model only, decoding and I/O need about 20% more",
+        f"{'hop':>7}{'batch':>7}{'window':>11}{'per process':>14}{'streams':>9}",
     ]
-    for one in answer["streamed"]:
+    for one in report["streamed"]:
         lines.append(
             f"{one['hop_s']:>6.2f}s{one['batch']:>7}{one['window_ms']:>9.1f}ms{one['streams_per_process']:>14.1f}"
             f"{one['streams']:>9.1f}"
         )
-    lines.append(f"whole recordings: {answer['whole_times_real_time_per_process']:.1f} x real time each")
+    lines.append(f"recordings: {report['whole_times_real_time_per_process']:.1f} x real time per process")
     return lines

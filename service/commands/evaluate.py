@@ -1,4 +1,5 @@
-"""Word errors on recordings whose text is known: substitutions, insertions, deletions, and the real-time factor."""
+"""Measure the word error rate (WER), character error rate (CER) and real-time factor on recordings with reference
+transcripts."""
 
 import argparse
 import io
@@ -15,77 +16,96 @@ if TYPE_CHECKING:
     from lm.score import ErrorCounts
     from service.embedded.cli_options import EmbeddedRecognizer
 
-HELP = "measure word errors and speed on recordings with known text"
+HELP = "measure WER and speed on recordings with reference transcripts"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The recordings, and how to hear them."""
+    """The recordings and how to recognize them."""
     from service.embedded.cli_options import add_recognition_arguments
 
     parser.add_argument(
-        "manifest", type=Path, help="manifest.jsonl (audio, duration, text a line), or the folder it is in"
+        "manifest",
+        type=Path,
+        metavar="MANIFEST",
+        help="manifest.jsonl with one {audio, duration, text} object per line, or its folder",
     )
     add_recognition_arguments(parser)
-    parser.add_argument("--streamed", action="store_true", help="hear every recording as a live stream")
+    parser.add_argument("--streamed", action="store_true", help="recognize in windows, as a live stream")
     parser.add_argument(
-        "--left", type=float, metavar="S", help="left context of the windows (with --streamed)"
-    )
-    parser.add_argument("--hop", type=float, metavar="S", help="hop of the windows")
-    parser.add_argument("--look-ahead", type=float, metavar="S", help="look-ahead of the windows")
-    parser.add_argument(
-        "--limit", type=int, metavar="N", help="only N recordings, evenly spread over the manifest"
+        "--left",
+        type=float,
+        metavar="S",
+        help="with --streamed: left context in seconds (default: the model's)",
     )
     parser.add_argument(
-        "--worst", type=int, default=0, metavar="N", help="show the N recordings with most errors"
+        "--hop", type=float, metavar="S", help="with --streamed: hop in seconds (default: the model's)"
+    )
+    parser.add_argument(
+        "--look-ahead",
+        type=float,
+        metavar="S",
+        help="with --streamed: look-ahead in seconds (default: the model's)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="use only N recordings, evenly spread over the manifest (default: all)",
+    )
+    parser.add_argument(
+        "--worst",
+        type=int,
+        default=0,
+        metavar="N",
+        help="show the N recordings with the most errors (default: %(default)s)",
     )
     parser.add_argument(
         "--save-log-probs",
         type=Path,
         metavar="FOLDER",
-        help="store what the network said of each recording, for `silica lm tune` and `silica lm rescore`",
+        help="save the log-probabilities of each recording, for `silica lm tune` and `silica lm rescore`",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else there")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Hear everything, count, print. 0: all heard; 1: some could not be read and are not counted."""
+    """0: success; 1: some recordings could not be read and are not counted."""
     from rich.console import Console
     from rich.progress import track
 
     from service.embedded.cli_options import EmbeddedRecognizer
     from service.errors import ErrorCode, ServiceError
 
-    refuse_unused_windows(arguments)
+    reject_unused_windows(arguments)
     lines = recordings(arguments.manifest, arguments.limit)
     recognizer = EmbeddedRecognizer.from_arguments(arguments)
     if arguments.save_log_probs:
-        _refuse_equal_names(lines)
+        _reject_duplicate_names(lines)
         arguments.save_log_probs.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     quiet = arguments.json or not sys.stderr.isatty()
     scored, unreadable = [], []
-    for line in track(lines, "hearing", console=console, disable=quiet, transient=True):
+    for line in track(lines, "evaluating", console=console, disable=quiet, transient=True):
         try:
             scored.append(_score(recognizer, line, arguments))
         except ServiceError as error:
-            console.print(f"silica: not counted: {error}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"silica: skipped: {error}", markup=False, highlight=False, soft_wrap=True)
             unreadable.append(line["audio"])
     if not scored:
         raise ServiceError(
             ErrorCode.MANIFEST,
             f"No recording of {arguments.manifest} can be read.",
-            "Do the files lie beside it?",
+            "Audio paths are relative to the manifest's folder.",
         )
-    answer = {**_summary(recognizer, scored, arguments), "unreadable": unreadable}
+    report = {**_summary(recognizer, scored, arguments), "unreadable": unreadable}
     worst = sorted(scored, key=lambda one: one["errors"].errors, reverse=True)[: arguments.worst]
-    answer["worst"] = [{key: one[key] for key in ("audio", "reference", "heard")} for one in worst]
-    print(json.dumps(answer) if arguments.json else "\n".join(_report_lines(answer)))
+    report["worst"] = [{key: one[key] for key in ("audio", "reference", "hypothesis")} for one in worst]
+    print(json.dumps(report) if arguments.json else "\n".join(_report_lines(report)))
     return 1 if unreadable else 0
 
 
-def _refuse_equal_names(lines: Sequence[dict[str, Any]]) -> None:
-    """Log-probabilities are kept by the file's name alone: the second of two that are called alike would take the place
-    of the first."""
+def _reject_duplicate_names(lines: Sequence[dict[str, Any]]) -> None:
+    """Log-probabilities are saved by file name, so two files of the same name would overwrite each other."""
     from service.errors import ErrorCode, ServiceError
 
     names = Counter(Path(line["audio"]).stem for line in lines)
@@ -93,41 +113,43 @@ def _refuse_equal_names(lines: Sequence[dict[str, Any]]) -> None:
     if count > 1:
         raise ServiceError(
             ErrorCode.MANIFEST,
-            f"{count} recordings are called {name}, and --save-log-probs keeps one file a name.",
-            "Rename them, or keep those of each folder by themselves.",
+            f"{count} recordings are named {name}, but --save-log-probs writes one file per name.",
+            "Rename them, or evaluate their folders separately.",
         )
 
 
-def refuse_unused_windows(arguments: argparse.Namespace) -> None:
-    """Windows are what a live stream is cut into; a whole recording has none, and figures would mislead."""
+def reject_unused_windows(arguments: argparse.Namespace) -> None:
+    """Window options have no effect on whole recordings."""
     from service.errors import ErrorCode, ServiceError
 
     given = [name for name in ("left", "hop", "look_ahead") if getattr(arguments, name) is not None]
     if given and not arguments.streamed:
         raise ServiceError(
-            ErrorCode.LINE,
-            f"--{given[0].replace('_', '-')} says how a stream is cut, and the recordings are heard whole.",
-            "Add --streamed, or leave it out.",
+            ErrorCode.COMMAND_LINE,
+            f"--{given[0].replace('_', '-')} applies only to windowed recognition.",
+            "Add --streamed, or omit it.",
         )
 
 
 def recordings(manifest: Path, limit: int | None) -> list[dict[str, Any]]:
-    """The manifest's lines that have a text, with the path of their sound."""
+    """The manifest's entries that have a text."""
     from service.errors import ErrorCode, ServiceError
 
     file = manifest / "manifest.jsonl" if manifest.is_dir() else manifest
     if not file.is_file():
         raise ServiceError(
-            ErrorCode.MANIFEST, f"There is no manifest {file}.", "Name a manifest.jsonl or its folder."
+            ErrorCode.MANIFEST, f"There is no manifest {file}.", "Pass a manifest.jsonl or its folder."
         )
     try:
-        written = file.read_text(encoding="utf-8").splitlines()
+        rows = file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise ServiceError(
-            ErrorCode.MANIFEST, f"{file} is not UTF-8 text (byte {error.start}).", "Is it a manifest?"
+            ErrorCode.MANIFEST,
+            f"{file} is not UTF-8 text (byte {error.start}).",
+            "Pass a manifest.jsonl or its folder.",
         ) from error
     lines = []
-    for number, text in enumerate(written, start=1):
+    for number, text in enumerate(rows, start=1):
         if not text.strip():
             continue
         try:
@@ -138,15 +160,15 @@ def recordings(manifest: Path, limit: int | None) -> list[dict[str, Any]]:
             why = f"it has no {error}" if isinstance(error, KeyError) else error
             raise ServiceError(
                 ErrorCode.MANIFEST,
-                f"Line {number} of {file} is no entry of a manifest ({why}).",
-                'Expected {"audio": FILE, "text": WORDS} as JSON on every line.',
+                f"Line {number} of {file} is not a manifest entry ({why}).",
+                'Expected one JSON object per line: {"audio": FILE, "text": WORDS}.',
             ) from error
     if not lines:
         raise ServiceError(
-            ErrorCode.MANIFEST, f"No recording of {file} has a text.", "Only those can be scored."
+            ErrorCode.MANIFEST, f"No recording of {file} has a text.", "The WER needs reference transcripts."
         )
     if limit is not None and limit < 1:
-        raise ServiceError(ErrorCode.MANIFEST, f"--limit {limit} leaves nothing.", "Expected one or more.")
+        raise ServiceError(ErrorCode.MANIFEST, f"--limit {limit} is invalid.", "Expected 1 or more.")
     return lines if limit is None else lines[:: max(1, len(lines) // limit)][:limit]
 
 
@@ -159,10 +181,10 @@ def _score(
     from service.audio.files import read_mono
 
     samples = read_mono(line["folder"] / line["audio"])
-    began, began_cpu = time.perf_counter(), time.process_time()
+    started, started_cpu = time.perf_counter(), time.process_time()
     log_probs = _log_probs(recognizer, samples, arguments)
     if arguments.save_log_probs:
-        _keep(arguments.save_log_probs / f"{Path(line['audio']).stem}.npy", log_probs)
+        _save_log_probs(arguments.save_log_probs / f"{Path(line['audio']).stem}.npy", log_probs)
     middle = time.perf_counter()
     hypothesis = recognizer.text(log_probs)
     ended, ended_cpu = time.perf_counter(), time.process_time()
@@ -170,22 +192,22 @@ def _score(
     return {
         "audio": line["audio"],
         "reference": reference,
-        "heard": hypothesis,
+        "hypothesis": hypothesis,
         "errors": word_errors(reference, hypothesis),
         "characters": character_errors(reference, hypothesis),
         "audio_s": len(samples) / SAMPLE_RATE,
-        "acoustic_s": middle - began,
+        "acoustic_s": middle - started,
         "decoding_s": ended - middle,
-        "cpu_s": ended_cpu - began_cpu,
+        "cpu_s": ended_cpu - started_cpu,
     }
 
 
-def _keep(path: Path, log_probs: Any) -> None:
+def _save_log_probs(path: Path, log_probs: Any) -> None:
     import numpy as np
 
     stored = io.BytesIO()
     np.save(stored, np.asarray(log_probs, np.float32))
-    path.write_bytes(stored.getbuffer())  # numpy's own writing does not say that a disk is full
+    path.write_bytes(stored.getbuffer())  # np.save to a file does not report a full disk
 
 
 def _log_probs(recognizer: "EmbeddedRecognizer", samples: Any, arguments: argparse.Namespace) -> Any:
@@ -215,7 +237,7 @@ def _summary(
     totals = {
         key: sum(one[key] for one in scored) for key in ("audio_s", "acoustic_s", "decoding_s", "cpu_s")
     }
-    took_s = totals["acoustic_s"] + totals["decoding_s"]
+    elapsed_s = totals["acoustic_s"] + totals["decoding_s"]
     low, high = _interval([one["errors"] for one in scored])
     return {
         "model": recognizer.backend.config.name,
@@ -236,37 +258,37 @@ def _summary(
         "audio_s": totals["audio_s"],
         "acoustic_s": totals["acoustic_s"],
         "decoding_s": totals["decoding_s"],
-        "real_time_factor": took_s / max(totals["audio_s"], 1e-9),
-        "times_real_time": totals["audio_s"] / max(took_s, 1e-9),
+        "real_time_factor": elapsed_s / max(totals["audio_s"], 1e-9),
+        "times_real_time": totals["audio_s"] / max(elapsed_s, 1e-9),
         "times_real_time_cpu": totals["audio_s"] / max(totals["cpu_s"], 1e-9),
     }
 
 
 def _interval(errors: "list[ErrorCounts]", draws: int = 1000) -> tuple[float, float]:
-    """Where the rate would lie in 95 of 100 samples of such recordings (bootstrap over recordings)."""
+    """95% confidence interval of the error rate (bootstrap over recordings)."""
     import numpy as np
 
-    wrong = np.array([one.errors for one in errors])
+    errors_per_recording = np.array([one.errors for one in errors])
     words = np.array([one.words for one in errors])
     chosen = np.random.default_rng(0).integers(0, len(errors), (draws, len(errors)))
-    rates = wrong[chosen].sum(axis=1) / np.maximum(words[chosen].sum(axis=1), 1)
+    rates = errors_per_recording[chosen].sum(axis=1) / np.maximum(words[chosen].sum(axis=1), 1)
     low, high = np.quantile(rates, (0.025, 0.975))
     return float(low), float(high)
 
 
-def _report_lines(answer: dict[str, Any]) -> list[str]:
-    how = "as streams" if answer["streamed"] else "whole"
+def _report_lines(report: dict[str, Any]) -> list[str]:
+    how = "streamed" if report["streamed"] else "whole"
     lines = [
-        f"{answer['model']} ({answer['precision']} on {answer['device']}), {answer['decoder']}, language model "
-        f"{answer['language_model']}, {answer['recordings']} recordings {how}"
-        + (f", {len(answer['unreadable'])} more could not be read" if answer["unreadable"] else ""),
-        f"WER {answer['wer']:.2%} (95 of 100 samples: {answer['wer_low']:.2%} to {answer['wer_high']:.2%}) of "
-        f"{answer['words']} words: {answer['substitutions']} substitutions, {answer['insertions']} insertions, "
-        f"{answer['deletions']} deletions; CER {answer['cer']:.2%}",
-        f"{answer['audio_s']:.0f} s of sound in {answer['acoustic_s']:.1f} s acoustics and "
-        f"{answer['decoding_s']:.1f} s decoding: real-time factor {answer['real_time_factor']:.4f} "
-        f"({answer['times_real_time']:.1f} x real time; {answer['times_real_time_cpu']:.1f} x by processor time)",
+        f"{report['model']} ({report['precision']} on {report['device']}), {report['decoder']}, language model "
+        f"{report['language_model']}, {report['recordings']} recordings {how}"
+        + (f", {len(report['unreadable'])} unreadable" if report["unreadable"] else ""),
+        f"WER {report['wer']:.2%} (95% interval {report['wer_low']:.2%} to {report['wer_high']:.2%}) of "
+        f"{report['words']} words: {report['substitutions']} substitutions, {report['insertions']} insertions, "
+        f"{report['deletions']} deletions; CER {report['cer']:.2%}",
+        f"{report['audio_s']:.0f} s of audio in {report['acoustic_s']:.1f} s acoustic model and "
+        f"{report['decoding_s']:.1f} s decoding: real-time factor {report['real_time_factor']:.4f} "
+        f"({report['times_real_time']:.1f} x real time; {report['times_real_time_cpu']:.1f} x by CPU time)",
     ]
-    for one in answer["worst"]:
-        lines += [one["audio"], f"  said   {one['reference']}", f"  heard  {one['hypothesis']}"]
+    for one in report["worst"]:
+        lines += [one["audio"], f"  reference   {one['reference']}", f"  hypothesis  {one['hypothesis']}"]
     return lines

@@ -1,44 +1,51 @@
-"""Leave recordings with a server to be heard in the background; list, watch, fetch and cancel them."""
+"""Transcribe recordings in the background on a server: add, list, show and cancel jobs."""
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
-HELP = "leave recordings with a server, watch and fetch them"
+HELP = "add, list, show and cancel transcription jobs on a server"
 FORMATS = ("text", "json", "srt", "vtt", "verbose_json")
-ABOUT_THE_FILE = ("audio", "size")
-"""Refusals after which the next file may still be welcome."""
+PER_FILE_ERRORS = ("audio", "size")
+"""Error codes that concern one file: the next file is still sent."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Sub-verbs, each with the server's address."""
-    verbs = parser.add_subparsers(dest="job_verb", metavar="WHAT", required=True)
-    add = verbs.add_parser(
-        "add", help="send files or folders, and go (silica transcribe --jobs waits for them)"
+    """Subcommands, each with the server options."""
+    from service.commands._server_options import add_server_arguments
+
+    actions = parser.add_subparsers(dest="action", metavar="COMMAND", required=True)
+    add = actions.add_parser(
+        "add",
+        help="add one job per file and print the job ids",
+        description="Add one job per file, print the job ids and exit. `silica transcribe --jobs` also waits.",
     )
-    add.add_argument("paths", nargs="+", metavar="FILE", help="a recording, a folder or a wildcard")
-    add.add_argument("--model", help="one of the server's models")
-    add.add_argument("--prompt", help="phrases to expect, divided by commas")
-    add.add_argument("--webhook", metavar="URL", help="called when each is over")
-    listed = verbs.add_parser("list", help="your jobs, newest first")
-    listed.add_argument("--status", choices=("queued", "running", "done", "failed", "cancelled"))
-    show = verbs.add_parser("show", help="the transcript of one job")
-    show.add_argument("id")
-    show.add_argument("--format", choices=FORMATS, default="text")
-    cancel = verbs.add_parser("cancel", help="cancel jobs, or forget those that are over")
-    cancel.add_argument("ids", nargs="+", metavar="ID")
-    server = os.environ.get("SILICA_SERVER", "http://127.0.0.1:8765")
-    for verb in (add, listed, show, cancel):
-        verb.add_argument(
-            "--server", default=server, metavar="URL", help=f"its address (SILICA_SERVER; here {server})"
-        )
-        verb.add_argument("--key", default=os.environ.get("SILICA_KEY"), help="API key (SILICA_KEY)")
-        verb.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    add.add_argument("paths", nargs="+", metavar="FILE", help="audio file, folder or wildcard")
+    add.add_argument("--model", metavar="NAME", help="model of the server (default: the server's default)")
+    add.add_argument(
+        "--prompt", metavar="TEXT", help="phrases to recognize more readily, separated by commas"
+    )
+    add.add_argument("--webhook", metavar="URL", help="URL that the server calls when a job ends")
+    listing = actions.add_parser("list", help="list the jobs of this key, newest first")
+    listing.add_argument(
+        "--status",
+        choices=("queued", "running", "done", "failed", "cancelled"),
+        help="only jobs with this status",
+    )
+    show = actions.add_parser("show", help="print the transcript of a job")
+    show.add_argument("id", metavar="ID", help="job id")
+    show.add_argument(
+        "--format", choices=FORMATS, default="text", help="output format (default: %(default)s)"
+    )
+    cancel = actions.add_parser("cancel", help="cancel jobs, or delete finished ones")
+    cancel.add_argument("ids", nargs="+", metavar="ID", help="job id")
+    for action in (add, listing, show, cancel):
+        add_server_arguments(action)
+        action.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0: as asked; 1: some files were refused."""
+    """0: success; 1: some files were rejected."""
     import asyncio
 
     return asyncio.run(_run(arguments))
@@ -50,9 +57,9 @@ async def _run(arguments: argparse.Namespace) -> int:
     from service.clients.jobs import JobsClient
 
     async with JobsClient(arguments.server, arguments.key) as client:
-        if arguments.job_verb == "add":
+        if arguments.action == "add":
             return await _add(client, arguments)
-        if arguments.job_verb == "list":
+        if arguments.action == "list":
             jobs = await client.list(arguments.status)
             if arguments.json:
                 print(json.dumps({"jobs": jobs}))
@@ -61,7 +68,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             for job in () if arguments.json else jobs:
                 share = f"{job['progress']['share']:4.0%}"
                 print(f"{job['id']}  {job['status']:9}  {share}  {job['name']}")
-        elif arguments.job_verb == "show":
+        elif arguments.action == "show":
             text = await client.transcript(arguments.id, arguments.format)
             print(
                 json.dumps({"id": arguments.id, "transcript": text}) + "\n" if arguments.json else text,
@@ -87,14 +94,14 @@ async def _add(client: Any, arguments: argparse.Namespace) -> int:
     }
     paths = [Path(name) for name in expand(arguments.paths)]
     missing = next((path for path in paths if not path.is_file()), None)
-    if missing is not None:  # told before anything is sent
-        raise ServiceError(ErrorCode.FILE, f"There is no file {missing}.", "Check the name and the folder.")
+    if missing is not None:  # checked before anything is sent
+        raise ServiceError(ErrorCode.FILE, f"There is no file {missing}.", "Check the path.")
     sent: list[dict[str, Any]] = []
     for path in paths:
         try:
             job = await client.add(path, fields)
         except ServiceError as error:
-            if error.code not in ABOUT_THE_FILE:
+            if error.code not in PER_FILE_ERRORS:
                 raise
             print(f"silica: {path}: {error}", file=sys.stderr)
             continue

@@ -1,29 +1,42 @@
-"""Make, list and revoke the API keys that a server asks for."""
+"""Create, list and revoke API keys. A server with keys accepts only clients that send one."""
 
 import argparse
 from pathlib import Path
 
-HELP = "make, list and revoke API keys"
+HELP = "create, list and revoke API keys"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Sub-verbs add, list, revoke."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    add = actions.add_parser("add", help="make a key; it is shown once")
-    add.add_argument("name", help="whose or what for")
-    add.add_argument("--max-streams", type=int, help="streams it may have open at once")
-    add.add_argument("--minutes-per-day", type=float, help="minutes of audio it may send a day (UTC)")
-    add.add_argument("--admin", action="store_true", help="may also reload models")
-    revoke = actions.add_parser("revoke", help="take a key out; running servers notice within seconds")
-    revoke.add_argument("name", help="name or id")
-    listing = actions.add_parser("list", help="show the keys (never the secrets)")
-    for action in (add, revoke, listing):
-        action.add_argument("--file", type=Path, help="keys file (default: the server's)")
-        action.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    """Subcommands add, list and revoke."""
+    actions = parser.add_subparsers(dest="action", metavar="COMMAND", required=True)
+    add = actions.add_parser("add", help="create a key and print it; it is shown only once")
+    add.add_argument("name", metavar="NAME", help="name of the client or user")
+    add.add_argument(
+        "--max-streams", type=int, metavar="N", help="maximum concurrent streams (default: no limit)"
+    )
+    add.add_argument(
+        "--minutes-per-day",
+        type=float,
+        metavar="N",
+        help="maximum minutes of audio per day, UTC (default: no limit)",
+    )
+    add.add_argument("--admin", action="store_true", help="allow administration, such as reloading models")
+    listing = actions.add_parser(
+        "list", help="list the keys with their limits and usage, without the secrets"
+    )
+    revoke = actions.add_parser(
+        "revoke", help="delete a key; running servers close its streams within seconds"
+    )
+    revoke.add_argument("name", metavar="NAME", help="name or id of the key")
+    for action in (add, listing, revoke):
+        action.add_argument(
+            "--file", type=Path, metavar="FILE", help="file of keys (default: the setting keys_file)"
+        )
+        action.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Change or show the keys file."""
+    """Change or list the keys file."""
     import json
     from dataclasses import asdict
 
@@ -43,17 +56,20 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({"id": key.id, "name": key.name, "key": secret, "file": str(file)}))
         else:
-            print(f"{secret}\n\nThis is the only time the key is shown. Its hash is in {file}.")
+            print(f"{secret}\n\nThe key is shown only once. Its hash is in {file}.")
         return 0
     if arguments.action == "revoke":
-        gone = revoke_key(file, arguments.name)
-        print(json.dumps({"id": gone.id, "name": gone.name}) if arguments.json else f"revoked {gone.name}")
-        if not read_keys(file) and not arguments.json:
-            print(
-                "That was the last key: servers that use this file let nobody in now. Make another with "
-                f"`silica keys add NAME`, or remove {file} and start them anew: without keys they "
-                "listen on this machine only."
-            )
+        revoked = revoke_key(file, arguments.name)
+        if arguments.json:
+            print(json.dumps({"id": revoked.id, "name": revoked.name}))
+        else:
+            print(f"revoked {revoked.name}")
+            if not read_keys(file):
+                print(
+                    "This was the last key: servers that use this file now reject every client. Create another key "
+                    f"with `silica keys add NAME`, or delete {file} and restart the servers: without keys they listen "
+                    "on loopback only."
+                )
         return 0
     used = Usage(usage_file(file)) if usage_file(file).exists() else None
     keys = [

@@ -1,57 +1,57 @@
-"""Build, measure, adapt and tune n-gram language models (KenLM)."""
+"""Build, measure, adapt and tune language models: n-grams (KenLM), rescoring weights, the punctuation tagger."""
 
 import argparse
 from pathlib import Path
 
 HELP = "build, measure, adapt and tune language models"
+SHIPPED = Path("shipped")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One sub-verb a task."""
-    verbs = parser.add_subparsers(dest="lm_verb", metavar="TASK", required=True)
+    """Add the subcommands."""
+    tasks = parser.add_subparsers(dest="lm_verb", metavar="TASK", required=True)
 
-    def add_task(name: str, does: str) -> argparse.ArgumentParser:
-        return verbs.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
+    def add_task(name: str, description: str) -> argparse.ArgumentParser:
+        return tasks.add_parser(
+            name, help=description, description=f"{description[0].upper()}{description[1:]}."
+        )
 
-    _add_build(add_task("build", "text to language model (compiles KenLM's builder once)"))
-    measured = add_task("perplexity", "how surprised a model is by a text")
-    measured.add_argument(
-        "model",
-        type=Path,
-        help=".binary, .arpa or a Transformer-XL (.safetensors); 'shipped' for the model in the box",
+    _add_build(add_task("build", "build an n-gram from text (compiles KenLM on first use)"))
+    perplexity = add_task("perplexity", "measure the perplexity of a model on text")
+    perplexity.add_argument(
+        "model", type=Path, help=".binary, .arpa, a Transformer-XL (.safetensors), or 'shipped'"
     )
-    measured.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help=".txt, .txt.xz or .txt.gz")
-    info = add_task("info", "order, n-grams, words and size of a model")
-    info.add_argument(
-        "model", type=Path, nargs="?", default=Path("shipped"), help="default: the model in the box"
+    perplexity.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help=".txt, .txt.xz or .txt.gz")
+    info = add_task("info", "show order, n-gram counts, vocabulary and size of an n-gram")
+    info.add_argument("model", type=Path, nargs="?", default=SHIPPED, help="default: the shipped model")
+    punctuation = add_task("train-punctuation", "train the tagger for punctuation and capitals")
+    punctuation.add_argument(
+        "texts", type=Path, nargs="+", metavar="TEXT", help="text with punctuation and capitals"
     )
-    marks = add_task("train-punctuation", "train the small model that restores marks and capitals")
-    marks.add_argument(
-        "texts", type=Path, nargs="+", metavar="TEXT", help="written text, with case and punctuation"
+    punctuation.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="output .safetensors file"
     )
-    marks.add_argument("--out", type=Path, required=True, metavar="FILE", help="writes a .safetensors file")
-    marks.add_argument("--passes", type=int, default=1, help="times through the text (default 1)")
-    adapt = add_task("adapt", "lean a model towards your own text; new words enter")
-    adapt.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="your text")
-    adapt.add_argument("--base", type=Path, default=Path("shipped"), help="default: the model in the box")
-    adapt.add_argument("--out", type=Path, required=True, metavar="NAME", help="writes NAME.binary")
-    adapt.add_argument("--share", type=float, help="the most a context takes from the text (default 0.5)")
+    punctuation.add_argument("--epochs", type=int, default=1, help="passes over the text (default 1)")
+    adapt = add_task("adapt", "adapt an n-gram to your text; new words enter the vocabulary")
+    adapt.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help=".txt, .txt.xz or .txt.gz")
     adapt.add_argument(
-        "--half-weight-count", type=float, help="occurrences for half of that share (default 5)"
+        "--base", type=Path, default=SHIPPED, help="model to adapt (default: the shipped model)"
     )
-    adapt.add_argument("--measure", type=Path, help="a text to measure before and after")
-    tune = add_task("tune", "choose weight, word bonus and pruning by word errors")
-    tune.add_argument(
-        "manifest", type=Path, help="manifest.jsonl (audio and text a line), or the folder it is in"
+    adapt.add_argument("--out", type=Path, required=True, metavar="NAME", help="output: NAME.binary")
+    adapt.add_argument("--share", type=float, help="maximum weight of the text in a context (default 0.5)")
+    adapt.add_argument(
+        "--half-weight-count",
+        type=float,
+        metavar="COUNT",
+        help="count of a context at which the text has half of that weight (default 5)",
     )
-    tune.add_argument(
-        "--log-probs",
-        type=Path,
-        required=True,
-        help="what `silica evaluate --save-log-probs` wrote: AUDIO-STEM.npy, [frames, classes]",
+    adapt.add_argument(
+        "--measure", type=Path, metavar="TEXT", help="text to measure perplexity on, before and after"
     )
+    tune = add_task("tune", "choose language model weight, word bonus and pruning by WER")
+    _add_clips(tune)
     tune.add_argument(
-        "--model", type=Path, action="append", help="repeat for other prunings; default: shipped"
+        "--model", type=Path, action="append", help="n-gram to try (default: the shipped model); repeatable"
     )
     tune.add_argument(
         "--prune",
@@ -60,92 +60,113 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="N",
-        help="build a model with this pruning and try it too; repeatable; needs --text or --recipe",
+        help="also build and try a model with these thresholds; needs --text or --recipe; repeatable",
     )
     tune.add_argument("--text", type=Path, action="append", default=[], help="text to build from; repeatable")
-    tune.add_argument("--recipe", type=Path, help="a recipe that names the texts to build from")
-    tune.add_argument("--texts-folder", type=Path, help="where the texts that the recipe names lie")
+    tune.add_argument("--recipe", type=Path, help="recipe that names the texts to build from")
+    tune.add_argument("--texts-folder", type=Path, metavar="FOLDER", help="folder of the recipe's texts")
     tune.add_argument(
         "--weights",
         type=float,
         nargs="+",
         default=[0.3, 0.4, 0.5, 0.6, 0.7],
-        help="weights of the language model to try",
+        help="language model weights to try",
     )
+    tune.add_argument("--bonuses", type=float, nargs="+", default=[0.5, 1.0, 1.5], help="word bonuses to try")
+    tune.add_argument("--every", type=int, default=1, metavar="N", help="use every Nth clip (default 1)")
     tune.add_argument(
-        "--bonuses", type=float, nargs="+", default=[0.5, 1.0, 1.5], help="bonuses of each word to try"
+        "--out", type=Path, required=True, metavar="FOLDER", help="output folder for tuned.json and tuned.png"
     )
-    tune.add_argument("--every", type=int, default=1, help="take one clip in this many (default 1)")
-    tune.add_argument(
-        "--out", type=Path, required=True, metavar="FOLDER", help="writes tuned.json and tuned.png"
-    )
-    readable = add_task("readable", "how well figures come back in a written text")
-    readable.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="written text")
-    rescore = add_task("rescore", "what rescoring is worth: word errors greedy, searched, rescored")
+    number_format = add_task("format", "measure how well numbers are restored in written text")
+    number_format.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="text with digits")
+    rescore = add_task("rescore", "measure rescoring (WER greedy, beam, rescored) and choose its weights")
+    _add_clips(rescore)
     rescore.add_argument(
-        "manifest", type=Path, help="manifest.jsonl (audio and text a line), or the folder it is in"
+        "--model", type=Path, default=SHIPPED, help="n-gram of the search (default: the shipped model)"
     )
-    rescore.add_argument(
-        "--log-probs",
-        type=Path,
-        required=True,
-        help="what `silica evaluate --save-log-probs` wrote: AUDIO-STEM.npy, [frames, classes]",
-    )
-    rescore.add_argument("--model", type=Path, default=Path("shipped"), help="n-gram of the search (shipped)")
     rescore.add_argument(
         "--rescorer",
         type=Path,
         action="append",
         required=True,
         metavar="FILE",
-        help="a bigger n-gram, or weights that `silica train-lm` wrote; repeatable",
+        help="n-gram, or Transformer-XL weights of `silica train-lm`; repeatable",
     )
-    rescore.add_argument("--carry", action="store_true", help="let them know what was said before each clip")
+    rescore.add_argument(
+        "--use-context", action="store_true", help="give rescorers the preceding clips of the same recording"
+    )
     rescore.add_argument(
         "--folds",
         type=int,
         default=2,
         metavar="N",
-        help="deal the speakers into N parts; each is counted with the weights chosen on the others (default 2)",
+        help="number of speaker folds; each is scored with the weights chosen on the others (default 2)",
     )
-    rescore.add_argument("--max-hypotheses", type=int, default=24, help="readings a clip (default 24)")
+    rescore.add_argument(
+        "--max-hypotheses", type=int, default=24, metavar="N", help="length of the n-best list (default 24)"
+    )
     rescore.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help="writes the models and their best weights (.json), to be given as --language-model",
+        help="write models and best weights to this .json file, to use as --language-model",
     )
-    search = (
-        "what the search goes by, as a model's card names it (`silica models show`), where not the defaults"
-    )
-    for verb in (tune, rescore):
-        verb.add_argument(
-            "--search", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=search
+    for task in (tune, rescore):
+        task.add_argument(
+            "--search",
+            nargs="+",
+            action="extend",
+            default=[],
+            metavar="NAME=VALUE",
+            help="search settings, named as in a model's card (`silica models show`)",
         )
-    for verb in (measured, info, marks, adapt, tune, readable, rescore):
-        verb.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    for task in (perplexity, info, punctuation, adapt, tune, number_format, rescore):
+        task.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def _add_build(build: argparse.ArgumentParser) -> None:
     build.add_argument("texts", type=Path, nargs="*", metavar="TEXT", help=".txt, .txt.xz or .txt.gz")
     build.add_argument(
-        "--recipe", type=Path, help="a recipe (.toml) that names texts and settings; see lm/pretrained"
+        "--recipe",
+        type=Path,
+        help="recipe (.toml) with texts and settings, such as lm/pretrained/recipe.toml",
     )
-    build.add_argument("--texts-folder", type=Path, help="where the texts that the recipe names lie")
-    build.add_argument("--order", type=int, help="longest n-gram (default 4)")
+    build.add_argument("--texts-folder", type=Path, metavar="FOLDER", help="folder of the recipe's texts")
+    build.add_argument("--order", type=int, help="length of the longest n-grams (default 4)")
     build.add_argument(
-        "--prune", type=int, nargs="+", metavar="N", help="counts to leave out an order (default 0 0 1 2)"
+        "--prune",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="for each order, remove n-grams with this count or less (default 0 0 1 2)",
     )
-    build.add_argument("--minimum-count", type=int, help="words seen less often become unknown (default 1)")
-    build.add_argument("--spelled", type=int, metavar="LINES", help="lines of spelled words and codes to add")
-    build.add_argument("--max-mb", type=float, metavar="MB", help="keep what is worth most in so much")
-    build.add_argument("--out", type=Path, required=True, metavar="NAME", help="writes NAME.binary")
-    build.add_argument("--keep-arpa", action="store_true", help="keep NAME.arpa beside it")
-    build.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    build.add_argument(
+        "--minimum-count", type=int, metavar="N", help="words with a smaller count become <unk> (default 1)"
+    )
+    build.add_argument(
+        "--spelled-lines", type=int, metavar="N", help="generated lines of spelled words and codes to add"
+    )
+    build.add_argument("--max-mb", type=float, metavar="MB", help="prune by relative entropy to this size")
+    build.add_argument("--out", type=Path, required=True, metavar="NAME", help="output: NAME.binary")
+    build.add_argument("--keep-arpa", action="store_true", help="also write NAME.arpa")
+    build.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def _add_clips(task: argparse.ArgumentParser) -> None:
+    task.add_argument(
+        "manifest", type=Path, help="manifest.jsonl (audio and text per line), or the folder it is in"
+    )
+    task.add_argument(
+        "--log-probs",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="output of `silica evaluate --save-log-probs`: AUDIO-STEM.npy, [frames, classes]",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do the task named on the line."""
+    """Run the subcommand."""
     tasks = {
         "build": _build,
         "perplexity": _perplexity,
@@ -153,7 +174,7 @@ def run(arguments: argparse.Namespace) -> int:
         "train-punctuation": _train_punctuation,
         "adapt": _adapt,
         "tune": _tune,
-        "readable": _report_lines,
+        "format": _format,
         "rescore": _rescore,
     }
     return tasks[arguments.lm_verb](arguments)
@@ -165,23 +186,22 @@ def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _show(evaluate_rescoring: dict[str, object], as_json: bool) -> int:
-    """Figures as an aligned table, or as one JSON object."""
+def _print(results: dict[str, object], as_json: bool) -> int:
+    """Print results as an aligned table or as one JSON object."""
     import json
 
     if as_json:
-        print(json.dumps(evaluate_rescoring))
+        print(json.dumps(results))
         return 0
-    width = max(map(len, evaluate_rescoring))
-    for name, value in evaluate_rescoring.items():
-        print(f"{name.replace('_', ' '):<{width}}  {_shown(value)}")
+    width = max(map(len, results))
+    for name, value in results.items():
+        print(f"{name.replace('_', ' '):<{width}}  {_text(value)}")
     return 0
 
 
-def _shown(value: object) -> str:
-    """One figure, or several of them, for people."""
+def _text(value: object) -> str:
     if isinstance(value, list | tuple):
-        return " ".join(map(_shown, value))
+        return " ".join(map(_text, value))
     if isinstance(value, int | float):
         return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
     return str(value)
@@ -197,58 +217,56 @@ def _build(arguments: argparse.Namespace) -> int:
         order=arguments.order,
         prune=arguments.prune,
         minimum_count=arguments.minimum_count,
-        spelled_lines=arguments.spelled,
+        spelled_lines=arguments.spelled_lines,
     )
     report = build_recipe(recipe, arguments.out, _progress, keep_arpa=arguments.keep_arpa)
     if arguments.json:
-        return _show(report.as_json(), True)
-    evaluate_rescoring: dict[str, object] = {
+        return _print(report.as_json(), True)
+    results: dict[str, object] = {
         "model": report.path,
         "text": f"{report.words:,} words in {report.lines:,} lines",
-        "words known": report.vocabulary,
+        "vocabulary": report.vocabulary,
         "n-grams": report.ngrams,
         "size": f"{report.size_bytes / 1e6:.1f} MB",
-        "built in": f"{report.seconds:.0f} s",
+        "time": f"{report.seconds:.0f} s",
     }
     if report.held_out:
-        evaluate_rescoring["held-out text"] = (
-            f"{report.held_out.words:,} words, {report.held_out.unknown:,} unknown"
-        )
-        evaluate_rescoring["perplexity"] = report.held_out.perplexity
-        evaluate_rescoring["perplexity of known words"] = report.held_out.perplexity_known
-    return _show(evaluate_rescoring, False)
+        results["held-out text"] = f"{report.held_out.words:,} words, {report.held_out.unknown:,} unknown"
+        results["perplexity"] = report.held_out.perplexity
+        results["perplexity of known words"] = report.held_out.perplexity_known
+    return _print(results, False)
 
 
 def _model(path: Path) -> Path:
-    """The file itself, or the shipped model for the word `shipped`."""
+    """The path of a model; `shipped` stands for the shipped n-gram."""
     from lm.ngram.build import shipped_model
 
-    return shipped_model() if str(path) == "shipped" else path
+    return shipped_model() if path == SHIPPED else path
 
 
 def _perplexity(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from lm.ngram.build import perplexity
-    from lm.text.corpus import normal_lines
+    from lm.text.corpus import normalized_lines
 
-    lines = normal_lines(arguments.texts)
+    lines = normalized_lines(arguments.texts)
     if arguments.model.suffix != ".safetensors":
-        return _show(asdict(perplexity(_model(arguments.model), lines)), arguments.json)
+        return _print(asdict(perplexity(_model(arguments.model), lines)), arguments.json)
     import torch
 
-    from lm.rescoring.transformer_xl.storage import load
+    from lm.rescoring.transformer_xl.storage import load_model
     from lm.rescoring.transformer_xl.training import measure
 
     torch.set_num_threads(1)
-    network, vocabulary = load(arguments.model)
-    return _show(asdict(measure(network, vocabulary, list(lines))), arguments.json)
+    network, vocabulary = load_model(arguments.model)
+    return _print(asdict(measure(network, vocabulary, list(lines))), arguments.json)
 
 
 def _info(arguments: argparse.Namespace) -> int:
     from lm.ngram.build import describe
 
-    return _show(describe(_model(arguments.model)), arguments.json)
+    return _print(describe(_model(arguments.model)), arguments.json)
 
 
 def _train_punctuation(arguments: argparse.Namespace) -> int:
@@ -258,21 +276,21 @@ def _train_punctuation(arguments: argparse.Namespace) -> int:
 
     torch.set_num_threads(1)
     settings = PunctuationSettings(epochs=arguments.epochs)
-    evaluate_rescoring = train(arguments.texts, arguments.out, settings, _progress)
-    return _show(dict(evaluate_rescoring), arguments.json)
+    results = train(arguments.texts, arguments.out, settings, _progress)
+    return _print(dict(results), arguments.json)
 
 
 def _adapt(arguments: argparse.Namespace) -> int:
     from lm.ngram.adapt import AdaptSettings, adapt
     from lm.ngram.build import perplexity
-    from lm.text.corpus import normal_lines
+    from lm.text.corpus import normalized_lines
 
     base, out = _model(arguments.base), arguments.out
     out = out if out.suffix == ".binary" else out.with_name(out.name + ".binary")
-    given = {"share": arguments.share, "half_weight_count": arguments.half_weight_count}
-    settings = AdaptSettings(**{name: value for name, value in given.items() if value is not None})
-    report = adapt(base, normal_lines(arguments.texts), out, settings, _progress)
-    evaluate_rescoring: dict[str, object] = {
+    options = {"share": arguments.share, "half_weight_count": arguments.half_weight_count}
+    settings = AdaptSettings(**{name: value for name, value in options.items() if value is not None})
+    report = adapt(base, normalized_lines(arguments.texts), out, settings, _progress)
+    results: dict[str, object] = {
         "model": str(out),
         "lines": report.lines,
         "words": report.words,
@@ -282,37 +300,37 @@ def _adapt(arguments: argparse.Namespace) -> int:
     }
     if arguments.measure:
         for name, model in (("before", base), ("after", out)):
-            measured = perplexity(model, normal_lines([arguments.measure]))
-            evaluate_rescoring[f"perplexity_{name}"] = measured.perplexity
-            evaluate_rescoring[f"unknown_{name}"] = measured.unknown
-    return _show(evaluate_rescoring, arguments.json)
+            measured = perplexity(model, normalized_lines([arguments.measure]))
+            results[f"perplexity_{name}"] = measured.perplexity
+            results[f"unknown_{name}"] = measured.unknown
+    return _print(results, arguments.json)
 
 
 def _tune(arguments: argparse.Namespace) -> int:
-    from lm.search.tuning import fixed_search_settings, read_clips, tune, write
+    from lm.search.tuning import fixed_search_settings, read_clips, tune, write_result
 
     search = fixed_search_settings(arguments.search)
     models = [_model(path) for path in arguments.model or []] or (
-        [] if arguments.prune else [_model(Path("shipped"))]
+        [] if arguments.prune else [_model(SHIPPED)]
     )
     clips = read_clips(arguments.manifest, arguments.log_probs, arguments.every)
-    models += _prunings(arguments)
+    models += _build_prunings(arguments)
     tuned = tune(clips, models, arguments.weights, arguments.bonuses, _progress, search)
-    values, picture = write(tuned, arguments.out)
-    evaluate_rescoring: dict[str, object] = {
+    values, plot = write_result(tuned, arguments.out)
+    results: dict[str, object] = {
         "clips": len(clips),
         "model": tuned.best.model,
         "lm_weight": tuned.best.lm_weight,
         "word_bonus": tuned.best.word_bonus,
         "wer_percent": 100 * tuned.best.rate,
         "values": str(values),
-        "picture": str(picture),
+        "plot": str(plot),
     }
-    return _show(evaluate_rescoring, arguments.json)
+    return _print(results, arguments.json)
 
 
-def _prunings(arguments: argparse.Namespace) -> list[Path]:
-    """The models that `silica lm tune --prune` asks for, built beside the results."""
+def _build_prunings(arguments: argparse.Namespace) -> list[Path]:
+    """The models of `silica lm tune --prune`, built in the output folder unless they exist."""
     from lm.errors import LanguageError
     from lm.ngram.build import build_several
     from lm.ngram.recipe import override_settings, read_recipe
@@ -323,31 +341,31 @@ def _prunings(arguments: argparse.Namespace) -> list[Path]:
     if arguments.recipe:
         recipe = read_recipe(arguments.recipe, arguments.texts_folder)
         if len(recipe.parts) > 1 or recipe.max_mb:
-            raise LanguageError(f"--prune wants a recipe of one part without max_mb, not {arguments.recipe}")
+            raise LanguageError(f"--prune needs a recipe of one part without max_mb, not {arguments.recipe}")
         texts, base = (*texts, *recipe.parts[0].texts), recipe.parts[0].settings
     if not texts:
-        raise LanguageError("--prune builds models: give it text with --text or --recipe")
-    wanted = {}
-    for prune in arguments.prune:
-        settings = override_settings(base, prune=prune)
-        wanted[arguments.out / f"pruned-{'-'.join(map(str, prune))}.binary"] = settings
-    missing = {path: settings for path, settings in wanted.items() if not path.is_file()}
+        raise LanguageError("--prune builds models: give text with --text or --recipe")
+    models = {
+        arguments.out / f"pruned-{'-'.join(map(str, prune))}.binary": override_settings(base, prune=prune)
+        for prune in arguments.prune
+    }
+    missing = {path: settings for path, settings in models.items() if not path.is_file()}
     if missing:
         build_several(texts, missing, _progress)
-    return list(wanted)
+    return list(models)
 
 
-def _report_lines(arguments: argparse.Namespace) -> int:
+def _format(arguments: argparse.Namespace) -> int:
     from lm.text.formatting import number_accuracy
 
-    found = number_accuracy(arguments.texts)
-    evaluate_rescoring: dict[str, object] = {
-        "figures_in_the_text": found.figures,
-        "figures_written": found.written,
-        "precision_percent": 100 * found.precision,
-        "recall_percent": 100 * found.recall,
+    accuracy = number_accuracy(arguments.texts)
+    results: dict[str, object] = {
+        "numbers_in_text": accuracy.expected,
+        "numbers_restored": accuracy.restored,
+        "precision_percent": 100 * accuracy.precision,
+        "recall_percent": 100 * accuracy.recall,
     }
-    return _show(evaluate_rescoring, arguments.json)
+    return _print(results, arguments.json)
 
 
 def _rescore(arguments: argparse.Namespace) -> int:
@@ -363,39 +381,42 @@ def _rescore(arguments: argparse.Namespace) -> int:
     rescorers = {str(path): open_rescorer(path) for path in arguments.rescorer}
     search = settings_from_card({"search": parse_search_settings(arguments.search)})
     search = replace(search, n_best=min(arguments.max_hypotheses, search.width))
-    ngram = NGram.load(_model(arguments.model))
-    found = evaluate_rescoring(
+    report = evaluate_rescoring(
         clips,
-        ngram,
+        NGram.load(_model(arguments.model)),
         rescorers,
         search,
         arguments.max_hypotheses,
         _progress,
-        arguments.carry,
+        arguments.use_context,
         arguments.folds,
     )
     if arguments.out:
-        last = found.steps[-1].best_weights
-        searched = (search.lm_weight, search.word_bonus) if search.lm_weight > 0 else None
+        lm_weight, *rescorer_weights, word_bonus = report.steps[-1].best_weights
+        search_weights = (search.lm_weight, search.word_bonus) if search.lm_weight > 0 else None
         settings = RescoreSettings(
-            last[0], last[-1], last[1:-1], arguments.max_hypotheses, search_weights=searched
+            lm_weight,
+            word_bonus,
+            tuple(rescorer_weights),
+            arguments.max_hypotheses,
+            search_weights=search_weights,
         )
         search_model = str(arguments.model)
         Rescoring(tuple(rescorers.values()), settings, search_model).save(arguments.out, arguments.rescorer)
     if arguments.json:
-        return _show(asdict(found), True)
+        return _print(asdict(report), True)
 
-    def rate(errors: int) -> str:
-        return f"{100 * errors / found.words:.2f} % ({errors} errors)"
+    def wer(errors: int) -> str:
+        return f"{100 * errors / report.words:.2f} % ({errors} errors)"
 
-    shown: dict[str, object] = {
-        "clips": f"{len(clips)}, {found.words:,} words",
-        "greedy": rate(found.greedy_errors),
-        "searched": rate(found.search_errors),
+    results: dict[str, object] = {
+        "clips": f"{len(clips)}, {report.words:,} words",
+        "greedy": wer(report.greedy_errors),
+        "beam": wer(report.search_errors),
     }
-    for step in found.steps:
-        name = " + ".join(["ranked again", *(Path(name).stem for name in step.rescorers)])
-        best = f"{rate(step.best_errors)} with weights {_shown(step.best_weights)}"
-        shown[name] = f"{rate(step.cross_validated_errors)}; chosen on all: {best}"
-    shown["best of each list"] = rate(found.oracle_errors)
-    return _show(shown, False)
+    for step in report.steps:
+        name = " + ".join(["rescored", *(Path(name).stem for name in step.rescorers)])
+        best = f"{wer(step.best_errors)} with weights {_text(step.best_weights)}"
+        results[name] = f"{wer(step.cross_validated_errors)}; weights chosen on all clips: {best}"
+    results["oracle (best of each list)"] = wer(report.oracle_errors)
+    return _print(results, False)

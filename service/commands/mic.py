@@ -1,55 +1,61 @@
-"""Speak into the sound card and read along; finals stay, the open line rewrites itself. Ctrl-C ends in order."""
+"""Transcribe the microphone through a server. Final text stays, interim results are rewritten. Ctrl-C stops."""
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
-HELP = "speak into the microphone and read along"
-FORMATS = ("txt", "srt", "vtt", "json")
+HELP = "transcribe the microphone live through a server"
+FORMATS = ("text", "srt", "vtt", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which server, which microphone, what to write."""
-    server = os.environ.get("SILICA_SERVER", "ws://127.0.0.1:8765")
+    """Source, server and output."""
+    from service.commands._server_options import add_server_arguments
+
+    parser.add_argument("--list", action="store_true", help="list the input devices and exit")
     parser.add_argument(
-        "--server", default=server, metavar="URL", help=f"its address (SILICA_SERVER; here {server})"
+        "--device",
+        metavar="NAME",
+        help="input device: number, name or part of the name (default: the system's)",
     )
     parser.add_argument(
-        "--key",
-        default=os.environ.get("SILICA_KEY"),
-        help="API key (SILICA_KEY; better there than on the line)",
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FILE",
+        help="stream an audio file in real time instead of the microphone",
     )
-    parser.add_argument("--list", action="store_true", help="list the input devices and stop")
-    parser.add_argument("--device", metavar="NAME", help="input device: number, name, or part of its name")
+    parser.add_argument("--seconds", type=float, metavar="S", help="stop after S seconds of audio")
+    add_server_arguments(parser)
+    parser.add_argument("--model", metavar="NAME", help="model of the server (default: the server's default)")
     parser.add_argument(
-        "--from", dest="source", type=Path, metavar="FILE", help="a sound file instead, in real time"
-    )
-    parser.add_argument("--model", help="one of the server's models")
-    parser.add_argument(
-        "--hotword", action="append", default=[], metavar="PHRASE[:WEIGHT]", help="expect this phrase"
-    )
-    parser.add_argument("--seconds", type=float, metavar="N", help="stop by itself after so long")
-    parser.add_argument(
-        "--output", choices=FORMATS, default="txt", help="what to write (default: txt, as it settles)"
+        "--hotword",
+        action="append",
+        default=[],
+        metavar="PHRASE[:WEIGHT]",
+        help="phrase to recognize more readily; repeatable",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write there instead of to the standard output"
+        "--format",
+        choices=FORMATS,
+        default="text",
+        help="output format; all but text are written at the end (default: %(default)s)",
     )
-    parser.add_argument("--quiet", action="store_true", help="no live line")
-    parser.add_argument("--json", action="store_true", help="with --list: one JSON object")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write to FILE instead of standard output")
+    parser.add_argument("--quiet", action="store_true", help="do not show the live line")
+    parser.add_argument("--json", action="store_true", help="with --list: print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0: heard to the end."""
+    """0: success."""
     import asyncio
 
     if arguments.list:
-        return _list(arguments.json)
-    return asyncio.run(_speak(arguments))
+        return _list_devices(arguments.json)
+    return asyncio.run(_transcribe(arguments))
 
 
-def _list(as_json: bool) -> int:
+def _list_devices(as_json: bool) -> int:
     import json
     from dataclasses import asdict
 
@@ -64,12 +70,12 @@ def _list(as_json: bool) -> int:
             print(f"{mark} {device.number:3}  {device.name}  ({device.driver}, {device.rate} Hz)")
         if not found:
             print(
-                "no input device found: plug one in, or check that this user may use the sound card (group audio)"
+                "No input device found: connect one, or check that this user can access the sound card (group audio)."
             )
     return 0
 
 
-async def _speak(arguments: argparse.Namespace) -> int:
+async def _transcribe(arguments: argparse.Namespace) -> int:
     import asyncio
     import contextlib
     import signal
@@ -93,8 +99,8 @@ async def _speak(arguments: argparse.Namespace) -> int:
     if arguments.model:
         options["model"] = await resolve_model(arguments.server, arguments.key, arguments.model)
     transcript = TranscriptBuilder()
-    live_text = arguments.output == "txt" and arguments.out is None
-    display = TerminalDisplay(transcript, quiet=arguments.quiet, prints=live_text)
+    live_text = arguments.format == "text" and arguments.out is None
+    display = TerminalDisplay(transcript, quiet=arguments.quiet, print_text=live_text)
     loop = asyncio.get_running_loop()
     async with source as microphone:
         client = StreamClient(
@@ -103,30 +109,30 @@ async def _speak(arguments: argparse.Namespace) -> int:
             options=options,
             encoding="linear16",
             sample_rate=microphone.rate,
-            on_state=display.state,
+            on_state=display.set_state,
         )
-        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends at once there
+        with contextlib.suppress(NotImplementedError):  # on Windows Ctrl-C ends immediately
             loop.add_signal_handler(signal.SIGINT, microphone.stop)
-        broken: ServiceError | None = None
+        failure: ServiceError | None = None
         try:
             await run_session(microphone, client, display, arguments.seconds)
         except ServiceError as error:
-            broken = error
-            display.finished(transcript.close())  # what was understood until then is kept
+            failure = error
+            display.add_lines(transcript.close())  # keep the results so far
         finally:
             with contextlib.suppress(NotImplementedError):
                 loop.remove_signal_handler(signal.SIGINT)
-    if not live_text and (transcript.lines or broken is None):
-        text = format_lines(transcript.lines, arguments.output)
+    if not live_text and (transcript.lines or failure is None):
+        text = format_lines(transcript.lines, arguments.format)
         if arguments.out is not None:
             arguments.out.write_text(text, encoding="utf-8")
         else:
             sys.stdout.write(text)
     if source.lost_s:
-        print(f"silica: {source.lost_s:.2f} s of sound were lost by this computer", file=sys.stderr)
+        print(f"silica: {source.lost_s:.2f} s of audio were lost on this computer", file=sys.stderr)
     if client.reconnections:
         times = "once" if client.reconnections == 1 else f"{client.reconnections} times"
-        print(f"silica: the connection was lost {times} and came back", file=sys.stderr)
-    if broken is not None:
-        raise broken
+        print(f"silica: the connection was lost and restored {times}", file=sys.stderr)
+    if failure is not None:
+        raise failure
     return 0

@@ -1,4 +1,4 @@
-"""`silica models`: which acoustic models there are, and bringing weights in and out."""
+"""List, inspect, download, import and export acoustic models."""
 
 import argparse
 import json
@@ -10,51 +10,58 @@ if TYPE_CHECKING:
     from acoustic.catalogue import Entry
     from acoustic.checkpoint import Checkpoint
 
-HELP = "list, show, pull, import and export acoustic models"
+HELP = "list, download, import and export acoustic models"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The sub-verbs."""
-    verbs = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = verbs.add_parser("list", help="every model with a name, and whether its weights are here")
-    show = verbs.add_parser("show", help="shape, contexts and card of one model")
-    show.add_argument("model", help="a name, or the path of a checkpoint")
-    pull = verbs.add_parser("pull", help="fetch published weights from their maker")
-    pull.add_argument("name", nargs="?", help="a published name; without it, the known ones are listed")
-    pull.add_argument("--address", help="fetch from this address instead (a mirror)")
-    pull.add_argument("--sha256", help="refuse anything but the file with this checksum")
-    bring = verbs.add_parser("import", help="bring in a .nemo, .pt, folded QuartzNet folder or checkpoint")
-    bring.add_argument("path", type=Path, help="the file or folder")
-    bring.add_argument("--force", action="store_true", help="replace the model that has the name already")
-    bring.add_argument("--name", help="what to call it here (default: from the file's name)")
-    export = verbs.add_parser("export", help="write a model as one file to serve or give away")
-    export.add_argument("model", help="a name, or the path of a checkpoint")
-    export.add_argument("file", type=Path, help="the file to write")
-    form = export.add_mutually_exclusive_group()
-    form.add_argument("--fp16", action="store_true", help="16-bit weights: half the size")
-    form.add_argument("--int8", action="store_true", help="8-bit weights, a scale for each channel")
+    """Subcommands."""
+    actions = parser.add_subparsers(dest="action", metavar="COMMAND", required=True)
+    listing = actions.add_parser("list", help="list the known models and whether their weights are installed")
+    show = actions.add_parser("show", help="show the architecture, context and card of a model")
+    show.add_argument("model", metavar="MODEL", help="model name, or path of a checkpoint")
+    pull = actions.add_parser("pull", help="download published weights from their publisher")
+    pull.add_argument("name", metavar="NAME", nargs="?", help="published model (default: list them)")
+    pull.add_argument("--address", metavar="URL", help="download from this mirror instead")
+    pull.add_argument("--sha256", metavar="HEX", help="expected checksum of the file; others are rejected")
+    import_model = actions.add_parser(
+        "import", help="install a .nemo file, a .pt file, a folded QuartzNet folder or a checkpoint"
+    )
+    import_model.add_argument("path", type=Path, metavar="PATH", help="file or folder to import")
+    import_model.add_argument(
+        "--force", action="store_true", help="replace an installed model of the same name"
+    )
+    import_model.add_argument("--name", metavar="NAME", help="model name (default: from the file name)")
+    export = actions.add_parser("export", help="write a model to one file, optionally quantized or as ONNX")
+    export.add_argument("model", metavar="MODEL", help="model name, or path of a checkpoint")
+    export.add_argument("file", type=Path, metavar="FILE", help="file to write")
+    precision = export.add_mutually_exclusive_group()
+    precision.add_argument("--fp16", action="store_true", help="16-bit float weights (default: 32-bit)")
+    precision.add_argument("--int8", action="store_true", help="8-bit weights with a scale per channel")
     export.add_argument(
         "--onnx",
         action="store_true",
-        help="an ONNX graph with dynamic batch and time (with --fp16 or --int8: smaller)",
+        help="write an ONNX graph with dynamic batch and time axes",
     )
-    export.add_argument("--keep-norm", action="store_true", help="leave batch norm unfolded, to train on")
-    for verb in (listing, show, pull, bring, export):
-        verb.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else there")
+    export.add_argument(
+        "--keep-norm", action="store_true", help="do not fold batch normalization, for further training"
+    )
+    for subparser in (listing, show, pull, import_model, export):
+        subparser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """One sub-verb; all of them answer with a table that --json prints as it is."""
+    """Run one subcommand and print its report, as text or JSON."""
     action = {"list": _list, "show": _show, "pull": _pull, "import": _import, "export": _export}
-    answer, lines = action[arguments.action](arguments)
+    report, lines = action[arguments.action](arguments)
     if arguments.json:
-        print(json.dumps(answer))
+        print(json.dumps(report))
     else:
         print("\n".join(lines))
     return 0
 
 
 CommandOutput = tuple[dict[str, Any], list[str]]
+"""The report for --json, and the lines for people."""
 
 
 def _list(arguments: argparse.Namespace) -> CommandOutput:
@@ -65,20 +72,20 @@ def _list(arguments: argparse.Namespace) -> CommandOutput:
     rows = [_summary(entry) for entry in catalogue.entries()]
     for row in rows:
         row["default"] = row["name"] == default
-    lines = [f"{'model':<24}{'parameters':>13}{'field':>9}{'ahead':>9}  weights"]
+    lines = [f"{'model':<24}{'parameters':>13}{'context':>9}{'ahead':>9}  weights"]
     for row in rows:
-        here = f"here ({row['origin']})" if row["weights_here"] else "-"
-        mark = ", used by default" if row["default"] else ""
+        here = f"installed ({row['origin']})" if row["weights_here"] else "-"
+        mark = ", default" if row["default"] else ""
         lines.append(
             f"{row['name']:<24}{row['parameters']:>13,}{row['receptive_field_s']:>8.2f}s"
             f"{row['look_ahead_s']:>8.2f}s  {here}{mark}"
         )
     lines.append(
-        "field: sound that a letter may depend on; ahead: how much of it lies in the future\n"
-        "-: a shape without weights here; `silica models pull` and `import` bring some, `silica train` makes them"
+        "context: receptive field of one output; ahead: its look-ahead\n"
+        "-: no weights installed; `silica models pull` or `import` installs them, `silica train` trains them"
     )
     damaged = catalogue.damaged()
-    lines += [f"not readable: {problem}" for problem in damaged]
+    lines += [f"unreadable: {problem}" for problem in damaged]
     return {"models": rows, "folder": str(models_folder()), "not_readable": damaged}, lines
 
 
@@ -95,16 +102,16 @@ def _show(arguments: argparse.Namespace) -> CommandOutput:
         config, card = catalogue.find_description(name)
         entry = Entry(name, config, catalogue.locate(name) or Path(name), "file")
     config = entry.config
-    answer = _summary(entry) | {"card": card, "config": config.to_dict()}
+    report = _summary(entry) | {"card": card, "config": config.to_dict()}
     step_ms = config.stride_frames * 1000 / config.frames_per_second
     lines = [
-        f"{config.name}: {answer['parameters']:,} parameters, "
-        f"weights {'at ' + str(entry.path) if entry.path else 'not here'}",
-        f"  hears {answer['receptive_field_s']:.2f} s, of which {answer['look_ahead_s']:.2f} s ahead; "
-        f"a step of {step_ms:.0f} ms gives {config.outputs_per_step} output(s)",
+        f"{config.name}: {report['parameters']:,} parameters, "
+        f"weights {'in ' + str(entry.path) if entry.path else 'not installed'}",
+        f"  receptive field {report['receptive_field_s']:.2f} s, look-ahead {report['look_ahead_s']:.2f} s; "
+        f"{config.outputs_per_step} output(s) per step of {step_ms:.0f} ms",
         f"  {config.features.mels} mel bands at {config.features.sample_rate} Hz, normalized by "
         f"`{config.features.normalize}`; norm `{config.norm}`, activation `{config.activation}`",
-        "  block  kernel  channels  repeat  stride  dilation  bypass",
+        "  block  kernel  channels  repeat  stride  dilation  residual",
     ]
     for index, block in enumerate(config.blocks):
         kind = f"{'separable ' if block.separable else ''}{block.residual}"
@@ -117,7 +124,7 @@ def _show(arguments: argparse.Namespace) -> CommandOutput:
             few = ", ".join(f"{name} {of_it:g}" for name, of_it in value.items()) if key == "search" else ""
             value = few or f"{len(value)} values (--json shows them)"
         lines.append(f"  {key}: {value}")
-    return answer, lines
+    return report, lines
 
 
 def _pull(arguments: argparse.Namespace) -> CommandOutput:
@@ -134,17 +141,17 @@ def _pull(arguments: argparse.Namespace) -> CommandOutput:
             f"{one['name']:<22}{one['title']}\n{'':<22}{one['address']}" for one in table
         ]
     if arguments.address:
-        wanted = downloads.Publication(
-            arguments.name, arguments.name, arguments.address, "as its source says"
+        publication = downloads.Publication(
+            arguments.name, arguments.name, arguments.address, "terms of the publisher apply"
         )
     else:
-        wanted = downloads.publication(arguments.name)
-    wanted = replace(wanted, sha256=arguments.sha256 or wanted.sha256)
-    print(f"{wanted.title}\n{wanted.address}\n{wanted.terms}", file=sys.stderr)
-    path, digest = downloads.pull(wanted, _progress)
+        publication = downloads.publication(arguments.name)
+    publication = replace(publication, sha256=arguments.sha256 or publication.sha256)
+    print(f"{publication.title}\n{publication.address}\n{publication.terms}", file=sys.stderr)
+    path, digest = downloads.pull(publication, _progress)
     print(file=sys.stderr)
-    answer = {"name": wanted.name, "path": str(path), "sha256": digest}
-    return answer, [f"{wanted.name} is in {path}", f"SHA-256 of what was fetched: {digest}"]
+    report = {"name": publication.name, "path": str(path), "sha256": digest}
+    return report, [f"{publication.name} is in {path}", f"SHA-256 of the download: {digest}"]
 
 
 def _progress(done: int, total: int | None) -> None:
@@ -161,8 +168,8 @@ def _import(arguments: argparse.Namespace) -> CommandOutput:
     own = file.parent.name if file.name == FILE_NAME else file.name.split(".")[0]
     name = catalogue.check_name(arguments.name or own)
     path = catalogue.install(name, model, replacing=arguments.force)
-    answer = {"name": name, "path": str(path), "imported_from": model.card.get("imported_from", "checkpoint")}
-    return answer, [f"{name} is in {path}", f"Use it with --model {name}."]
+    report = {"name": name, "path": str(path), "imported_from": model.card.get("imported_from", "checkpoint")}
+    return report, [f"{name} is in {path}", f"Use it with --model {name}."]
 
 
 def _export(arguments: argparse.Namespace) -> CommandOutput:
@@ -171,7 +178,7 @@ def _export(arguments: argparse.Namespace) -> CommandOutput:
     from acoustic.quantization.ranges import find_ranges, with_ranges
 
     model = catalogue.find(arguments.model)
-    if ranges := find_ranges(model):  # noted under these very weights, which may be rounded now
+    if ranges := find_ranges(model):  # stored with a fingerprint of these weights, before they are rounded
         model = with_ranges(model, ranges)
     if not arguments.keep_norm:
         model = fold(model)

@@ -1,4 +1,5 @@
-"""Serve live transcription on one port: websockets, HTTP, the page, metrics, health."""
+"""Run the server: websocket and HTTP APIs, web page, metrics and health checks on one port. Every option can also be
+set in a TOML file or as the environment variable SILICA_NAME."""
 
 import argparse
 from pathlib import Path
@@ -9,18 +10,27 @@ if TYPE_CHECKING:
 
     from service.settings import Settings
 
-HELP = "serve live transcription on one port"
+HELP = "run the transcription server"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One option a setting, plus where the settings come from."""
+    """One option per setting, and the settings file."""
     from service.settings import add_settings_arguments
 
-    parser.add_argument("--config", type=Path, help="TOML file of settings (below SILICA_* and this line)")
     parser.add_argument(
-        "--print-config", action="store_true", help="print the settings in force as TOML and stop"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML file with settings; the environment and the command line override it",
     )
-    parser.add_argument("--json", action="store_true", help="print the start-up facts as one JSON object")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the effective settings as TOML and exit"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the addresses and the capacity as one JSON object when ready",
+    )
     add_settings_arguments(parser)
 
 
@@ -32,41 +42,41 @@ def run(arguments: argparse.Namespace) -> int:
     from service.startup.preflight import unknown_variables
 
     settings = load_settings(arguments.config, line=vars(arguments))
-    for sentence in unknown_variables():
-        print(f"silica: {sentence}", file=sys.stderr)
+    for warning in unknown_variables():
+        print(f"silica: {warning}", file=sys.stderr)
     if arguments.print_config:
         print(as_toml(settings), end="")
         return 0
 
     import os
 
-    from service.startup.preflight import check, private_folder, raise_file_limit
-    from service.startup.startup_banner import starting
+    from service.startup.preflight import check_settings, private_folder, raise_file_limit
+    from service.startup.startup_banner import starting_status
 
-    check(settings)
-    for sentence in raise_file_limit(settings):
-        print(f"silica: {sentence}", file=sys.stderr)
-    with private_folder() as folder, starting(settings) as ready:
+    check_settings(settings)
+    for warning in raise_file_limit(settings):
+        print(f"silica: {warning}", file=sys.stderr)
+    with private_folder() as folder, starting_status(settings) as ready:
         if settings.workers > 1:
-            # Before prometheus_client is imported, here and in every process that we start.
+            # Set before prometheus_client is imported, here and in the worker processes.
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
         return serve(settings, folder, ready, arguments.json)
 
 
 def serve(settings: "Settings", folder: Path, ready: "Callable[[], None]", as_json: bool) -> int:
-    """Start everything, say so, and serve until told to stop."""
+    """Start the server, print the banner and run until stopped."""
     import asyncio
     import signal
 
     from service.scheduling.process import start_fork_server
 
-    # Before our own imports, which take as long as those of the workers: side by side.
+    # The fork server imports in parallel with the imports below.
     start_fork_server()
-    from service.logs import start_logging
+    from service.logs import configure_logging
     from service.startup.event_loop import loop_factory
     from service.startup.startup_banner import print_banner
 
-    start_logging(settings.log_format, settings.log_level)
+    configure_logging(settings.log_format, settings.log_level)
 
     async def in_one_process() -> None:
         from service.http.server import Server
@@ -75,8 +85,8 @@ def serve(settings: "Settings", folder: Path, ready: "Callable[[], None]", as_js
 
             def announce() -> None:
                 ready()
-                room = server.models.default.capacity().stream_capacity
-                print_banner(settings, server.port, room, server.keys.required, as_json)
+                capacity = server.models.default.capacity().stream_capacity
+                print_banner(settings, server.port, capacity, server.keys.required, as_json)
 
             await server.run_until_stopped(announce)
 
@@ -88,13 +98,15 @@ def serve(settings: "Settings", folder: Path, ready: "Callable[[], None]", as_js
 
             def announce() -> None:
                 ready()
-                room = supervisor.counters.total(f"most:{settings.model}")
-                print_banner(settings, supervisor.port, round(room), open_keys(settings).required, as_json)
+                capacity = supervisor.counters.total(f"stream_capacity:{settings.model}")
+                print_banner(
+                    settings, supervisor.port, round(capacity), open_keys(settings).required, as_json
+                )
 
             await supervisor.run_until_stopped(announce)
 
     async def run_server() -> None:
-        # Until the server takes them over: SIGTERM stops the start, SIGHUP means nothing yet.
+        # Until the server installs its own handlers: SIGTERM aborts the start, SIGHUP is ignored.
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         loop.add_signal_handler(signal.SIGTERM, task.cancel)

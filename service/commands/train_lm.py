@@ -1,46 +1,53 @@
-"""Train a Transformer-XL language model from text, for rescoring; stop and resume as you like."""
+"""Train a Transformer-XL language model on text, for rescoring. A run can be interrupted and resumed."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-HELP = "train a Transformer-XL language model from text"
+HELP = "train a Transformer-XL language model on text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Texts, shape and length of the run."""
+    """Add the texts, the network's hyperparameters and the training settings."""
     parser.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help=".txt, .txt.xz or .txt.gz")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FOLDER", help="weights, state, prepared text"
+        "--out", type=Path, required=True, metavar="FOLDER", help="output folder for weights and checkpoint"
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in FOLDER")
-    parser.add_argument("--steps", type=int, default=6000, help="steps in all (default 6000)")
-    parser.add_argument("--streams", type=int, default=32, help="texts read side by side (default 32)")
+    parser.add_argument("--resume", action="store_true", help="resume from the checkpoint in FOLDER")
+    parser.add_argument("--steps", type=int, default=6000, help="total number of steps (default 6000)")
     parser.add_argument(
-        "--segment", type=int, default=64, help="words a step and stream; also the memory (default 64)"
-    )
-    parser.add_argument("--vocabulary", type=int, default=30000, help="words known (default 30000)")
-    parser.add_argument(
-        "--cutoffs", type=int, nargs="*", default=[4000], help="where rarer words begin (default 4000)"
-    )
-    parser.add_argument("--width", type=int, default=256, help="width of the network (default 256)")
-    parser.add_argument("--layers", type=int, default=4, help="layers (default 4)")
-    parser.add_argument("--heads", type=int, default=4, help="attention heads a layer (default 4)")
-    parser.add_argument(
-        "--dropout", type=float, default=0.0, help="for several passes over little text (default 0)"
+        "--streams", type=int, default=32, help="parallel text streams, the batch size (default 32)"
     )
     parser.add_argument(
-        "--learning-rate", type=float, default=3e-3, help="highest learning rate (default 0.003)"
+        "--segment",
+        type=int,
+        default=64,
+        help="words per step and stream, also the memory length (default 64)",
+    )
+    parser.add_argument("--vocabulary", type=int, default=30000, help="vocabulary size (default 30000)")
+    parser.add_argument(
+        "--cutoffs",
+        type=int,
+        nargs="*",
+        default=[4000],
+        help="adaptive softmax: first word id of each cluster of rarer words (default 4000)",
+    )
+    parser.add_argument("--width", type=int, default=256, help="hidden size (default 256)")
+    parser.add_argument("--layers", type=int, default=4, help="number of layers (default 4)")
+    parser.add_argument("--heads", type=int, default=4, help="attention heads per layer (default 4)")
+    parser.add_argument("--dropout", type=float, default=0.0, help="dropout probability (default 0)")
+    parser.add_argument(
+        "--learning-rate", type=float, default=3e-3, help="peak learning rate (default 0.003)"
     )
     parser.add_argument(
-        "--bfloat16", action="store_true", help="multiply in 16 bits: much faster on CPUs that have it"
+        "--bfloat16", action="store_true", help="multiply in bfloat16: much faster on CPUs that support it"
     )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
-    parser.add_argument("--json", action="store_true", help="the closing figures as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prepare, train, measure."""
+    """Prepare the text, train, measure."""
     import json
     import sys
     from dataclasses import asdict, replace
@@ -49,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from lm.errors import LanguageError
     from lm.rescoring.transformer_xl.config import TransformerConfig
-    from lm.rescoring.transformer_xl.storage import save
+    from lm.rescoring.transformer_xl.storage import save_model
     from lm.rescoring.transformer_xl.training import (
         HELD_OUT_TEXT,
         STATE,
@@ -66,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.threads < 1:
         raise LanguageError(f"{arguments.threads} threads: expected one or more")
-    shape = TransformerConfig(
+    config = TransformerConfig(
         vocabulary=arguments.vocabulary,
         width=arguments.width,
         layers=arguments.layers,
@@ -84,28 +91,23 @@ def run(arguments: argparse.Namespace) -> int:
         bfloat16=arguments.bfloat16,
     )
     if (arguments.out / STATE).is_file() and not arguments.resume:
-        raise LanguageError(
-            f"{arguments.out} holds a begun training: --resume goes on, another --out begins anew"
-        )
+        raise LanguageError(f"{arguments.out} contains a run: resume it with --resume, or name another --out")
     torch.set_num_threads(arguments.threads)
     vocabulary = prepare(arguments.texts, arguments.out, arguments.vocabulary, progress)
-    config = replace(shape, vocabulary=len(vocabulary))
+    config = replace(config, vocabulary=len(vocabulary))
     network = train(arguments.out, vocabulary, config, settings, progress, arguments.resume)
     held_out = (arguments.out / HELD_OUT_TEXT).read_text().splitlines()
-    figures: dict[str, Any] = {"held_out": "nothing: one line in a hundred would be"}
+    results: dict[str, Any] = {"held_out": "none: the text is too short"}
     if held_out:
-        figures = asdict(measure(network, vocabulary, held_out))
+        results = asdict(measure(network, vocabulary, held_out))
     packed = arguments.out / WEIGHTS_8_BIT
-    save(packed, network, vocabulary, eight_bits=True)
-    figures["weights"], figures["in_8_bits"] = str(arguments.out / WEIGHTS), str(packed)
-    figures["parameters"] = sum(weights.numel() for weights in network.parameters())
+    save_model(packed, network, vocabulary, eight_bits=True)
+    results["weights"], results["weights_8_bit"] = str(arguments.out / WEIGHTS), str(packed)
+    results["parameters"] = sum(weights.numel() for weights in network.parameters())
     if arguments.json:
-        print(json.dumps(figures))
+        print(json.dumps(results))
     else:
-        for name, value in figures.items():
-            print(
-                f"{name.replace('_', ' '):<18}{value:,.1f}"
-                if isinstance(value, float)
-                else f"{name:<18}{value}"
-            )
+        for name, value in results.items():
+            text = f"{value:,.1f}" if isinstance(value, float) else str(value)
+            print(f"{name.replace('_', ' '):<18}{text}")
     return 0

@@ -1,11 +1,10 @@
-"""Turn sound files into text: any format PyAV reads, folders, wildcards, standard input; text, JSON or subtitles.
+"""Transcribe audio files to text, JSON or subtitles. Any format that FFmpeg reads is accepted.
 
-Here in this process, or with --server through a server; --jobs leaves them in its background, --realtime streams.
+The model runs in this process, or on a server with --server or --jobs.
 """
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from service.output.transcripts import TranscriptWord
     from service.session.events import Final
 
-HELP = "turn sound files into text, JSON or subtitles"
+HELP = "transcribe audio files to text, JSON or subtitles"
 
 FORMATS = ("text", "json", "srt", "vtt")
 AUDIO_SUFFIXES = (
@@ -41,73 +40,82 @@ LOCAL_ONLY = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Files, and how to hear and write them."""
+    """Files, recognition, server and output."""
+    from service.commands._server_options import add_key_argument
     from service.embedded.cli_options import add_recognition_arguments
 
     parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="sound file, folder, wildcard, or - for stdin"
+        "files", nargs="+", metavar="FILE", help="audio file, folder, wildcard, or - for standard input"
     )
+    parser.add_argument("--streamed", action="store_true", help="recognize in windows, as a live stream")
+    parser.add_argument(
+        "--realtime", action="store_true", help="stream at real-time pace and show the text as it arrives"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--format", choices=FORMATS, default="text", help="output format (default: %(default)s)"
+    )
+    output.add_argument("--json", action="store_true", help="print one JSON object for all files")
+    output.add_argument("--out", type=Path, metavar="FOLDER", help="write one file per transcript to FOLDER")
+    output.add_argument("--quiet", action="store_true", help="do not show progress")
     add_recognition_arguments(parser)
-    parser.add_argument("--streamed", action="store_true", help="hear it as a live stream would be heard")
-    parser.add_argument(
-        "--realtime", action="store_true", help="stream it at the pace of speech, and watch the words come"
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "--server", metavar="URL", help="transcribe on this server (default: in this process)"
     )
-    parser.add_argument(
+    add_key_argument(server)
+    server.add_argument(
         "--jobs",
         action="store_true",
-        help="leave the files with a server as jobs; stopping does not stop them",
+        help="add the files as background jobs on the server (--server or SILICA_SERVER) and wait; "
+        "the jobs continue if this command is stopped",
     )
-    parser.add_argument("--server", metavar="URL", help="hear it there (with --jobs also SILICA_SERVER)")
-    parser.add_argument("--key", default=os.environ.get("SILICA_KEY"), help="the server's key (SILICA_KEY)")
-    parser.add_argument("--format", choices=FORMATS, default="text", help="what to write (default: text)")
-    parser.add_argument("--json", action="store_true", help="one JSON object for all files on stdout")
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="write each transcript as a file in this folder"
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(local_only={name: parser.get_default(name) for name in LOCAL_ONLY})
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0: all files heard; 1: some could not be; 2: nothing to do."""
+    """0: success; 1: some files failed."""
+    from service.commands._server_options import server_url
     from service.errors import ErrorCode, ServiceError
-    from service.output.transcripts import FileTranscript, Writer, refuse_equal_names
+    from service.output.transcripts import FileTranscript, TranscriptWriter, reject_duplicate_names
 
-    form = "json" if arguments.json else arguments.format
+    output_format = "json" if arguments.json else arguments.format
     files = expand(arguments.files)
-    if form in ("srt", "vtt") and len(files) > 1 and arguments.out is None:
+    if output_format in ("srt", "vtt") and len(files) > 1 and arguments.out is None:
         raise ServiceError(
-            ErrorCode.LINE,
-            f"The subtitles of {len(files)} recordings cannot be one file: each counts its time from zero.",
-            "Add --out FOLDER, and each gets a file of its own there.",
+            ErrorCode.COMMAND_LINE,
+            f"Subtitles of {len(files)} recordings cannot be written to one output.",
+            "Add --out FOLDER to write one file per recording.",
         )
     if arguments.out is not None:
-        refuse_equal_names(files, arguments.out)
-    writer = Writer(form, arguments.out, len(files) > 1)
+        reject_duplicate_names(files, arguments.out)
+    writer = TranscriptWriter(output_format, arguments.out, len(files) > 1)
     transcripts: list[FileTranscript] = []
-    with _progress(quiet=arguments.quiet or arguments.realtime) as bar:
+    with _progress_bar(quiet=arguments.quiet or arguments.realtime) as progress:
 
-        def take(transcript: FileTranscript) -> None:
+        def on_transcript(transcript: FileTranscript) -> None:
             transcripts.append(transcript)
             if transcript.error is not None:
-                bar.console.print(
+                progress.console.print(
                     f"silica: {transcript.error}", style="red", markup=False, highlight=False, soft_wrap=True
                 )
-            elif not (arguments.realtime and form == "text" and arguments.out is None):
+            elif not (arguments.realtime and output_format == "text" and arguments.out is None):
                 writer.write(transcript)
 
         if arguments.jobs and arguments.server is None:
-            arguments.server = os.environ.get("SILICA_SERVER", "http://127.0.0.1:8765")
+            arguments.server = server_url()
         model = (_transcribe_locally if arguments.server is None else _transcribe_on_server)(
-            files, arguments, bar, take
+            files, arguments, progress, on_transcript
         )
-    if form == "json" and not arguments.out:
+    if output_format == "json" and not arguments.out:
         transcripts.sort(key=lambda transcript: files.index(transcript.file))
         print(json.dumps({"model": model, "files": [transcript.as_json() for transcript in transcripts]}))
     return 1 if any(transcript.error for transcript in transcripts) else 0
 
 
-def _transcribe_on_server(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) -> str:
+def _transcribe_on_server(
+    files: list[str], arguments: argparse.Namespace, progress: Any, on_transcript: Any
+) -> str:
     import asyncio
 
     from service.clients import transcribe
@@ -117,24 +125,26 @@ def _transcribe_on_server(files: list[str], arguments: argparse.Namespace, bar: 
     for name, default in arguments.local_only.items():
         if getattr(arguments, name) != default:
             raise ServiceError(
-                ErrorCode.LINE,
-                f"--{name.replace('_', '-')} is the server's own business.",
-                "Leave it out with --server.",
+                ErrorCode.COMMAND_LINE,
+                f"--{name.replace('_', '-')} has no effect with --server or --jobs.",
+                "Omit it: the server's settings apply.",
             )
     if arguments.jobs and arguments.realtime:
         raise ServiceError(
-            ErrorCode.LINE, "A job is heard in the background and cannot be watched.", "One of the two."
+            ErrorCode.COMMAND_LINE, "--jobs and --realtime exclude each other.", "Omit one of them."
         )
     model = asyncio.run(resolve_model(arguments.server, arguments.key, arguments.model))
     if arguments.realtime:
-        asyncio.run(transcribe.stream_files(files, arguments, take))
+        asyncio.run(transcribe.stream_files(files, arguments, on_transcript))
     else:
-        way = transcribe.transcribe_as_jobs if arguments.jobs else transcribe.transcribe_files
-        asyncio.run(way(files, arguments, bar, take))
+        transcribe_all = transcribe.transcribe_as_jobs if arguments.jobs else transcribe.transcribe_files
+        asyncio.run(transcribe_all(files, arguments, progress, on_transcript))
     return model
 
 
-def _transcribe_locally(files: list[str], arguments: argparse.Namespace, bar: Any, take: Any) -> str:
+def _transcribe_locally(
+    files: list[str], arguments: argparse.Namespace, progress: Any, on_transcript: Any
+) -> str:
     from acoustic.errors import AcousticError
     from lm.errors import LanguageError
     from service.audio.files import declared_length_s, seekable_file
@@ -144,32 +154,35 @@ def _transcribe_locally(files: list[str], arguments: argparse.Namespace, bar: An
 
     recognizer = EmbeddedRecognizer.from_arguments(arguments)
     for file in files:
-        began = time.perf_counter()
+        started = time.perf_counter()
         try:
             with seekable_file(file) as recording:
                 if arguments.realtime:
                     words = _transcribe_in_real_time(
-                        recognizer, recording, file, arguments, several=len(files) > 1
+                        recognizer, recording, file, arguments, multiple=len(files) > 1
                     )
                 else:
-                    length_s = None if bar.disable else declared_length_s(recording.path)
-                    task = bar.add_task(Path(recording.name).name, total=length_s)
+                    length_s = None if progress.disable else declared_length_s(recording.path)
+                    task = progress.add_task(Path(recording.name).name, total=length_s)
                     words = list(
                         _transcribed_words(
-                            recognizer, recording, arguments.streamed, lambda s, t=task: bar.advance(t, s)
+                            recognizer,
+                            recording,
+                            arguments.streamed,
+                            lambda s, t=task: progress.advance(t, s),
                         )
                     )
-                    bar.remove_task(task)
+                    progress.remove_task(task)
         except (ServiceError, AcousticError, LanguageError) as error:
-            take(FileTranscript(file, error=str(error)))
+            on_transcript(FileTranscript(file, error=str(error)))
         else:
-            took_s = time.perf_counter() - began
-            take(FileTranscript(file, words, recording.duration_s, took_s))
+            took_s = time.perf_counter() - started
+            on_transcript(FileTranscript(file, words, recording.duration_s, took_s))
     return recognizer.backend.config.name
 
 
 def expand(names: list[str]) -> list[str]:
-    """The files that names, folders and wildcards mean, each once, in the order given."""
+    """The files of these names, folders and wildcards, in order and without duplicates."""
     from service.errors import ErrorCode, ServiceError
 
     found: list[str] = []
@@ -182,16 +195,14 @@ def expand(names: list[str]) -> list[str]:
             if not inside:
                 raise ServiceError(
                     ErrorCode.AUDIO_FILE,
-                    f"There is no sound file in {path} or below it (*{' *'.join(AUDIO_SUFFIXES[:5])} …).",
-                    "A recording of another name can be named by itself.",
+                    f"There is no audio file in {path} or its subfolders (*{' *'.join(AUDIO_SUFFIXES[:5])} …).",
+                    "Pass files with another suffix by name.",
                 )
             found += map(str, inside)
         elif not path.exists() and any(mark in name for mark in "*?["):
             matching = sorted(map(str, Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))))
             if not matching:
-                raise ServiceError(
-                    ErrorCode.AUDIO_FILE, f"No file matches {name}.", "Check the wildcard and the folder."
-                )
+                raise ServiceError(ErrorCode.AUDIO_FILE, f"No file matches {name}.", "Check the wildcard.")
             found += matching
         else:
             found.append(str(path))
@@ -199,7 +210,7 @@ def expand(names: list[str]) -> list[str]:
 
 
 def _transcribed_words(
-    recognizer: "EmbeddedRecognizer", sound: "Iterable[Samples]", streamed: bool, advance: Any
+    recognizer: "EmbeddedRecognizer", audio: "Iterable[Samples]", streamed: bool, advance: Any
 ) -> Iterator["TranscriptWord"]:
     from acoustic.constants import OUTPUT_S
     from service.session.stream_settings import OFFLINE
@@ -209,7 +220,7 @@ def _transcribed_words(
             yield piece
             advance(len(piece) * OUTPUT_S)
 
-    for final in recognizer.utterances(sound, counted, OFFLINE):
+    for final in recognizer.utterances(audio, counted, OFFLINE):
         yield from _words(final)
 
 
@@ -224,13 +235,13 @@ def _words(final: "Final") -> Iterator["TranscriptWord"]:
 
 def _transcribe_in_real_time(
     recognizer: "EmbeddedRecognizer",
-    sound: "Iterable[Samples]",
+    audio: "Iterable[Samples]",
     file: str,
     arguments: argparse.Namespace,
     *,
-    several: bool,
+    multiple: bool,
 ) -> list["TranscriptWord"]:
-    """Windows heard when their sound would have been spoken; finished lines stay, the open one lives."""
+    """Recognize at real-time pace and show the results live."""
     import numpy as np
 
     from acoustic.constants import OUTPUT_SAMPLES, SAMPLE_RATE
@@ -239,29 +250,29 @@ def _transcribe_in_real_time(
     from service.clients.transcript_builder import Line, TranscriptBuilder
     from service.session.stream_settings import LIVE
 
-    prints = arguments.format == "text" and not arguments.json and arguments.out is None
-    if prints and several:
+    print_text = arguments.format == "text" and not arguments.json and arguments.out is None
+    if print_text and multiple:
         print(f"== {file}", flush=True)
     transcript = TranscriptBuilder()
-    display = TerminalDisplay(transcript, quiet=arguments.quiet, prints=prints)
-    began, played_samples = time.monotonic(), 0
-    unspoken = np.zeros(0, np.float32)
+    display = TerminalDisplay(transcript, quiet=arguments.quiet, print_text=print_text)
+    started, played_samples = time.monotonic(), 0
+    unplayed = np.zeros(0, np.float32)
 
     def read(blocks: "Iterable[Samples]") -> Iterator[Any]:
-        nonlocal unspoken
+        nonlocal unplayed
         for block in blocks:
-            unspoken = np.concatenate([unspoken, block])
+            unplayed = np.concatenate([unplayed, block])
             yield block
 
     def paced(blocks: "Iterable[Samples]") -> Iterator[Any]:
-        nonlocal played_samples, unspoken
+        nonlocal played_samples, unplayed
         for piece in _pieces(recognizer.backend, read(blocks), True):
-            spoken, unspoken = np.split(unspoken, [len(piece) * OUTPUT_SAMPLES])
+            played, unplayed = np.split(unplayed, [len(piece) * OUTPUT_SAMPLES])
             played_samples += len(piece) * OUTPUT_SAMPLES
-            time.sleep(max(0.0, began + played_samples / SAMPLE_RATE - time.monotonic()))
-            if len(spoken):
-                pcm = (np.clip(spoken, -1.0, 1.0) * 32767).astype("<i2")
-                display.level(*level_db(pcm), played_samples / SAMPLE_RATE, 0.0)
+            time.sleep(max(0.0, started + played_samples / SAMPLE_RATE - time.monotonic()))
+            if len(played):
+                pcm = (np.clip(played, -1.0, 1.0) * 32767).astype("<i2")
+                display.set_level(*level_db(pcm), played_samples / SAMPLE_RATE, 0.0)
             yield piece
 
     def on_partial(hypothesis: Any) -> None:
@@ -269,23 +280,23 @@ def _transcribe_in_real_time(
 
     found: list[TranscriptWord] = []
     with display:
-        display.state("listening")
-        for final in recognizer.utterances(sound, paced, LIVE, on_partial):
+        display.set_state("listening")
+        for final in recognizer.utterances(audio, paced, LIVE, on_partial):
             transcript.partial = ""
             words = final.alternatives[0].words
             if words:
-                display.finished([Line(list(words))])
+                display.add_lines([Line(list(words))])
             found += _words(final)
     return found
 
 
-def _pieces(backend: "Backend", sound: "Iterable[Samples]", streamed: bool) -> Iterator[Any]:
+def _pieces(backend: "Backend", audio: "Iterable[Samples]", streamed: bool) -> Iterator[Any]:
     from acoustic.runtime import iter_stream_log_probs
 
-    return iter_stream_log_probs(backend, sound) if streamed else backend.pieces(sound)
+    return iter_stream_log_probs(backend, audio) if streamed else backend.pieces(audio)
 
 
-def _progress(*, quiet: bool) -> Any:
+def _progress_bar(*, quiet: bool) -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

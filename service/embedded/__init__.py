@@ -1,1 +1,1 @@
-"""Recognition inside this process, without a server: options, recordings."""
+"""Recognition in this process, without a server."""

@@ -1,6 +1,6 @@
-"""A whole recording to words in this very process: a backend, a decoder, and the segmenter that the service has too.
+"""Transcribes a recording in this process with a backend, a decoder and the segmenter of the service.
 
-For `silica transcribe`. Live sound and many streams at once are `service.recognizer`.
+For `silica transcribe`. Live and concurrent streams use `service.recognizer`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,34 +12,34 @@ from acoustic.windows import LogProbs, WindowPlan
 from lm.decoders import Decoder, Utterance
 from lm.hypothesis import Hypothesis
 from lm.search.settings import SearchSettings
-from service.session.endpoint import EndpointRule, EndpointSignal, SilenceDetector
-from service.session.energy import QuietFrames
+from service.session.endpoint import EndpointRule, EndpointSignal
+from service.session.energy import SilenceDetector, SilenceTracker
 from service.session.events import Final
 from service.session.segmenter import Segmenter
 from service.session.transcript import Transcript
 
 Network = Callable[[Iterable[Samples]], Iterable[LogProbs]]
-"""Sound block by block to log-probabilities, in pieces."""
+"""Blocks of audio to blocks of log-probabilities."""
 
 
-class _Measured:
-    """Sound that is measured as the network reads it; a network that reads it twice measures it anew."""
+class MeasuredAudio:
+    """Audio whose length and quiet frames are measured as the network reads it. Every iteration measures again."""
 
-    def __init__(self, sound: Iterable[Samples]) -> None:
-        self._sound = sound
+    def __init__(self, audio: Iterable[Samples]) -> None:
+        self._audio = audio
         self.samples = 0
-        self.quiet = QuietFrames(SilenceDetector())
+        self.quiet = SilenceTracker(SilenceDetector())
 
     def __iter__(self) -> Iterator[Samples]:
-        self.samples, self.quiet = 0, QuietFrames(SilenceDetector())
-        for block in self._sound:
+        self.samples, self.quiet = 0, SilenceTracker(SilenceDetector())
+        for block in self._audio:
             self.samples += block.size
             self.quiet.push(block)
             yield block
 
 
-def utterances_of(
-    sound: Iterable[Samples],
+def iter_utterances(
+    audio: Iterable[Samples],
     network: Network,
     decoder: Decoder,
     settings: SearchSettings,
@@ -48,8 +48,8 @@ def utterances_of(
     rule: EndpointRule,
     on_partial: Callable[[Hypothesis], None] | None = None,
 ) -> Iterator[Final]:
-    """Each utterance as it ends, as a stream of this plan gives it; `on_partial` gets the best hypothesis meanwhile."""
-    measured, segmenter, transcript = _Measured(sound), Segmenter(rule, config, plan), Transcript()
+    """Yield each utterance, as a stream with this window plan does. `on_partial` gets the best hypothesis so far."""
+    measured, segmenter, transcript = MeasuredAudio(audio), Segmenter(rule, config, plan), Transcript()
     utterance: Utterance | None = None
     start = done = 0
 
@@ -60,8 +60,8 @@ def utterances_of(
 
     for log_probs in network(measured):
         for step in segmenter.walk(log_probs, measured.quiet):
-            if utterance is None:  # the first step of each utterance is STARTED
-                utterance, start = decoder.start(settings), done + step.frame - 1 - step.lead
+            if utterance is None:  # the first step of an utterance has the signal STARTED
+                utterance, start = decoder.start(settings), done + step.frame - 1 - step.preroll
                 continue
             utterance.push(step.log_probs)
             if step.signal in (EndpointSignal.ENDED, EndpointSignal.CUT):

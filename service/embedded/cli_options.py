@@ -1,4 +1,4 @@
-"""The options that `transcribe`, `evaluate` and `bench` share, and the backend and decoder they open with them."""
+"""Recognition options shared by `transcribe`, `evaluate` and `bench`, and the backend and decoder they select."""
 
 import argparse
 import sys
@@ -22,52 +22,67 @@ DECODERS = ("beam", "greedy", "pyctcdecode")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model, on what."""
-    parser.add_argument("--model", help="name or path of the acoustic model (default: the one in the box)")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="where the network runs (default: cpu)"
+    """Add --model, --device and --precision."""
+    group = parser.add_argument_group("acoustic model")
+    group.add_argument(
+        "--model", metavar="NAME", help="name or path of the acoustic model (default: the shipped model)"
     )
-    parser.add_argument(
+    group.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="device of the acoustic model (default: %(default)s)",
+    )
+    group.add_argument(
         "--precision",
         choices=("fp32", "int8", "fp16"),
-        help="its arithmetic (default: the fastest it is ready for)",
+        help="precision of the acoustic model (default: the fastest available for the device)",
     )
 
 
 def add_recognition_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model and which decoder."""
+    """Add the model and decoder options."""
     add_model_arguments(parser)
-    parser.add_argument(
-        "--decoder", choices=DECODERS, default="beam", help="how words are searched (default: beam)"
+    group = parser.add_argument_group("decoder")
+    group.add_argument(
+        "--decoder", choices=DECODERS, default="beam", help="CTC decoder (default: %(default)s)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--language-model",
         default="shipped",
         metavar="FILE",
-        help="KenLM binary, or what `silica lm rescore --out` wrote; `shipped` or `none`",
+        help="KenLM file, output of `silica lm rescore --out`, `shipped` or `none` (default: %(default)s)",
     )
-    suits = "default: what the model's card says suits it"
-    parser.add_argument("--width", type=int, help=f"how many readings the beam keeps ({suits})")
-    parser.add_argument("--lm-weight", type=float, help=f"how much the language model counts ({suits})")
-    parser.add_argument("--word-bonus", type=float, help=f"what each word adds ({suits})")
-    parser.add_argument(
-        "--unknown-penalty", type=float, help=f"what a word costs that the language model lacks ({suits})"
+    default = "default: from the model's card"
+    group.add_argument("--width", type=int, metavar="N", help=f"beam width in hypotheses ({default})")
+    group.add_argument(
+        "--lm-weight", type=float, metavar="W", help=f"weight of the language model ({default})"
     )
-    parser.add_argument(
-        "--blank-penalty", type=float, help=f"what each 20 ms costs in which nothing is written ({suits})"
+    group.add_argument("--word-bonus", type=float, metavar="W", help=f"score added per word ({default})")
+    group.add_argument(
+        "--unknown-penalty",
+        type=float,
+        metavar="W",
+        help=f"score subtracted per word unknown to the language model ({default})",
     )
-    parser.add_argument(
+    group.add_argument(
+        "--blank-penalty",
+        type=float,
+        metavar="W",
+        help=f"score subtracted per blank frame of 20 ms ({default})",
+    )
+    group.add_argument(
         "--hotword",
         action="append",
         default=[],
         metavar="PHRASE[:WEIGHT]",
-        help="a phrase to expect; repeatable",
+        help="phrase to recognize more readily; repeatable (default weight: 5)",
     )
 
 
 @dataclass(frozen=True)
 class EmbeddedRecognizer:
-    """A backend and a decoder, ready for recordings."""
+    """A backend and a decoder for recordings in this process."""
 
     backend: "Backend"
     decoder: "Decoder"
@@ -76,35 +91,35 @@ class EmbeddedRecognizer:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> "EmbeddedRecognizer":
-        """Open what the line asks for; says on stderr when a beam has to do without a language model."""
+        """Open the backend and decoder. Warns when the beam search has no language model."""
         from acoustic import catalogue
         from lm.search.settings import settings_from_card
 
         backend = backend_from_arguments(arguments)
-        language, name = _language(arguments)
+        language, name = _load_language_model(arguments)
         decoder = language.decoder(arguments.decoder, backend.config.alphabet)
         search = _search_settings(
-            arguments, settings_from_card(catalogue.find_description(model_of(arguments))[1])
+            arguments, settings_from_card(catalogue.find_description(model_name(arguments))[1])
         )
         return cls(backend, decoder, search, name)
 
     def utterances(
         self,
-        sound: "Iterable[Samples]",
+        audio: "Iterable[Samples]",
         network: "Network",
         preset: "StreamSettings",
         on_partial: "Callable[[Hypothesis], None] | None" = None,
     ) -> "Iterator[Final]":
-        """The utterances of one recording, which end as those of a stream with these settings do."""
-        from service.embedded.batch import utterances_of
+        """The utterances of one recording, segmented by the rules of these stream settings."""
+        from service.embedded.batch import iter_utterances
 
         backend, rule = self.backend, preset.endpoint_rule
-        return utterances_of(
-            sound, network, self.decoder, self.settings, backend.config, backend.plan, rule, on_partial
+        return iter_utterances(
+            audio, network, self.decoder, self.settings, backend.config, backend.plan, rule, on_partial
         )
 
     def text(self, log_probs: "LogProbs") -> str:
-        """The words of log-probabilities that are one utterance from end to end."""
+        """The text of log-probabilities decoded as one utterance."""
         if not len(log_probs):
             return ""
         utterance = self.decoder.start(self.settings)
@@ -113,30 +128,32 @@ class EmbeddedRecognizer:
 
 
 def backend_from_arguments(arguments: argparse.Namespace) -> "Backend":
-    """The acoustic model that the line names, on one thread."""
+    """The selected acoustic model."""
     import torch
 
     from acoustic.runtime import open_backend
 
     if arguments.device == "cpu":
-        torch.set_num_threads(1)  # more threads in one process are slower than more processes
-    return open_backend(model_of(arguments), arguments.device, arguments.precision)
+        torch.set_num_threads(1)  # one thread per process is the most efficient
+    return open_backend(model_name(arguments), arguments.device, arguments.precision)
 
 
-def model_of(arguments: argparse.Namespace) -> str:
-    """The acoustic model that the line names, or the one in the box."""
+def model_name(arguments: argparse.Namespace) -> str:
+    """The selected or the shipped acoustic model."""
     from acoustic import catalogue
 
     return arguments.model or catalogue.default_name()
 
 
-def _language(arguments: argparse.Namespace) -> "tuple[LanguageModel, str]":
+def _load_language_model(arguments: argparse.Namespace) -> "tuple[LanguageModel, str]":
     from lm.language_model import LanguageModel
 
     name = "none" if arguments.decoder == "greedy" else str(arguments.language_model)
     language = LanguageModel.load(name)
     if language.ngram is None and name != "none":
-        sys.stderr.write("silica: no language model is in the box: the beam searches without one\n")
+        sys.stderr.write(
+            "silica: no language model is shipped with this build; the beam search runs without one\n"
+        )
         name = "none"
     return language, name
 
@@ -148,23 +165,23 @@ def _search_settings(arguments: argparse.Namespace, settings_from_card: "SearchS
     from lm.text.normalize import normalize
     from service.errors import ErrorCode, ServiceError
 
-    given: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         name: getattr(arguments, name)
         for name in ("width", "lm_weight", "word_bonus", "unknown_penalty", "blank_penalty")
         if getattr(arguments, name) is not None
     }
     hotwords = []
-    for spoken in arguments.hotword:
-        phrase, _, weight = spoken.rpartition(":") if ":" in spoken else (spoken, "", "5")
+    for text in arguments.hotword:
+        phrase, _, weight = text.rpartition(":") if ":" in text else (text, "", "5")
         try:
             phrase = normalize(phrase)
             if not phrase:
-                raise ValueError("nothing is left of it in the letters a to z")
+                raise ValueError("it has no characters a to z")
             hotwords.append(Hotword(phrase, float(weight)))
         except ValueError as error:
             raise ServiceError(
                 ErrorCode.HOTWORD,
-                f"{spoken!r} is no hotword.",
-                "Expected PHRASE or PHRASE:WEIGHT in the letters a to z, such as kubernetes:6.",
+                f"{text!r} is not a valid hotword.",
+                "Expected PHRASE or PHRASE:WEIGHT with characters a to z, such as kubernetes:6.",
             ) from error
-    return replace(settings_from_card, **given, hotwords=tuple(hotwords))
+    return replace(settings_from_card, **overrides, hotwords=tuple(hotwords))

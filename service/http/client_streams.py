@@ -128,9 +128,9 @@ class ClientStreams:
 
     def _count_decoders(self, change: int) -> int:
         if change:
-            self.counters.add("containers", change)
-            self.metrics.container_children.inc(change)
-        return round(self.counters.total("containers"))
+            self.counters.add("audio_decoders", change)
+            self.metrics.audio_decoder_processes.inc(change)
+        return round(self.counters.total("audio_decoders"))
 
     def add(self, client_stream: ClientStream) -> None:
         """Register a stream."""

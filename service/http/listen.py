@@ -16,7 +16,7 @@ from lm.errors import LanguageError
 from lm.search.hotwords import Hotword
 from lm.text.normalize import normalize
 from service.audio.decoder import AudioDecoder
-from service.audio.pcm import WIDTHS
+from service.audio.pcm import BYTES_PER_SAMPLE
 from service.auth.keys import Key
 from service.errors import ErrorCode, ServiceError
 from service.http.app_state import APP_STATE, AppState
@@ -54,7 +54,7 @@ async def listen(request: web.Request) -> web.StreamResponse:
             log_event(logging.INFO, "resumed", session=client_stream.id, after=options.after)
         else:
             check_accepting(state)
-            if options.encoding is not None and options.encoding not in WIDTHS:
+            if options.encoding is not None and options.encoding not in BYTES_PER_SAMPLE:
                 state.client_streams.audio_decoders.check_free()
             client_stream = open_deepgram(state, options, key)
         return await run_connection(
@@ -288,11 +288,11 @@ def _open_stream(
         ),
         n_best=options.alternatives,
         priority="batch" if options.source_is_file else "live",
-        declared_file=options.source_is_file,
+        faster_than_realtime=options.source_is_file,
         decoder=settings.decoder,
         owner=key.id,
-        idle_limit_s=idle_timeout_s,
-        progress_every_s=settings.heartbeat_interval_s if options.extensions else None,
+        idle_timeout_s=idle_timeout_s,
+        progress_interval_s=settings.heartbeat_interval_s if options.extensions else None,
     )
     try:
         return recognizer.open(stream_settings)

@@ -8,7 +8,7 @@ import uuid
 
 from aiohttp import web
 
-from service.audio.decoder import open_decoder
+from service.audio.decoder import AudioDecoder
 from service.auth.keys import Key
 from service.errors import ErrorCode, ServiceError
 from service.http.app_state import APP_STATE, AppState
@@ -71,7 +71,7 @@ async def realtime(request: web.Request) -> web.StreamResponse:
 def open_realtime(state: AppState, protocol: RealtimeProtocol, key: Key) -> ClientStream:
     """Open a stream with the session's settings. The socket keeps the key's slot."""
     request = protocol.settings.request
-    decoder = open_decoder(request.encoding, request.sample_rate)
+    decoder = AudioDecoder(request.encoding, request.sample_rate)
     return open_client_stream(
         state, request, lambda *_: protocol, decoder, key, lambda: None, idle_timeout_s=IDLE_TIMEOUT_S
     )

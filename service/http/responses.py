@@ -14,12 +14,15 @@ from service.logs import log_event
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+def retry_headers(error: ServiceError) -> dict[str, str]:
+    """Retry-After, in whole seconds, if waiting helps."""
+    return {} if error.retry_after_s is None else {"Retry-After": str(max(1, round(error.retry_after_s)))}
+
+
 def error_response(error: ServiceError, request_id: str) -> web.Response:
-    """The error as an HTTP response: Deepgram's field names, plus `advice`, and Retry-After where waiting helps."""
+    """The error as an HTTP response: Deepgram's field names, plus `advice`."""
     status = error.code.http_status
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    headers = retry_headers(error)
     if status == 401:
         headers["WWW-Authenticate"] = "Token"
     body: dict[str, object] = {
@@ -64,7 +67,7 @@ async def response_middleware(request: web.Request, handler: Handler) -> web.Str
             raise
     except Exception:
         logging.getLogger("silica").exception(
-            "request failed", extra={"facts": {"request": request_id, "route": route}}
+            "request failed", extra={"fields": {"request": request_id, "route": route}}
         )
         failure = ServiceError(
             ErrorCode.INTERNAL, "An internal error occurred; it is logged.", "Report it with the request id."

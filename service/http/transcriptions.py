@@ -18,6 +18,7 @@ from service.errors import ErrorCode, ServiceError
 from service.http.app_state import APP_STATE, AppState
 from service.http.auth import key_of
 from service.http.headers import REQUEST_ID
+from service.http.responses import retry_headers
 from service.http.uploads import receive_body, receive_form, temporary_folder
 from service.jobs.recordings import AudioFormat, audio_end_s, channels_of, decode_file, transcribe
 from service.metrics import build_version
@@ -78,10 +79,7 @@ async def transcriptions(request: web.Request) -> web.StreamResponse:
     try:
         return await _transcriptions(request)
     except ServiceError as error:
-        status = error.code.http_status
-        headers = {}
-        if error.retry_after_s is not None:
-            headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+        status, headers = error.code.http_status, retry_headers(error)
         return web.json_response(openai.error_body(error, status), status=status, headers=headers)
 
 
@@ -165,8 +163,8 @@ def base_settings(state: AppState) -> StreamSettings:
     return StreamSettings(
         interim=False,
         priority="batch",
-        declared_file=True,
-        progress_every_s=PROGRESS_S,
+        faster_than_realtime=True,
+        progress_interval_s=PROGRESS_S,
         endpointing_ms=state.settings.endpointing_ms,
         max_utterance_s=state.settings.max_utterance_s,
         decoder=state.settings.decoder,

@@ -156,9 +156,7 @@ class WebSocketConnection:
                     return Outcome.CLIENT_CLOSED if closed else Outcome.DISCONNECTED
                 await self._handle(received)
         except ServiceError as error:
-            if (
-                error.code != ErrorCode.CLOSED
-            ):  # CLOSED: the stream has ended, and the writer is sending its end
+            if error.code != ErrorCode.CLOSED:  # else the stream has ended, and the writer is sending its end
                 stream.fail(error.code, error.message, error.advice)
             return Outcome.REJECTED
         except TimeoutError:
@@ -172,8 +170,8 @@ class WebSocketConnection:
         return Outcome.DISCONNECTED
 
     def _log(self, error: Exception) -> None:
-        facts = {"session": self.client_stream.id}
-        logging.getLogger("silica").error("connection failed", exc_info=error, extra={"facts": facts})
+        fields = {"session": self.client_stream.id}
+        logging.getLogger("silica").error("connection failed", exc_info=error, extra={"fields": fields})
 
     async def _handle(self, commands: Sequence[Command]) -> None:
         """Execute the commands of one message. Its audio counts as received even if a command fails."""
@@ -207,7 +205,7 @@ class WebSocketConnection:
             stream.keep_alive()
             await self.client_socket.send(command.text)
         elif isinstance(command, Reply):
-            await stream.wait_processed(REPLY_TIMEOUT_S)
+            await stream.wait_until_processed(REPLY_TIMEOUT_S)
             reply = None if client_stream.finishing else client_stream.protocol.reply()
             if reply is not None:
                 await self.client_socket.send(reply)
@@ -221,7 +219,7 @@ class WebSocketConnection:
         elif isinstance(command, Finalize):
             await stream.finalize()
         elif isinstance(command, PlaceMarker):
-            await stream.mark(command.name)
+            await stream.place_marker(command.name)
         elif isinstance(command, Finish):
             client_stream.finishing = True
             async for samples in client_stream.decoder.finish():
@@ -279,7 +277,7 @@ class WebSocketConnection:
             if self.resumed:
                 for text in client_stream.protocol.resumed(client_stream.received):
                     await self.client_socket.send(text)
-            async for number, event in client_stream.stream.numbered(after):
+            async for number, event in client_stream.stream.numbered_events(after):
                 if isinstance(event, Failed):
                     self._failure = (event.code, event.message)
                 for text in client_stream.protocol.write(number, event, client_stream.received):

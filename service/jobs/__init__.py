@@ -1,1 +1,1 @@
-"""Recordings that are heard in the background and survive restarts. Knows no HTTP; the routes lie in http/jobs.py."""
+"""Background transcription of recordings; jobs survive restarts. No HTTP here: the routes are in http/jobs.py."""

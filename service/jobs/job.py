@@ -1,4 +1,4 @@
-"""What a job is: values only. How jobs are kept is store.py's business, how they are heard runner.py's."""
+"""The `Job` value. store.py persists jobs, runner.py transcribes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OPEN: tuple[Status, ...] = ("queued", "running")
 
 @dataclass(frozen=True)
 class Job:
-    """One recording and how far it has been heard. Times are Unix seconds, lengths are seconds of sound."""
+    """One recording and its progress. Times are Unix seconds, lengths are seconds of audio."""
 
     id: str
     owner: str
@@ -25,7 +25,7 @@ class Job:
     processed_s: float = 0.0
     length_s: float | None = None
     share: float = 0.0
-    """How much of the file has been heard, 0 to 1."""
+    """The transcribed share of the file, 0 to 1."""
     attempts: int = 0
     error: dict[str, str] | None = None
     webhook: str | None = None
@@ -33,7 +33,7 @@ class Job:
     webhook_status: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """What its owner is told. The webhook's secret is told once, when the job is made."""
+        """The API representation. The webhook's secret is not in it: it is returned once, when the job is created."""
         return {
             "id": self.id,
             "object": "job",

@@ -1,7 +1,7 @@
-"""One recording through the recognizer: a stored file decoded in a stream, pushed, its finals told.
+"""Transcribes one stored file: decodes it as a stream, pushes it to the recognizer and yields the events.
 
-Memory does not grow with the file: it is read as fast as the recognizer takes its audio. No HTTP here; the
-codecs of strangers run in the confined child processes of service/audio/decoder_pool.py.
+Memory does not grow with the file, which is read as fast as the recognizer accepts its audio. No HTTP here. Untrusted
+containers are decoded in the sandboxed processes of service/audio/decoder_pool.py.
 """
 
 from __future__ import annotations
@@ -25,55 +25,55 @@ from service.recognizer import Recognizer, Stream, StreamSettings
 from service.session.events import Closed, Event, Failed, Final, Progress
 
 PUSH_S = 10.0
-"""Longer stretches are pushed in parts, so that cancelling takes effect soon."""
+"""Longer blocks are pushed in parts, so that cancelling takes effect soon."""
 
 
 @dataclass(frozen=True)
 class AudioFormat:
-    """How the bytes of a file are to be read."""
+    """The declared format of a file."""
 
     encoding: str | None = None
     sample_rate: int | None = None
     channels: int | None = None
-    """None: as many as the container has."""
+    """None: those of the container."""
     multichannel: bool = False
 
 
 @dataclass
 class ReadProgress:
-    """How far a file has been read, for those who show progress."""
+    """How far a file has been read."""
 
     bytes: int = 0
     samples: int = 0
 
 
 def container_of(path: Path) -> str | None:
-    """The container that the file is, or None for raw sound; ServiceError "audio" for an empty file."""
+    """The file's container format, or None for raw audio; ServiceError AUDIO for an empty file."""
     with path.open("rb") as file:
         start = file.read(SNIFF_BYTES)
     if not start:
         raise ServiceError(
-            ErrorCode.AUDIO, "The file is empty.", "Send the sound as the body, or as the field `file`."
+            ErrorCode.AUDIO, "The file is empty.", "Send the audio as the body, or as the field `file`."
         )
     return detect_container(start)
 
 
-async def channels_of(path: Path, sound: AudioFormat, audio_decoders: AudioDecoderPool) -> int:
-    """How many channels will be heard."""
-    form = container_of(path)
-    if not sound.multichannel:
+async def channels_of(path: Path, audio_format: AudioFormat, audio_decoders: AudioDecoderPool) -> int:
+    """The number of channels that are transcribed."""
+    container_format = container_of(path)
+    if not audio_format.multichannel:
         return 1
-    if sound.channels is not None:
-        return sound.channels
-    if form is None:
+    if audio_format.channels is not None:
+        return audio_format.channels
+    if container_format is None:
         return 1
     with path.open("rb") as file:
-        decoder = audio_decoders.open(form, 1, True, file)
+        decoder = audio_decoders.open(container_format, 1, True, file)
     try:
         async with contextlib.aclosing(decoder.finish()) as samples:
             await anext(samples, None)  # the format comes before the first samples
     except ServiceError as error:
-        raise _as_audio(error) from None
+        raise _audio_error(error) from None
     finally:
         decoder.close()
     return max(1, min(8, int(str((decoder.format or {}).get("channels", 1)))))
@@ -81,21 +81,20 @@ async def channels_of(path: Path, sound: AudioFormat, audio_decoders: AudioDecod
 
 async def decode_file(
     path: Path,
-    sound: AudioFormat,
+    audio_format: AudioFormat,
     channels: int,
     audio_decoders: AudioDecoderPool,
     read: ReadProgress | None = None,
 ) -> AsyncIterator[Samples]:
-    """The file as samples [channels, n] at 16 kHz, piece by piece."""
+    """The file as blocks [channels, n] at 16 kHz."""
     read = read if read is not None else ReadProgress()
-    container_of(path)  # an empty file is refused
+    container_of(path)  # raises for an empty file
     decoder = AudioDecoder(
-        sound.encoding,
-        sound.sample_rate,
-        channels if sound.multichannel else sound.channels or 1,
-        not sound.multichannel,
+        audio_format.encoding,
+        audio_format.sample_rate,
+        channels if audio_format.multichannel else audio_format.channels or 1,
+        not audio_format.multichannel,
         audio_decoders,
-        lambda *_: None,
     )
     try:
         with path.open("rb") as file:
@@ -104,17 +103,17 @@ async def decode_file(
                 read.samples += samples.shape[1]
                 yield samples
     except ServiceError as error:
-        raise _as_audio(error) from None
+        raise _audio_error(error) from None
     finally:
         decoder.close()
 
 
 async def transcribe(
-    recognizer: Recognizer, settings: StreamSettings, sound: AsyncIterator[Samples]
+    recognizer: Recognizer, settings: StreamSettings, audio: AsyncIterator[Samples]
 ) -> AsyncGenerator[Event, None]:
-    """Every event of this recording. Leaving early cancels the stream; sound that fails raises what was wrong with it.
+    """Yield every event of the recording. Leaving early cancels the stream; errors of `audio` are raised.
 
-    ServiceError "draining" when the recognizer was stopped before the recording was over: it has to be heard again.
+    ServiceError DRAINING when the recognizer stops before the end: the recording has to be transcribed again.
     """
     stream = open_stream(recognizer, settings)
     failure: list[Exception] = []
@@ -122,14 +121,14 @@ async def transcribe(
     async def push() -> None:
         step = round(PUSH_S * SAMPLE_RATE)
         try:
-            async for samples in sound:
+            async for samples in audio:
                 for start in range(0, samples.shape[1], step):
                     await stream.push(samples[:, start : start + step])
             await stream.finish()
-        except Exception as error:  # whatever it is, who reads the events must not wait for ever
+        except Exception as error:  # of any kind: the reader of the events must not wait for ever
             if isinstance(error, ServiceError) and error.code == ErrorCode.CLOSED:
-                return  # the stream ended before its sound did: its last events say why
-            failure.append(_as_storage(error) if isinstance(error, OSError) else error)
+                return  # the stream ended before its audio: its last events give the reason
+            failure.append(_storage_error(error) if isinstance(error, OSError) else error)
             stream.cancel("failed")
 
     pushing = asyncio.create_task(push())
@@ -141,7 +140,7 @@ async def transcribe(
             if isinstance(event, Closed):
                 closed = True
                 if event.reason != "finished" and not failure:
-                    failure.append(_interrupted())
+                    failure.append(_draining_error())
             if not failure:
                 yield event
     finally:
@@ -150,13 +149,13 @@ async def transcribe(
             await pushing
         if not closed:
             stream.cancel("cancelled")
-        await _close(sound)
+        await _close(audio)
     if failure:
         raise failure[0]
 
 
 def audio_end_s(event: Event) -> float:
-    """How much of the recording has been heard when this is told; 0 for what does not say."""
+    """Seconds of audio that are transcribed at this event; 0 for events without a time."""
     match event:
         case Final():
             return event.end_s
@@ -168,23 +167,25 @@ def audio_end_s(event: Event) -> float:
 
 
 def open_stream(recognizer: Recognizer, settings: StreamSettings) -> Stream:
-    """A stream whose hotwords are spelled as the models spell; ServiceError "request" when that cannot be."""
-    spelled = tuple(
-        Hotword(phrase, one.weight) for one in settings.hotwords if (phrase := normalize(one.phrase))
+    """A stream with normalized hotwords; ServiceError REQUEST for invalid settings."""
+    hotwords = tuple(
+        Hotword(phrase, hotword.weight)
+        for hotword in settings.hotwords
+        if (phrase := normalize(hotword.phrase))
     )
     try:
-        return recognizer.open(replace(settings, hotwords=spelled))
+        return recognizer.open(replace(settings, hotwords=hotwords))
     except (LanguageError, AcousticError) as error:
         raise ServiceError(ErrorCode.REQUEST, str(error)) from None
 
 
-async def _close(sound: AsyncIterator[Samples]) -> None:
-    close = getattr(sound, "aclose", None)
+async def _close(audio: AsyncIterator[Samples]) -> None:
+    close = getattr(audio, "aclose", None)
     if close is not None:
         await close()
 
 
-def _as_storage(error: OSError) -> ServiceError:
+def _storage_error(error: OSError) -> ServiceError:
     return ServiceError(
         ErrorCode.STORAGE,
         f"The recording cannot be read: {error.strerror or error}.",
@@ -193,17 +194,17 @@ def _as_storage(error: OSError) -> ServiceError:
     )
 
 
-def _interrupted() -> ServiceError:
+def _draining_error() -> ServiceError:
     return ServiceError(
         ErrorCode.DRAINING,
-        "The server is being stopped: not all was heard.",
+        "The server is shutting down; the recording is not fully transcribed.",
         "Try again soon.",
         retry_after_s=5.0,
     )
 
 
-def _as_audio(error: ServiceError) -> ServiceError:
-    """Undecodable sound, with a message that stands alone: on a websocket it follows its code."""
+def _audio_error(error: ServiceError) -> ServiceError:
+    """Start the message with a capital letter. On a websocket it follows the error code instead."""
     if error.code is not ErrorCode.AUDIO:
         return error
     return ServiceError(error.code, error.message[:1].upper() + error.message[1:], error.advice)

@@ -1,7 +1,7 @@
-"""Jobs in SQLite: made, claimed, advanced, ended, forgotten. Every call is one transaction.
+"""Persists jobs in SQLite. Every call is one transaction.
 
-Calls block for a disk write; the runner and the routes make them beside the event loop. A claim is a lease that
-its runner renews: whoever dies lets go of its jobs by itself, however it dies.
+Calls block on disk writes: run them in a thread, not on the event loop. A claim is a lease that its runner renews, so
+the jobs of a crashed process become claimable again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ CREATE TABLE IF NOT EXISTS segments (
     end_s REAL NOT NULL, speech_final INTEGER NOT NULL, words TEXT NOT NULL, PRIMARY KEY (job, number)
 ) WITHOUT ROWID;
 """
-UPLOAD_S = 86400.0
-"""An upload into which nothing has come for so long was left behind by a process that was killed."""
+STALE_UPLOAD_S = 86400.0
+"""An upload that has not grown for this long belongs to a process that was killed."""
 RETRY_DELAY_S = 10.0
-"""After so long it is tried again where the disk let us down."""
+"""Delay before the next attempt after a disk error."""
 COLUMNS = (
     "id, owner, status, created, name, bytes, sha256, options, finished, processed_s, length_s, share, attempts, "
     "error, webhook, webhook_secret, webhook_status"
@@ -46,13 +46,13 @@ COLUMNS = (
 
 
 class JobStore:
-    """One file of jobs. Several processes may have it open."""
+    """One SQLite file of jobs. Several processes may use it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.uploads = folder / "uploads"
-        """Where recordings arrive: on the disk where they will stay."""
+        """Folder for incomplete uploads, on the same disk as the recordings."""
         for inner in (folder / "files", self.uploads):
             inner.mkdir(exist_ok=True, mode=0o700)
         self._lock = threading.Lock()
@@ -64,18 +64,18 @@ class JobStore:
         self._database.executescript(SCHEMA)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the database."""
         with self._lock:
             self._database.close()
 
     def file(self, id: str) -> Path:
-        """Where a job's recording lies."""
+        """Path of a job's recording."""
         return self.folder / "files" / id
 
-    # --- made and read ---
+    # --- create and read ---
 
     def add(self, job: Job, idempotency: str | None, quota_bytes: int) -> tuple[Job, bool]:
-        """Keep a new job; (the job, whether it is new). The same idempotency key gives the job made first."""
+        """Add a job and return (job, whether it is new). A repeated idempotency key returns the first job."""
         with self._transaction() as database:
             if idempotency is not None:
                 row = database.execute(
@@ -83,15 +83,15 @@ class JobStore:
                     (job.owner, idempotency),
                 ).fetchone()
                 if row is not None:
-                    return _repeated(_job(row), job), False
+                    return _check_repeated(_job(row), job), False
             used = database.execute(
                 "SELECT coalesce(sum(bytes), 0) FROM jobs WHERE status IN ('queued', 'running')"
             )
             if int(used.fetchone()[0]) + job.bytes > quota_bytes:
                 raise ServiceError(
                     ErrorCode.STORAGE,
-                    f"The jobs that wait fill the {quota_bytes // 1024**2} MiB set aside for them.",
-                    "Wait for some to finish, or cancel some.",
+                    f"The queued jobs fill the quota of {quota_bytes // 1024**2} MiB.",
+                    "Wait for jobs to finish, or cancel some.",
                     retry_after_s=60.0,
                 )
             database.execute(
@@ -101,14 +101,14 @@ class JobStore:
         return job, True
 
     def find(self, id: str, owner: str) -> Job:
-        """One job of this owner; ServiceError "job" when there is none."""
+        """One job of this owner; ServiceError JOB when there is none."""
         with self._transaction() as database:
             row = database.execute(
                 f"SELECT {COLUMNS} FROM jobs WHERE id = ? AND owner = ?", (id, owner)
             ).fetchone()
         if row is None:
             raise ServiceError(
-                ErrorCode.JOB, "There is no such job.", "Finished jobs are kept for a time only."
+                ErrorCode.JOB, "There is no such job.", "Finished jobs are deleted after the retention time."
             )
         return _job(row)
 
@@ -123,7 +123,7 @@ class JobStore:
         return [_job(row) for row in rows]
 
     def finals(self, id: str) -> list[Final]:
-        """What has been heard of a job so far."""
+        """The finals of a job so far."""
         with self._transaction() as database:
             rows = database.execute(
                 "SELECT start_s, end_s, speech_final, words FROM segments WHERE job = ? ORDER BY number",
@@ -131,10 +131,10 @@ class JobStore:
             ).fetchall()
         return [_final(row) for row in rows]
 
-    # --- heard ---
+    # --- run ---
 
     def claim(self, runner: str, now: float, lease_s: float) -> Job | None:
-        """The oldest job that nobody hears; it is this runner's until the lease ends."""
+        """Claim the oldest job that is queued or whose lease has expired."""
         with self._transaction() as database:
             row = database.execute(
                 "UPDATE jobs SET status = 'running', lease_by = ?, lease_until = ?, attempts = attempts + 1 "
@@ -145,7 +145,7 @@ class JobStore:
         return None if row is None else _job(row)
 
     def resume_point(self, id: str) -> tuple[float, int]:
-        """Where hearing can go on: after the last pause that was decided. What came after it is forgotten."""
+        """Where to continue: (end of the last utterance, next segment number). Deletes later segments."""
         with self._transaction() as database:
             row = database.execute(
                 "SELECT end_s, number FROM segments WHERE job = ? AND speech_final ORDER BY number DESC LIMIT 1",
@@ -164,7 +164,7 @@ class JobStore:
         share: float,
         segment: tuple[int, Final] | None,
     ) -> bool:
-        """Keep one more segment and how far it is. False: the job was cancelled or is somebody else's now."""
+        """Store progress and one more segment. False: the job was cancelled or claimed by another runner."""
         with self._transaction() as database:
             changed = database.execute(
                 "UPDATE jobs SET lease_until = ?, processed_s = ?, share = ? "
@@ -191,7 +191,7 @@ class JobStore:
         length_s: float | None,
         error: dict[str, str] | None,
     ) -> bool:
-        """The job is over; False when it already was. `runner` None: whoever has it (cancelling)."""
+        """End the job; False when it had ended. `runner` None ends it whoever owns it (cancelling)."""
         with self._transaction() as database:
             changed = database.execute(
                 "UPDATE jobs SET status = ?, finished = ?, length_s = ?, error = ?, lease_by = NULL, "
@@ -215,7 +215,7 @@ class JobStore:
         return bool(changed.rowcount)
 
     def release(self, runner: str, id: str | None = None) -> int:
-        """This runner lets go of one job, or of all it has: they wait, and that was no attempt. How many they were."""
+        """Queue one job of this runner, or all of them, without counting an attempt. Return how many."""
         with self._transaction() as database:
             return database.execute(
                 "UPDATE jobs SET status = 'queued', lease_by = NULL, attempts = attempts - 1 "
@@ -223,17 +223,17 @@ class JobStore:
                 (runner, id, id),
             ).rowcount
 
-    # --- forgotten ---
+    # --- delete ---
 
     def remove(self, id: str) -> None:
-        """Forget a finished job and its words."""
+        """Delete a finished job and its segments."""
         with self._transaction() as database:
             database.execute("DELETE FROM jobs WHERE id = ? AND status NOT IN ('queued', 'running')", (id,))
 
     def sweep(self, finished_before: float) -> int:
-        """Forget what was finished before; files whose job is gone go as well. How many jobs went."""
+        """Delete jobs that finished before this time, and files without a job. Return the number of jobs."""
         with self._transaction() as database:
-            gone = database.execute(
+            removed = database.execute(
                 "DELETE FROM jobs WHERE status NOT IN ('queued', 'running') AND finished < ?",
                 (finished_before,),
             ).rowcount
@@ -242,14 +242,14 @@ class JobStore:
                 for row in database.execute("SELECT id FROM jobs WHERE status IN ('queued', 'running')")
             }
         for path in (self.folder / "files").iterdir():
-            # Other processes sweep here too.
+            # Another process may delete it first.
             with suppress(FileNotFoundError):
                 if path.name not in kept and path.stat().st_mtime < finished_before:
                     path.unlink()
-        return gone
+        return removed
 
     def sweep_uploads(self, untouched_since: float) -> None:
-        """Forget what killed processes left of uploads."""
+        """Delete incomplete uploads of killed processes."""
         for upload in self.uploads.iterdir():
             with suppress(FileNotFoundError):
                 if max(path.stat().st_mtime for path in (upload, *upload.iterdir())) < untouched_since:
@@ -257,8 +257,8 @@ class JobStore:
 
     # --- webhooks ---
 
-    def webhook_due(self, now: float, retry_at: float) -> tuple[Job, int] | None:
-        """A webhook that is to be called now, and the number of this try; it is due again at `retry_at`."""
+    def claim_webhook(self, now: float, retry_at: float) -> tuple[Job, int] | None:
+        """A job whose webhook is due, and the attempt number. It is due again at `retry_at`."""
         with self._transaction() as database:
             row = database.execute(
                 "UPDATE jobs SET webhook_tries = webhook_tries + 1, webhook_due = ? WHERE id = (SELECT id FROM jobs "
@@ -267,14 +267,14 @@ class JobStore:
             ).fetchone()
         return None if row is None else (_job(row[:-1]), int(row[-1]))
 
-    def webhook_next(self, now: float) -> float | None:
-        """Seconds until the next webhook is due; None: no webhook waits."""
+    def seconds_to_next_webhook(self, now: float) -> float | None:
+        """Seconds until a webhook is due; None when none is pending."""
         with self._transaction() as database:
             row = database.execute("SELECT min(webhook_due) FROM jobs WHERE webhook IS NOT NULL").fetchone()
         return None if row[0] is None else max(0.0, float(row[0]) - now)
 
-    def webhook_result(self, id: str, status: str, due: float | None) -> None:
-        """How the call went; `due` None: no further try."""
+    def set_webhook_result(self, id: str, status: str, due: float | None) -> None:
+        """Store the outcome of a call; `due` None: do not retry."""
         with self._transaction() as database:
             database.execute(
                 "UPDATE jobs SET webhook_status = ?, webhook_due = ? WHERE id = ?", (status, due, id)
@@ -282,7 +282,7 @@ class JobStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """ServiceError "storage" where the file cannot be read or written: nothing has changed then."""
+        """ServiceError STORAGE when reading or writing fails; the transaction is rolled back."""
         with self._lock:
             try:
                 self._database.execute("BEGIN IMMEDIATE")
@@ -294,23 +294,23 @@ class JobStore:
                 if isinstance(error, sqlite3.OperationalError):
                     raise ServiceError(
                         ErrorCode.STORAGE,
-                        f"The list of jobs cannot be read or written ({error}).",
-                        "Is the disk full?",
+                        f"The job database cannot be read or written ({error}).",
+                        "Check the free disk space.",
                         retry_after_s=RETRY_DELAY_S,
                     ) from error
                 raise
 
 
 def new_id() -> str:
-    """Unguessable, and sortable by nothing: jobs are listed by time."""
+    """A random job id."""
     return f"job_{secrets.token_hex(12)}"
 
 
-def _repeated(first: Job, again: Job) -> Job:
-    if (first.sha256, first.options) != (again.sha256, again.options):
+def _check_repeated(first: Job, new: Job) -> Job:
+    if (first.sha256, first.options) != (new.sha256, new.options):
         raise ServiceError(
             ErrorCode.BUSY,
-            "This Idempotency-Key was used for another file or other options.",
+            "This Idempotency-Key was used with another file or other options.",
             "Use a new key for a new job.",
         )
     return first
@@ -343,5 +343,5 @@ def _job(row: Sequence[Any]) -> Job:
 
 def _final(row: Sequence[Any]) -> Final:
     start_s, end_s, speech_final, words = row
-    words_heard = tuple(Word(str(t), float(s), float(e), float(c)) for t, s, e, c in json.loads(words))
-    return Final(0, float(start_s), float(end_s), (Alternative(words_heard),), bool(speech_final))
+    parsed = tuple(Word(str(t), float(s), float(e), float(c)) for t, s, e, c in json.loads(words))
+    return Final(0, float(start_s), float(end_s), (Alternative(parsed),), bool(speech_final))

@@ -1,1 +1,1 @@
-"""Transcripts as people read them: formatting, subtitles, files."""
+"""Output of transcripts: text formatting, subtitles, files."""

@@ -1,6 +1,6 @@
-"""Finals as a reader wants them: which of figures, marks and capitals a client asked for, and the server has.
+"""Selects the text formatting of final results: numerals, and punctuation with capitalization.
 
-The writing itself is lm/text/formatting.py.
+The formatting itself is in lm/text/formatting.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,18 +10,18 @@ from lm.text.formatting import FormattedWord, format_words
 from lm.text.punctuation.model import Punctuator
 
 Formatter = Callable[[Sequence[str]], Sequence[FormattedWord]]
-"""Spoken words to written pieces, each spoken word in exactly one of them."""
+"""Spoken words to written words; each spoken word is in exactly one of them."""
 
 
 @cache
 def shipped_punctuator() -> Punctuator | None:
-    """Loaded once a process; None when this build carries none."""
+    """The shipped punctuation model, loaded once per process; None when this build has none."""
     return Punctuator.shipped()
 
 
 def formatter(figures: bool, punctuate: bool) -> Formatter | None:
-    """How finals are to be written; None when as they are heard."""
+    """The formatter for these options; None when the words stay as spoken."""
     punctuator = shipped_punctuator() if punctuate else None
     if not figures and punctuator is None:
         return None
-    return partial(format_words, figures=figures, punctuator=punctuator)
+    return partial(format_words, numerals=figures, punctuator=punctuator)

@@ -1,6 +1,6 @@
-"""Words with times as subtitles: cues that break at pauses, two short lines each, as SubRip or WebVTT.
+"""Subtitles from timed words: cues that break at pauses, of two short lines, as SubRip or WebVTT.
 
-Pure text work, shared by every face that writes files; the page has the same rules in web/session/export.js.
+No I/O. The web page implements the same rules in web/session/export.js.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Protocol
 
 
 class TimedWord(Protocol):
-    """What is needed of a word: `service.session.events.Word` is one."""
+    """A word with its times, such as `service.session.events.Word`."""
 
     @property
     def text(self) -> str:
-        """The word itself."""
+        """The word."""
 
     @property
     def start_s(self) -> float:
-        """When it begins."""
+        """Start time."""
 
     @property
     def end_s(self) -> float:
-        """When it ends."""
+        """End time."""
 
 
 @dataclass(frozen=True)
 class CueRules:
-    """How much a reader can take in; the usual broadcast figures."""
+    """Size and duration of cues; the defaults are common broadcast rules."""
 
     line_characters: int = 42
     lines: int = 2
@@ -39,7 +39,7 @@ class CueRules:
 
 @dataclass(frozen=True)
 class Cue:
-    """One subtitle: shown from start to end."""
+    """One subtitle."""
 
     start_s: float
     end_s: float
@@ -47,7 +47,7 @@ class Cue:
 
 
 def cues(words: Iterable[TimedWord], rules: CueRules = CueRules()) -> list[Cue]:
-    """Every word in exactly one cue, in order; cues never overlap when the words do not."""
+    """Group words into cues. Every word is in one cue; cues overlap only if words do."""
     groups: list[list[TimedWord]] = []
     for word in words:
         open_group = groups[-1] if groups else None
@@ -55,15 +55,15 @@ def cues(words: Iterable[TimedWord], rules: CueRules = CueRules()) -> list[Cue]:
             groups.append([word])
         else:
             open_group.append(word)
-    found = []
+    result = []
     for index, group in enumerate(groups):
         end_s = group[-1].end_s
-        # A flash of text cannot be read: short cues stay up longer, but never into the next one.
-        wished_s = max(end_s, group[0].start_s + rules.min_duration_s)
+        # Short cues are extended to be readable, but not into the next one.
+        shown_until_s = max(end_s, group[0].start_s + rules.min_duration_s)
         if index + 1 < len(groups):
-            wished_s = max(end_s, min(wished_s, groups[index + 1][0].start_s))
-        found.append(Cue(group[0].start_s, wished_s, _balanced([word.text for word in group], rules)))
-    return found
+            shown_until_s = max(end_s, min(shown_until_s, groups[index + 1][0].start_s))
+        result.append(Cue(group[0].start_s, shown_until_s, _balance([word.text for word in group], rules)))
+    return result
 
 
 def _must_break(group: Sequence[TimedWord], word: TimedWord, rules: CueRules) -> bool:
@@ -72,10 +72,10 @@ def _must_break(group: Sequence[TimedWord], word: TimedWord, rules: CueRules) ->
         or word.end_s - group[0].start_s > rules.max_duration_s
     ):
         return True
-    return len(_wrapped([*(each.text for each in group), word.text], rules.line_characters)) > rules.lines
+    return len(_wrap([*(each.text for each in group), word.text], rules.line_characters)) > rules.lines
 
 
-def _wrapped(texts: Sequence[str], characters: int) -> tuple[str, ...]:
+def _wrap(texts: Sequence[str], characters: int) -> tuple[str, ...]:
     lines: list[str] = []
     for text in texts:
         if lines and len(lines[-1]) + 1 + len(text) <= characters:
@@ -85,37 +85,39 @@ def _wrapped(texts: Sequence[str], characters: int) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _balanced(texts: Sequence[str], rules: CueRules) -> tuple[str, ...]:
-    """As few lines as needed, as equal as words allow: a lone last word is hard to read."""
-    wanted = len(_wrapped(texts, rules.line_characters))
+def _balance(texts: Sequence[str], rules: CueRules) -> tuple[str, ...]:
+    """Wrap into the minimum number of lines, of about equal length."""
+    wanted = len(_wrap(texts, rules.line_characters))
     longest = max(len(text) for text in texts)
     for characters in range(max(longest, len(" ".join(texts)) // wanted), rules.line_characters):
-        lines = _wrapped(texts, characters)
+        lines = _wrap(texts, characters)
         if len(lines) <= wanted:
             return lines
-    return _wrapped(texts, rules.line_characters)
+    return _wrap(texts, rules.line_characters)
 
 
-def clock(seconds: float, mark: str) -> str:
-    """`hh:mm:ss` and milliseconds behind the given mark."""
+def format_time(seconds: float, mark: str) -> str:
+    """`hh:mm:ss`, the decimal mark and milliseconds."""
     total = max(0, round(seconds * 1000))
     minutes, milliseconds = divmod(total, 60_000)
     return f"{minutes // 60:02}:{minutes % 60:02}:{milliseconds // 1000:02}{mark}{milliseconds % 1000:03}"
 
 
 def to_srt(words: Iterable[TimedWord], rules: CueRules = CueRules()) -> str:
-    """SubRip."""
+    """Format as SubRip (.srt)."""
     blocks = (
-        f"{number}\n{clock(cue.start_s, ',')} --> {clock(cue.end_s, ',')}\n" + "\n".join(cue.lines) + "\n"
+        f"{number}\n{format_time(cue.start_s, ',')} --> {format_time(cue.end_s, ',')}\n"
+        + "\n".join(cue.lines)
+        + "\n"
         for number, cue in enumerate(cues(words, rules), 1)
     )
     return "\n".join(blocks)
 
 
 def to_vtt(words: Iterable[TimedWord], rules: CueRules = CueRules()) -> str:
-    """WebVTT."""
+    """Format as WebVTT (.vtt)."""
     blocks = ["WEBVTT\n"]
     for cue in cues(words, rules):
         text = "\n".join(cue.lines).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-        blocks.append(f"{clock(cue.start_s, '.')} --> {clock(cue.end_s, '.')}\n{text}\n")
+        blocks.append(f"{format_time(cue.start_s, '.')} --> {format_time(cue.end_s, '.')}\n{text}\n")
     return "\n".join(blocks)

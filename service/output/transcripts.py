@@ -1,4 +1,4 @@
-"""What `silica transcribe` makes of each recording, wherever it was heard, and how it is written."""
+"""The results of `silica transcribe` and how they are written to files or standard output."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from service.output.subtitles import to_srt, to_vtt
 
 @dataclass(frozen=True)
 class TranscriptWord:
-    """A word with its place in the recording; no confidence where the server does not tell it."""
+    """A word with its times. `confidence` is None when the server does not send it."""
 
     text: str
     start_s: float
@@ -23,7 +23,7 @@ class TranscriptWord:
 
 @dataclass(frozen=True)
 class FileTranscript:
-    """One recording: its words, or why there are none."""
+    """The words of one file, or the error."""
 
     file: str
     words: Sequence[TranscriptWord] = ()
@@ -32,7 +32,7 @@ class FileTranscript:
     error: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON tells it."""
+        """The JSON representation."""
         if self.error is not None:
             return {"file": self.file, "error": self.error}
         return {
@@ -47,17 +47,17 @@ class FileTranscript:
             ],
         }
 
-    def content(self, form: str) -> str:
-        """As a file of one of the formats."""
-        if form == "json":
+    def content(self, output_format: str) -> str:
+        """The transcript in an output format."""
+        if output_format == "json":
             return json.dumps(self.as_json(), indent=1) + "\n"
-        if form == "text":
+        if output_format == "text":
             return " ".join(word.text for word in self.words) + "\n"
-        return to_srt(self.words) if form == "srt" else to_vtt(self.words)
+        return to_srt(self.words) if output_format == "srt" else to_vtt(self.words)
 
 
-def refuse_equal_names(files: Sequence[str], out: Path) -> None:
-    """Transcripts are named after their recordings: two of one name would overwrite each other, unseen."""
+def reject_duplicate_names(files: Sequence[str], out: Path) -> None:
+    """ServiceError FILES for two recordings of the same name, whose transcripts would overwrite each other."""
     folder_of: dict[str, str] = {}
     for file in files:
         name = Path(file).name
@@ -66,28 +66,30 @@ def refuse_equal_names(files: Sequence[str], out: Path) -> None:
             raise ServiceError(
                 ErrorCode.FILES,
                 f"{other} and {file} would both be written to {out / name}.*.",
-                "Transcribe their folders one after the other, each with an --out of its own.",
+                "Transcribe their folders separately, with different --out folders.",
             )
 
 
 @dataclass(frozen=True)
-class Writer:
-    """Where transcripts go, one by one as they are ready."""
+class TranscriptWriter:
+    """Writes transcripts as they are finished."""
 
-    form: str
+    output_format: str
     out: Path | None
-    several: bool
+    multiple: bool
 
     def write(self, transcript: FileTranscript) -> None:
-        """To the folder or to the standard output; a JSON object on stdout is for the end."""
+        """Write to the folder or to standard output. JSON on standard output is written at the end instead."""
         if transcript.error is not None:
             return
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
             name = "stdin" if transcript.file == "-" else Path(transcript.file).name
-            suffix = "txt" if self.form == "text" else self.form
-            (self.out / f"{name}.{suffix}").write_text(transcript.content(self.form), encoding="utf-8")
-        elif self.form != "json":
-            name = f"== {transcript.file}\n" if self.several else ""
-            sys.stdout.write(name + transcript.content(self.form))
+            suffix = "txt" if self.output_format == "text" else self.output_format
+            (self.out / f"{name}.{suffix}").write_text(
+                transcript.content(self.output_format), encoding="utf-8"
+            )
+        elif self.output_format != "json":
+            name = f"== {transcript.file}\n" if self.multiple else ""
+            sys.stdout.write(name + transcript.content(self.output_format))
             sys.stdout.flush()

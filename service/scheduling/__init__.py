@@ -1,1 +1,1 @@
-"""Who runs when and where: the planner (pure), the engine, the decode workers, the measured capacity."""
+"""Batching and workers: the planner (pure), the engine, the decode workers, the measured capacity."""

@@ -1,6 +1,6 @@
 """Decode workers: each stream is pinned to one, which holds its open utterances. A lost worker is replaced.
 
-Kept log-probabilities live in the sessions: here a loss only says which streams must be told again.
+Sessions keep the log-probabilities: after a loss the pool only reports which streams must replay.
 """
 
 import asyncio
@@ -35,30 +35,30 @@ if TYPE_CHECKING:
 log = logging.getLogger("silica.decoding")
 
 MAX_IN_FLIGHT = 64
-"""Commands that a worker has not answered; the rest waits here (bounded by the streams' own credit)."""
+"""Unanswered commands of a worker; the rest waits here, bounded by the windows in flight of the streams."""
 ANSWER_TIMEOUT_S = 15.0
-MAX_STRIKES = 3
-"""A stream whose unanswered command was there at so many deaths in a row is given up."""
-CAUTIOUS_COMMANDS = 256
-"""After a death, commands go one by one for so long: then the deadly one is found out."""
+MAX_CRASHES = 3
+"""A stream with unanswered commands in this many consecutive crashes of its worker is given up."""
+ISOLATED_COMMANDS = 256
+"""After a crash this many commands are sent one at a time, to find the one that crashes the worker."""
 MAX_RESTART_DELAY_S = 10.0
 
 
 @dataclass
 class DecodeWorker:
-    """A decode worker and what is on its way to it."""
+    """A decode worker and the commands on their way to it."""
 
     process: WorkerProcess | None = None
     ready: bool = False
     queue: deque[tuple[str, DecodeCommand]] = field(default_factory=deque)
     in_flight: deque[tuple[str, int, float]] = field(default_factory=deque)
     streams: dict[str, OpenStream] = field(default_factory=dict)
-    cautious: int = 0
+    isolated_commands: int = 0
     flushing: bool = False
 
 
 class DecodePool:
-    """The workers, the streams pinned to them, and their answers."""
+    """The workers, the streams pinned to them, and their results."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class DecodePool:
         self._alphabet = ""
         self._search = SearchSettings()
         self.measured_s_per_s = 0.0
-        """Decode seconds a second of rehearsed speech, as the first worker measured it at its start."""
+        """Decode seconds for a second of speech, as the first worker measured it during its warm-up."""
         self._metrics = metrics
         self._on_answer, self._on_lost, self._on_abandoned = on_answer, on_lost, on_abandoned
         self.workers = [DecodeWorker() for _ in range(workers)]
         self._pinned: dict[str, DecodeWorker] = {}
-        self._strikes: dict[str, int] = {}
+        self._crashes: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -87,13 +87,13 @@ class DecodePool:
         """Start every worker; ServiceError when the language model cannot be loaded."""
         self._alphabet, self._search = alphabet, search
         try:
-            await gather_or_cancel(*(self._begin(worker) for worker in self.workers))
+            await gather_or_cancel(*(self._start_worker(worker) for worker in self.workers))
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
-        """End every worker."""
+        """Stop every worker."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -106,31 +106,31 @@ class DecodePool:
 
     @property
     def alive(self) -> bool:
-        """Every worker is ready (a stream is pinned: one missing worker is some streams' whole service)."""
+        """Whether every worker is ready: a stream is pinned, so a missing worker stops some streams."""
         return all(worker.ready for worker in self.workers)
 
     def pin(self, stream: str, settings: OpenStream) -> None:
-        """A stream comes: to the worker with the fewest."""
+        """Add a stream, on the worker with the fewest."""
         worker = min(self.workers, key=lambda each: len(each.streams))
         worker.streams[stream] = settings
         self._pinned[stream] = worker
         self._enqueue(worker, stream, settings)
 
     def send(self, stream: str, command: PushFrames | EndUtterance | Replay) -> None:
-        """A command for the stream's worker."""
+        """Queue a command for the stream's worker."""
         worker = self._pinned.get(stream)
         if worker is not None:
             self._enqueue(worker, stream, command)
 
     def forget(self, stream: str) -> None:
-        """The stream is gone."""
+        """Drop the stream's state."""
         worker = self._pinned.pop(stream, None)
-        self._strikes.pop(stream, None)
+        self._crashes.pop(stream, None)
         if worker is not None:
             worker.streams.pop(stream, None)
             self._enqueue(worker, stream, ForgetStream())
 
-    # ---- inside
+    # ---- internals
 
     def _enqueue(self, worker: DecodeWorker, stream: str, command: DecodeCommand) -> None:
         worker.queue.append((stream, command))
@@ -143,9 +143,9 @@ class DecodePool:
         if not worker.ready or worker.process is None or self._stopped:
             return
         now_s = asyncio.get_running_loop().time()
-        while worker.queue and len(worker.in_flight) < (1 if worker.cautious else MAX_IN_FLIGHT):
+        while worker.queue and len(worker.in_flight) < (1 if worker.isolated_commands else MAX_IN_FLIGHT):
             batch: list[tuple[str, DecodeCommand]] = []
-            room = (1 if worker.cautious else MAX_IN_FLIGHT) - len(worker.in_flight)
+            room = (1 if worker.isolated_commands else MAX_IN_FLIGHT) - len(worker.in_flight)
             while worker.queue and room:
                 stream, command = worker.queue.popleft()
                 if stream not in worker.streams and not isinstance(command, ForgetStream):
@@ -153,18 +153,18 @@ class DecodePool:
                 batch.append((stream, command))
                 if isinstance(command, PushFrames | EndUtterance):
                     room -= 1
-                    worker.cautious = max(0, worker.cautious - 1)
+                    worker.isolated_commands = max(0, worker.isolated_commands - 1)
                     worker.in_flight.append((stream, command.serial, now_s))
             worker.process.send(batch)
-        self._watch()
+        self._arm_timer()
 
-    def _watch(self) -> None:
-        """One timer for all: the oldest unanswered command."""
+    def _arm_timer(self) -> None:
+        """One timer for all workers, set by the oldest unanswered command."""
         oldest = min((each.in_flight[0][2] for each in self.workers if each.in_flight), default=None)
         if self._timer is None and oldest is not None and not self._stopped:
-            self._timer = asyncio.get_running_loop().call_at(oldest + ANSWER_TIMEOUT_S, self._look)
+            self._timer = asyncio.get_running_loop().call_at(oldest + ANSWER_TIMEOUT_S, self._check_timeouts)
 
-    def _look(self) -> None:
+    def _check_timeouts(self) -> None:
         self._timer = None
         now_s = asyncio.get_running_loop().time()
         for worker in self.workers:
@@ -173,77 +173,79 @@ class DecodePool:
                 and now_s - worker.in_flight[0][2] >= ANSWER_TIMEOUT_S
                 and worker.process is not None
             ):
-                log.warning("a decode worker has not answered for %.0f s: replaced", ANSWER_TIMEOUT_S)
+                log.warning("decode worker has not answered for %.0f s: replacing it", ANSWER_TIMEOUT_S)
                 worker.process.kill()
-        self._watch()
+        self._arm_timer()
 
-    def _message(self, process: WorkerProcess, answers: list[DecodeResult]) -> None:
+    def _on_answers(self, process: WorkerProcess, answers: list[DecodeResult]) -> None:
         worker = next((each for each in self.workers if each.process is process), None)
         if worker is None:
             return
         for answer in answers:
-            # Answers of one stream keep their order; a stream whose readings are ranked again lets others pass.
-            asked = (answer.stream, answer.serial)
-            worker.in_flight.remove(next(each for each in worker.in_flight if each[:2] == asked))
-            self._strikes.pop(answer.stream, None)
+            # Answers of one stream are in order; while it is rescored, those of other streams pass.
+            key = (answer.stream, answer.serial)
+            worker.in_flight.remove(next(entry for entry in worker.in_flight if entry[:2] == key))
+            self._crashes.pop(answer.stream, None)
             if answer.stream in worker.streams:
                 self._on_answer(answer.stream, answer)
         if worker.queue:
             self._flush(worker)
 
-    def _lost(self, process: WorkerProcess) -> None:
+    def _on_worker_lost(self, process: WorkerProcess) -> None:
         worker = next((each for each in self.workers if each.process is process), None)
         if worker is None or self._stopped:
             return
-        log.warning("a decode worker is lost; another is starting")
+        log.warning("decode worker lost: starting another")
         self._metrics.worker_restarts.labels(kind="decode").inc()
         suspects = {stream for stream, _, _ in worker.in_flight if stream in worker.streams}
-        worker.process, worker.ready, worker.cautious = None, False, CAUTIOUS_COMMANDS
+        worker.process, worker.ready, worker.isolated_commands = None, False, ISOLATED_COMMANDS
         worker.queue.clear()
         worker.in_flight.clear()
-        task = asyncio.get_running_loop().create_task(self._replace(worker))
+        task = asyncio.get_running_loop().create_task(self._restart_worker(worker))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         for stream in suspects:
-            self._strikes[stream] = self._strikes.get(stream, 0) + 1
+            self._crashes[stream] = self._crashes.get(stream, 0) + 1
         for stream, settings in list(worker.streams.items()):
-            if self._strikes.get(stream, 0) >= MAX_STRIKES:
+            if self._crashes.get(stream, 0) >= MAX_CRASHES:
                 self._on_abandoned(stream)
                 continue
             self._enqueue(worker, stream, settings)
             self._on_lost(stream)
 
-    async def _replace(self, worker: DecodeWorker) -> None:
-        pause_s = 0.0
+    async def _restart_worker(self, worker: DecodeWorker) -> None:
+        delay_s = 0.0
         while not self._stopped:
             try:
-                await self._begin(worker)
+                await self._start_worker(worker)
                 return
             except ServiceError as error:
-                pause_s = min(MAX_RESTART_DELAY_S, pause_s * 2 + 0.5)
-                log.error("a decode worker does not start: %s", error)
-                await asyncio.sleep(pause_s)
+                delay_s = min(MAX_RESTART_DELAY_S, delay_s * 2 + 0.5)
+                log.error("decode worker does not start: %s", error)
+                await asyncio.sleep(delay_s)
 
-    async def _begin(self, worker: DecodeWorker) -> None:
-        first: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    async def _start_worker(self, worker: DecodeWorker) -> None:
+        first_message: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def message(process: WorkerProcess, what: Any) -> None:
-            if not first.done():
-                first.set_result(what)
+            if not first_message.done():
+                first_message.set_result(what)
             else:
-                self._message(process, what)
+                self._on_answers(process, what)
 
         def lost(process: WorkerProcess) -> None:
-            if not first.done():
-                first.set_exception(ServiceError(ErrorCode.DECODER, "A decode worker died while it started."))
+            if not first_message.done():
+                first_message.set_exception(
+                    ServiceError(ErrorCode.DECODER, "A decode worker died while it started.")
+                )
             else:
-                self._lost(process)
+                self._on_worker_lost(process)
 
         arguments = (self._alphabet, self._language_model, self._search)
         process = WorkerProcess(decode_worker.main, arguments, message, lost)
         try:
             await process.start()
-            what = await asyncio.wait_for(first, START_TIMEOUT_S)
+            what = await asyncio.wait_for(first_message, START_TIMEOUT_S)
         except TimeoutError:
             await process.close()
             raise ServiceError(

@@ -1,4 +1,4 @@
-"""The decoder's child process: the open utterances of the streams pinned to it. Answers come in order."""
+"""The decode worker process: the open utterances of the streams pinned to it. A stream's answers are in order."""
 
 import contextlib
 import socket
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 WARM_UP_TEXT = "the people who came to the house that night said they had never heard such a thing before "
 FRAMES_PER_CHARACTER = 4
 WARM_UP_HYPOTHESES = 8
-"""So many of an utterance's readings are ranked again: 7.5 on average over dev-clean."""
+"""Hypotheses that are rescored for one utterance: 7.5 on average on dev-clean."""
 LIVE_PARTIAL_AGREEMENT = 0.15
-"""While it is spoken a word is told once this share of the readings stands behind it, an utterance's first at once.
-What that costs in words taken back and in seconds: benchmarks/partials.py and latency.py."""
+"""A word of an interim result is emitted once this share of the hypotheses contains it; an utterance's first word at
+once. benchmarks/partials.py and latency.py measure the effect on revisions and latency."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """A stream comes to this worker: how its words are searched."""
+    """A stream is pinned to this worker: its decoder settings."""
 
     n_best: int
     hotwords: tuple[Any, ...]
@@ -38,7 +38,7 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class ForgetStream:
-    """The stream is gone."""
+    """The stream is closed."""
 
 
 Slices = Iterator[tuple[Hypothesis, ...] | None]
@@ -48,7 +48,7 @@ DecodeBatch = list[tuple[str, DecodeCommand]]
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """What one Push or EndUtterance brought, the processor seconds since the answer before it, or why it failed."""
+    """The result of a PushFrames or EndUtterance, the processor seconds since the previous answer, or the error."""
 
     stream: str
     serial: int
@@ -59,21 +59,21 @@ class DecodeResult:
 
 @dataclass(frozen=True, slots=True)
 class DecoderReady:
-    """The decoders are loaded and compiled; what a second of sound costs them."""
+    """The decoders are loaded and compiled; `decode_s_per_s` is their cost for a second of audio."""
 
     decode_s_per_s: float
 
 
 @dataclass
 class PendingRescoring:
-    """An ended utterance whose readings are being ranked again, a slice at a time."""
+    """An ended utterance that is being rescored, a slice at a time."""
 
     answer: DecodeResult
     slices: "Slices"
 
 
 class UtteranceTable:
-    """The state of one worker: decoders by kind, streams, open utterances."""
+    """The state of one worker: decoders, streams, open utterances."""
 
     def __init__(
         self,
@@ -90,12 +90,12 @@ class UtteranceTable:
         self._streams: dict[str, tuple[Any, Any]] = {}
         self._utterances: dict[tuple[str, int, int], Any] = {}
         self._pending_rescoring: dict[str, deque[PendingRescoring | DecodeResult]] = {}
-        self._counted_s = time.process_time()
+        self._cpu_counted_s = time.process_time()
 
     def warm_up(self) -> float:
-        """Compile and touch everything once, so that the first stream waits for nothing; then measure.
+        """Compile and run everything once, so that the first stream does not wait; then measure.
 
-        Answers the seconds that a second of rehearsed speech takes.
+        Returns the decode seconds for a second of speech.
         """
         frames = warm_up_frames(self._alphabet)
         self.handle([("", OpenStream(1, (), "beam"))])
@@ -107,25 +107,25 @@ class UtteranceTable:
         pieces = [PushFrames(3, 0, 2, frames[at : at + 32], True) for at in range(0, len(frames), 32)]
         self.handle([*(("", piece) for piece in pieces), ("", EndUtterance(4, 0, 2)), ("", ForgetStream())])
         self._pending_rescoring.clear()
-        searched_s = time.process_time() - begin
+        search_s = time.process_time() - begin
         begin = time.process_time()
         self._warm_up_rescoring()
-        ranked_s = time.process_time() - begin
-        return searched_s / (len(frames) * OUTPUT_S) + ranked_s / (
+        rescore_s = time.process_time() - begin
+        return search_s / (len(frames) * OUTPUT_S) + rescore_s / (
             len(WARM_UP_TEXT) * FRAMES_PER_CHARACTER * OUTPUT_S
         )
 
     def _warm_up_rescoring(self) -> None:
-        """Rank as many readings as an utterance usually has."""
-        from lm.rescoring.n_best import log_probs
+        """Rescore as many hypotheses as an utterance usually has."""
+        from lm.rescoring.n_best import score_sentences
 
         words = WARM_UP_TEXT.split()
         hypotheses = [" ".join(words[:place] + words[place + 1 :]) for place in range(WARM_UP_HYPOTHESES)]
         for rescorer in self._language.rescoring.rescorers if self._language.rescoring else ():
-            log_probs(rescorer, hypotheses)
+            score_sentences(rescorer, hypotheses)
 
     def handle(self, batch: DecodeBatch) -> list[DecodeResult]:
-        """Every command in order; an answer for each that wants one, if it does not wait for a ranking."""
+        """Process the commands in order; returns the answers that do not wait for rescoring."""
         answers: list[DecodeResult] = []
         for stream, command in batch:
             if isinstance(command, PushFrames | EndUtterance):
@@ -136,9 +136,9 @@ class UtteranceTable:
                         slices, hypotheses = self._end_utterance(stream, command)
                     else:
                         hypotheses = self._push(stream, command)
-                except Exception as trouble:  # one stream's trouble stays that stream's
-                    error = f"{type(trouble).__name__}: {trouble}"
-                answer = DecodeResult(stream, command.serial, hypotheses, self._spent_s(), error)
+                except Exception as failure:  # fails this stream only
+                    error = f"{type(failure).__name__}: {failure}"
+                answer = DecodeResult(stream, command.serial, hypotheses, self._cpu_since_last_s(), error)
                 if slices is not None:
                     self._pending_rescoring.setdefault(stream, deque()).append(
                         PendingRescoring(answer, slices)
@@ -148,32 +148,32 @@ class UtteranceTable:
                 else:
                     answers.append(answer)
             else:
-                # What goes wrong here is told with the stream's next push, which finds it missing.
+                # An error here shows at the stream's next push, which finds the stream missing.
                 with contextlib.suppress(Exception):
-                    self._note(stream, command)
+                    self._apply(stream, command)
         return answers
 
     def rescore_slice(self) -> list[DecodeResult] | None:
-        """Rank a few readings of one ended utterance, then the next stream's: no stream waits for all of it.
+        """Rescore a few hypotheses of one ended utterance; the next call continues with the next stream.
 
-        Answers what is finished by that; None when there is nothing to rank.
+        Returns the answers that this completes; None if nothing is left to rescore.
         """
         if not self._pending_rescoring:
             return None
         stream, waiting = next(iter(self._pending_rescoring.items()))
-        ranking = waiting[0]
-        assert isinstance(ranking, PendingRescoring)
+        pending = waiting[0]
+        assert isinstance(pending, PendingRescoring)
         del self._pending_rescoring[stream]
         try:
-            found, error = next(ranking.slices), None
-        except Exception as trouble:
-            found, error = (), f"{type(trouble).__name__}: {trouble}"
-        spent_s = ranking.answer.decode_s + self._spent_s()
-        ranking.answer = replace(ranking.answer, hypotheses=found or (), decode_s=spent_s, error=error)
+            hypotheses, error = next(pending.slices), None
+        except Exception as failure:
+            hypotheses, error = (), f"{type(failure).__name__}: {failure}"
+        decode_s = pending.answer.decode_s + self._cpu_since_last_s()
+        pending.answer = replace(pending.answer, hypotheses=hypotheses or (), decode_s=decode_s, error=error)
         answers: list[DecodeResult] = []
-        if found is not None:
+        if hypotheses is not None:
             waiting.popleft()
-            answers.append(ranking.answer)
+            answers.append(pending.answer)
             while waiting and isinstance(following := waiting[0], DecodeResult):
                 answers.append(following)
                 waiting.popleft()
@@ -181,12 +181,12 @@ class UtteranceTable:
             self._pending_rescoring[stream] = waiting
         return answers
 
-    def _spent_s(self) -> float:
-        """Processor seconds since the last answer: messages, replays and goodbyes are paid for too."""
-        before_s, self._counted_s = self._counted_s, time.process_time()
-        return self._counted_s - before_s
+    def _cpu_since_last_s(self) -> float:
+        """Processor seconds since the last answer, including messages, replays and closed streams."""
+        before_s, self._cpu_counted_s = self._cpu_counted_s, time.process_time()
+        return self._cpu_counted_s - before_s
 
-    def _note(self, stream: str, command: OpenStream | ForgetStream | Replay) -> None:
+    def _apply(self, stream: str, command: OpenStream | ForgetStream | Replay) -> None:
         if isinstance(command, OpenStream):
             self._streams[stream] = self._settings(command)
         elif isinstance(command, ForgetStream):
@@ -205,7 +205,7 @@ class UtteranceTable:
     def _end_utterance(
         self, stream: str, command: EndUtterance
     ) -> "tuple[Slices | None, tuple[Hypothesis, ...]]":
-        """The readings; or, where they are ranked again, the way to them."""
+        """The hypotheses; or, if they are to be rescored, an iterator that does it in slices."""
         utterance = self._utterance(stream, command.channel, command.utterance)
         del self._utterances[stream, command.channel, command.utterance]
         if hasattr(utterance, "finish_in_slices"):
@@ -227,34 +227,34 @@ class UtteranceTable:
             self._search,
             n_best=command.n_best,
             hotwords=command.hotwords,
-            # Without a language model a word is hardly ever taken back.
+            # Without a language model words are hardly ever revised.
             partial_agreement=LIVE_PARTIAL_AGREEMENT if self._language.ngram else 0.0,
         )
         return self._decoders[command.decoder], settings
 
 
 def warm_up_frames(alphabet: str) -> "npt.NDArray[np.float32]":
-    """Log-probabilities as of somebody who speaks without a pause and is heard with doubt: to search them costs a
-    quarter more than what the model in the box makes of speech in noise."""
+    """Log-probabilities as of continuous, uncertain speech: a quarter more expensive to search than the shipped model's
+    outputs for noisy speech."""
     import numpy as np
 
-    classes = [alphabet.find(letter) for letter in WARM_UP_TEXT * 2]
+    labels = [alphabet.find(character) for character in WARM_UP_TEXT * 2]
     rng = np.random.default_rng(0)
-    doubt = rng.dirichlet(np.full(len(alphabet) + 1, 0.3), len(classes) * FRAMES_PER_CHARACTER)
-    share = rng.beta(0.3, 3.0, (len(doubt), 1))
-    certain = np.zeros_like(doubt)
-    certain[:, -1] = 1.0
-    for at, letter in enumerate(classes):
-        certain[at * FRAMES_PER_CHARACTER] = 0.0
-        certain[at * FRAMES_PER_CHARACTER, letter] = 1.0
-    found: npt.NDArray[np.float32] = np.log(np.maximum((1 - share) * certain + share * doubt, 1e-6)).astype(
-        "f4"
-    )
-    return found
+    noise = rng.dirichlet(np.full(len(alphabet) + 1, 0.3), len(labels) * FRAMES_PER_CHARACTER)
+    noise_share = rng.beta(0.3, 3.0, (len(noise), 1))
+    one_hot = np.zeros_like(noise)
+    one_hot[:, -1] = 1.0
+    for at, label in enumerate(labels):
+        one_hot[at * FRAMES_PER_CHARACTER] = 0.0
+        one_hot[at * FRAMES_PER_CHARACTER, label] = 1.0
+    log_probs: npt.NDArray[np.float32] = np.log(
+        np.maximum((1 - noise_share) * one_hot + noise_share * noise, 1e-6)
+    ).astype("f4")
+    return log_probs
 
 
 def main(channel: socket.socket, alphabet: str, language_model: str | None, search: SearchSettings) -> None:
-    """Load and compile, say so, then answer until the parent is gone."""
+    """Load and compile, report it, then answer commands until the parent exits."""
     limit_to_one_thread()
     from lm.errors import LanguageError
 

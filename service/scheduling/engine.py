@@ -1,6 +1,6 @@
-"""Runs windows: the planner says which, lanes run them, a lost lane is replaced and its windows run again.
+"""Runs windows: the planner selects them, executors run them; a lost executor is replaced and its windows run again.
 
-Everything here is on the event loop and returns at once. Sessions, decoders and admission are elsewhere.
+Everything here runs on the event loop and returns at once. No sessions, decoders or admission here.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import numpy as np
 from acoustic.architectures import ModelConfig
 from acoustic.windows import StreamWindows, Window, WindowOutput, WindowPlan, with_hop
 from service.errors import ErrorCode, ServiceError
-from service.scheduling.capacity import Curve
+from service.scheduling.capacity import ForwardTimeCurve
 from service.scheduling.engine_worker import BatchDone, BatchFailed
 from service.scheduling.executors import Executor, ProcessExecutor, ThreadExecutor
 from service.scheduling.planner import Planner, PlannerLimits, WaitingWindow
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("silica.engine")
 
 ANSWER_TIMEOUT_S = 15.0
-"""A batch that takes so long, and fifty times what was expected, has hung its worker."""
+"""A batch that takes this long, and 50 times its expected time, means a hung executor."""
 GPU_LIMITS = PlannerLimits(max_batch=64, max_file_batch_s=0.05)
 CPU_LIMITS = PlannerLimits(max_batch=16, max_live_batch_s=0.04, max_file_batch_s=0.04)
-"""On a CPU thread company makes a window cheaper by a sixth (FP32) to two fifths (INT8), but all wait for the last
-one: short batches."""
+"""On a CPU batching saves a sixth (FP32) to two fifths (INT8) of a window's time, but every window waits for the last
+one of its batch: short batches."""
 MAX_TRIES = 3
-"""A window lost so often, the last times alone, is given up: its stream fails, no other."""
+"""A window that is lost this often, the last times in a batch of its own, is given up: its stream fails."""
 MAX_RESTART_DELAY_S = 10.0
 
 
@@ -50,17 +50,17 @@ class WindowTask:
 
 @dataclass
 class RunningBatch:
-    """A batch in a lane."""
+    """A batch that an executor runs."""
 
     number: int
     tasks: list[WindowTask]
-    began_s: float
-    timeout_at_s: float
+    started_s: float
+    deadline_s: float
     probe: "asyncio.Future[float] | None" = None
 
 
 class Engine:
-    """Lanes and the planner that feeds them."""
+    """The executors and the planner that feeds them."""
 
     def __init__(
         self,
@@ -71,14 +71,14 @@ class Engine:
         metrics: "Metrics",
         on_window_done: Callable[[str, WindowKey, WindowOutput], None],
     ) -> None:
-        self.curve = Curve()
+        self.curve = ForwardTimeCurve()
         self.live_streams = 0
-        """Set by whoever opens streams: the planner keeps a lane free for them."""
+        """Set by the device: while there are live streams the planner keeps an executor free for them."""
         self._live_waits_s: list[float] = []
         self._cost_s = 0.0
         self._arguments = (model, device, precision)
-        self._kind = ThreadExecutor if device == "cuda" else ProcessExecutor
-        self._wanted = executors
+        self._executor_type = ThreadExecutor if device == "cuda" else ProcessExecutor
+        self._executor_count = executors
         self._metrics = metrics
         self._on_window_done = on_window_done
         self.planner = Planner(GPU_LIMITS if device == "cuda" else CPU_LIMITS)
@@ -94,11 +94,13 @@ class Engine:
         self.plan: WindowPlan
         self.precision = ""
 
-    # ---- life
+    # ---- start and stop
 
     async def start(self) -> None:
-        """Start every lane; ServiceError when the model cannot be opened."""
-        executors = [self._kind(*self._arguments, self._done, self._lost) for _ in range(self._wanted)]
+        """Start every executor; ServiceError if the model cannot be opened."""
+        executors = [
+            self._executor_type(*self._arguments, self._done, self._lost) for _ in range(self._executor_count)
+        ]
         try:
             ready = await gather_or_cancel(*(executor.start() for executor in executors))
         except BaseException:
@@ -109,7 +111,7 @@ class Engine:
         self.config, self.plan, self.precision = ready[0].config, ready[0].plan, ready[0].precision
 
     async def stop(self) -> None:
-        """End every lane; what waits is dropped."""
+        """Stop every executor; waiting windows are dropped."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -122,11 +124,11 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """At least one lane works."""
+        """Whether at least one executor runs."""
         return bool(self.executors)
 
-    async def measure(self, hops_s: Sequence[float]) -> Curve:
-        """Forward times of narrow and wide windows, alone and in company, with every lane at work."""
+    async def measure(self, hops_s: Sequence[float]) -> ForwardTimeCurve:
+        """Measure forward passes of narrow and wide windows, single and batched, with every executor busy."""
         points: list[tuple[int, int, float]] = []
         for hop_s in {hops_s[0], hops_s[-1]}:
             window = noise_window(self.config, with_hop(self.config, self.plan, hop_s))
@@ -139,41 +141,41 @@ class Engine:
                         if not executor.busy
                     ]
                     times.append(max(await asyncio.gather(*probes)))
-                # The first run warms the backend; of the others as many were quicker as were slower.
+                # Without the first run, which warms up the backend.
                 points.append((windows, window.samples.size, statistics.median(times[1:])))
-        return Curve.through(points)
+        return ForwardTimeCurve.fit(points)
 
     # ---- work
 
     def submit(self, stream: str, key: WindowKey, window: Window, live: bool, urgent: bool) -> None:
-        """A window is ready; `on_window_done` follows, unless the stream is forgotten first."""
+        """Queue a window; `on_window_done` follows, unless the stream is forgotten first."""
         now_s = asyncio.get_running_loop().time()
-        every = self.config.frames_per_output / self.config.frames_per_second
+        output_s = self.config.frames_per_output / self.config.frames_per_second
         waiting = WaitingWindow(
-            stream, key, window.samples.size, now_s, max(every, window.span.kept * every), live, urgent
+            stream, key, window.samples.size, now_s, max(output_s, window.span.kept * output_s), live, urgent
         )
         self._tasks[stream, key] = WindowTask(waiting, window)
         self.planner.add(waiting)
         self.plan_soon()
 
     def pop_live_wait_s(self) -> float | None:
-        """Mean wait of the live windows that began since this was last asked; None: there were none."""
+        """Mean queue wait of the live windows started since the last call; None if there were none."""
         waits_s, self._live_waits_s = self._live_waits_s, []
         return sum(waits_s) / len(waits_s) if waits_s else None
 
     def pop_cost_s(self) -> float:
-        """Processor seconds that the lanes have used since this was last asked."""
+        """Processor seconds that the executors have used since the last call."""
         cost_s, self._cost_s = self._cost_s, 0.0
         return cost_s
 
     def forget(self, stream: str, keys: Sequence[WindowKey]) -> None:
-        """The stream is gone: what waits is dropped, what runs is not told."""
+        """Drop the stream: waiting windows are removed, results of running ones are discarded."""
         self.planner.forget(stream)
         for key in keys:
             self._tasks.pop((stream, key), None)
 
     def plan_soon(self) -> None:
-        """Plan once in this turn of the loop, however many windows became ready in it."""
+        """Plan once in this iteration of the event loop, however many windows became ready in it."""
         if not self._planner_scheduled and not self._stopped:
             self._planner_scheduled = True
             asyncio.get_running_loop().call_soon(self._run_planner)
@@ -185,15 +187,17 @@ class Engine:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         for executor, running in list(self._running.items()):
-            if now_s >= running.timeout_at_s:
-                log.warning("an engine worker has not answered for %.0f s: replaced", now_s - running.began_s)
-                running.timeout_at_s = float("inf")
+            if now_s >= running.deadline_s:
+                log.warning(
+                    "engine worker has not answered for %.0f s: replacing it", now_s - running.started_s
+                )
+                running.deadline_s = float("inf")
                 executor.kill()
         idle = [executor for executor in self.executors if not executor.busy]
-        plan = self.planner.plan(now_s, len(idle), self._wanted, self.live_streams, self.curve)
+        plan = self.planner.plan(now_s, len(idle), self._executor_count, self.live_streams, self.curve)
         for executor, batch in zip(idle, plan.batches, strict=False):
             self._run(executor, batch, now_s)
-        wakes = [running.timeout_at_s for running in self._running.values()]
+        wakes = [running.deadline_s for running in self._running.values()]
         if plan.wake_s is not None:
             wakes.append(plan.wake_s)
         self._wake_at(min(wakes, default=float("inf")))
@@ -210,8 +214,8 @@ class Engine:
         tasks = [self._tasks[item.stream, item.key] for item in batch]
         self._number += 1
         samples = batch[0].samples
-        patience_s = max(ANSWER_TIMEOUT_S, 50 * self.curve.forward_s(len(batch), samples))
-        self._running[executor] = RunningBatch(self._number, tasks, now_s, now_s + patience_s)
+        timeout_s = max(ANSWER_TIMEOUT_S, 50 * self.curve.forward_s(len(batch), samples))
+        self._running[executor] = RunningBatch(self._number, tasks, now_s, now_s + timeout_s)
         self._metrics.batch_size.observe(len(batch))
         for item in batch:
             wait_s = max(0.0, now_s - item.ready_s)
@@ -229,7 +233,7 @@ class Engine:
         executor.run(self._number, windows)
         return await running.probe
 
-    # ---- what lanes say
+    # ---- executor callbacks
 
     def _done(self, executor: Executor, done: BatchDone | BatchFailed) -> None:
         running = self._running.pop(executor, None)
@@ -264,7 +268,7 @@ class Engine:
             self._on_window_done(task.waiting.stream, task.waiting.key, output)
 
     def _retry(self, tasks: Sequence[WindowTask], reason: str) -> None:
-        """Their batch was lost: each runs again, alone, since one of them may be what did it."""
+        """Run each window of a lost batch again in a batch of its own, since one of them may be the cause."""
         for task in tasks:
             if self._tasks.get((task.waiting.stream, task.waiting.key)) is not task:
                 continue
@@ -277,7 +281,14 @@ class Engine:
                 continue
             old = task.waiting
             task.waiting = WaitingWindow(
-                old.stream, old.key, old.samples, old.ready_s, old.hop_s, old.live, urgent=False, alone=True
+                old.stream,
+                old.key,
+                old.samples,
+                old.ready_s,
+                old.hop_s,
+                old.live,
+                urgent=False,
+                isolated=True,
             )
             self.planner.add(task.waiting)
 
@@ -287,7 +298,7 @@ class Engine:
             self.executors.remove(executor)
         if self._stopped:
             return
-        log.warning("an engine worker is lost; another is starting")
+        log.warning("engine worker lost: starting another")
         self._metrics.worker_restarts.labels(kind="engine").inc()
         restart = asyncio.get_running_loop().create_task(self._replace())
         self._restarts.add(restart)
@@ -295,22 +306,22 @@ class Engine:
         if running is not None:
             if running.probe is not None and not running.probe.done():
                 running.probe.set_exception(
-                    ServiceError(ErrorCode.ENGINE, "An engine worker died while it was measured.")
+                    ServiceError(ErrorCode.ENGINE, "An engine worker died during the measurement.")
                 )
             self._retry(running.tasks, "its worker died")
         self.plan_soon()
 
     async def _replace(self) -> None:
-        pause_s = 0.0
+        delay_s = 0.0
         while not self._stopped:
-            executor = self._kind(*self._arguments, self._done, self._lost)
+            executor = self._executor_type(*self._arguments, self._done, self._lost)
             try:
                 await executor.start()
             except ServiceError as error:
                 await executor.close()
-                pause_s = min(MAX_RESTART_DELAY_S, pause_s * 2 + 0.5)
-                log.error("an engine worker does not start: %s", error)
-                await asyncio.sleep(pause_s)
+                delay_s = min(MAX_RESTART_DELAY_S, delay_s * 2 + 0.5)
+                log.error("engine worker does not start: %s", error)
+                await asyncio.sleep(delay_s)
             except BaseException:
                 await executor.close()
                 raise
@@ -321,7 +332,7 @@ class Engine:
 
 
 def noise_window(config: ModelConfig, plan: WindowPlan) -> Window:
-    """A window with its whole left context, of faint noise; numbered 0, since it has no stream to remember."""
+    """A window of faint noise with full left context. Its index is 0, since it has no stream state."""
     stream = StreamWindows(config, plan)
     seconds = (plan.frames + plan.left_frames + 2 * plan.hop_frames) / config.frames_per_second + 0.1
     noise = np.random.default_rng(0).normal(0, 0.05, round(seconds * config.features.sample_rate))

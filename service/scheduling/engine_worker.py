@@ -1,4 +1,4 @@
-"""The engine's child process: one backend, one thread; sound comes in shared memory, outputs go by message."""
+"""The engine worker process: one backend, one thread. Audio comes in shared memory, outputs go by message."""
 
 import socket
 import time
@@ -16,30 +16,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A batch: where each window's samples lie in the shared memory, and what else belongs to it."""
+    """A batch: where each window's samples are in shared memory, their spans and stream states."""
 
     number: int
-    places: tuple[tuple[int, int], ...]
+    slots: tuple[tuple[int, int], ...]
     spans: tuple[Span, ...]
-    memories: tuple[Any, ...]
+    states: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """The outputs of a batch, the seconds it took, and the processor seconds it cost with its messages (elsewhere:
-    the same)."""
+    """The outputs of a batch, its wall time, and its processor time including messages (on a GPU: the wall time)."""
 
     number: int
     outputs: tuple[WindowOutput, ...]
     forward_s: float
     cost_s: float
     features_s: float | None = None
-    """The part of the seconds that the front end took, where the backend can tell."""
+    """Seconds of the feature extraction, if the backend measures it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFailed:
-    """The backend raised: none of the batch was heard."""
+    """The backend raised an exception: the batch has no outputs."""
 
     number: int
     message: str
@@ -47,7 +46,7 @@ class BatchFailed:
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """The backend is open: what it is."""
+    """The backend is open: its model configuration, window plan and precision."""
 
     config: Any
     plan: Any
@@ -57,11 +56,11 @@ class EngineReady:
 def main(
     channel: socket.socket, model: str, device: "DeviceKind", precision: "Precision | None", arena: Any
 ) -> None:
-    """Open the backend, say so, then run batches until the parent is gone."""
+    """Open the backend, report it, then run batches until the parent exits."""
     limit_to_one_thread()
     import torch
 
-    # The fork server may have loaded it before the environment said so.
+    # The fork server may have imported PyTorch before the environment variables were set.
     torch.set_num_threads(1)
     from acoustic.errors import AcousticError
     from acoustic.runtime import open_backend
@@ -83,8 +82,8 @@ def main(
     def handle(job: BatchRequest) -> BatchDone | BatchFailed:
         nonlocal counted_s
         windows = [
-            Window(memory[at : at + size], span, kept)
-            for (at, size), span, kept in zip(job.places, job.spans, job.memories, strict=True)
+            Window(memory[offset : offset + size], span, state)
+            for (offset, size), span, state in zip(job.slots, job.spans, job.states, strict=True)
         ]
         begin, features_s = time.perf_counter(), features_spent_s()
         try:

@@ -1,6 +1,6 @@
-"""A lane runs one batch at a time: a process with one thread on a CPU, a thread beside the loop for a GPU.
+"""An executor runs one batch at a time: a process with one thread on a CPU, a thread in this process for a GPU.
 
-Which batch and when is the engine's business. A lane says when a batch is done, crashed, or the lane is lost.
+The engine decides which batch runs when. An executor reports when a batch is done or failed, and when it is lost.
 """
 
 import asyncio
@@ -25,25 +25,25 @@ ARENA_SAMPLES = 1_600_000
 
 
 class Executor(Protocol):
-    """What the engine needs of a lane."""
+    """What the engine needs from an executor."""
 
     busy: bool
 
     async def start(self) -> EngineReady:
-        """Open the backend; ServiceError when it cannot be opened."""
+        """Open the backend; ServiceError if it cannot be opened."""
 
     def run(self, number: int, windows: Sequence[Window]) -> None:
-        """Begin a batch; `on_done` follows, or `on_lost`."""
+        """Start a batch; `on_done` follows, or `on_lost`."""
 
     def kill(self) -> None:
-        """It takes too long: give it up; `on_lost` follows."""
+        """End it because of a timeout; `on_lost` follows."""
 
     async def close(self) -> None:
-        """End it; nobody is told."""
+        """End it without a callback."""
 
 
 class ProcessExecutor:
-    """A worker process; the windows' sound goes through shared memory."""
+    """A worker process; audio goes through shared memory."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ProcessExecutor:
         self._on_done, self._on_lost = on_done, on_lost
         arena = context.RawArray("f", ARENA_SAMPLES)
         self._arena = np.frombuffer(arena, dtype=np.float32)
-        self._first: asyncio.Future[EngineReady] | None = None
+        self._first_message: asyncio.Future[EngineReady] | None = None
         self._opened = False
         self.process = WorkerProcess(
             engine_worker.main, (model, device, precision, arena), self._message, self._lost
@@ -65,10 +65,10 @@ class ProcessExecutor:
 
     async def start(self) -> EngineReady:
         """Start the process and wait for its backend."""
-        self._first = asyncio.get_running_loop().create_future()
+        self._first_message = asyncio.get_running_loop().create_future()
         await self.process.start()
         try:
-            return await asyncio.wait_for(self._first, START_TIMEOUT_S)
+            return await asyncio.wait_for(self._first_message, START_TIMEOUT_S)
         except TimeoutError:
             raise ServiceError(
                 ErrorCode.ENGINE,
@@ -77,40 +77,40 @@ class ProcessExecutor:
             ) from None
 
     def run(self, number: int, windows: Sequence[Window]) -> None:
-        """Copy the sound over and send the job."""
+        """Copy the audio into shared memory and send the request."""
         self.busy = True
-        at, places = 0, []
+        offset, slots = 0, []
         for window in windows:
             size = window.samples.size
-            self._arena[at : at + size] = window.samples
-            places.append((at, size))
-            at += size
+            self._arena[offset : offset + size] = window.samples
+            slots.append((offset, size))
+            offset += size
         spans = tuple(window.span for window in windows)
-        memories = tuple(window.memory for window in windows)
-        self.process.send(BatchRequest(number, tuple(places), spans, memories))
+        states = tuple(window.memory for window in windows)
+        self.process.send(BatchRequest(number, tuple(slots), spans, states))
 
     def kill(self) -> None:
         """End the process."""
         self.process.kill()
 
     async def close(self) -> None:
-        """End the process, quietly."""
+        """End the process without a callback."""
         await self.process.close()
 
     def _message(self, process: WorkerProcess, message: Any) -> None:
         if isinstance(message, BatchDone | BatchFailed):
             self.busy = False
             self._on_done(self, message)
-        elif self._first is not None and not self._first.done():
+        elif self._first_message is not None and not self._first_message.done():
             if isinstance(message, StartFailed):
-                self._first.set_exception(ServiceError(ErrorCode.MODEL, message.message))
+                self._first_message.set_exception(ServiceError(ErrorCode.MODEL, message.message))
             else:
                 self._opened = True
-                self._first.set_result(message)
+                self._first_message.set_result(message)
 
     def _lost(self, process: WorkerProcess) -> None:
-        if self._first is not None and not self._first.done():
-            self._first.set_exception(
+        if self._first_message is not None and not self._first_message.done():
+            self._first_message.set_exception(
                 ServiceError(ErrorCode.ENGINE, "An engine worker died while it started.")
             )
         elif self._opened:
@@ -118,7 +118,7 @@ class ProcessExecutor:
 
 
 class ThreadExecutor:
-    """A thread with the backend in this process: what a GPU wants. It cannot be killed, only given up."""
+    """A thread with the backend in this process, for a GPU. It cannot be killed, only abandoned."""
 
     def __init__(
         self,
@@ -132,47 +132,47 @@ class ThreadExecutor:
         self._arguments = (model, device, precision)
         self._on_done, self._on_lost = on_done, on_lost
         self._jobs: queue.SimpleQueue[tuple[int, list[Window]] | None] = queue.SimpleQueue()
-        self._gone = False
+        self._abandoned = False
 
     async def start(self) -> EngineReady:
         """Start the thread and wait for its backend."""
         loop = asyncio.get_running_loop()
-        first: asyncio.Future[EngineReady] = loop.create_future()
-        threading.Thread(target=self._life, args=(loop, first), name="engine", daemon=True).start()
-        return await first
+        ready: asyncio.Future[EngineReady] = loop.create_future()
+        threading.Thread(target=self._run_loop, args=(loop, ready), name="engine", daemon=True).start()
+        return await ready
 
     def run(self, number: int, windows: Sequence[Window]) -> None:
-        """Queue the batch; the lane is busy until it is done, so the queue never holds two."""
+        """Queue the batch. The executor is busy until it is done, so the queue never holds two."""
         self.busy = True
         self._jobs.put((number, list(windows)))
 
     def kill(self) -> None:
-        """Give it up."""
-        if not self._gone:
-            self._gone = True
+        """Abandon the thread."""
+        if not self._abandoned:
+            self._abandoned = True
             self._jobs.put(None)
             self._on_lost(self)
 
     async def close(self) -> None:
         """Let the thread end."""
-        self._gone = True
+        self._abandoned = True
         self._jobs.put(None)
 
-    def _life(self, loop: asyncio.AbstractEventLoop, first: "asyncio.Future[EngineReady]") -> None:
+    def _run_loop(self, loop: asyncio.AbstractEventLoop, ready: "asyncio.Future[EngineReady]") -> None:
         from acoustic.errors import AcousticError
         from acoustic.runtime import open_backend
 
         try:
             backend = open_backend(*self._arguments)
-        except Exception as error:  # CUDA raises many: whoever waits for the lane is to know
+        except Exception as error:  # CUDA raises many types, and `start` waits for an answer
             expected = isinstance(error, AcousticError | OSError)
-            why = str(error) if expected else f"The model does not open: {type(error).__name__}: {error}"
-            loop.call_soon_threadsafe(first.set_exception, ServiceError(ErrorCode.MODEL, why))
+            reason = str(error) if expected else f"The model does not open: {type(error).__name__}: {error}"
+            loop.call_soon_threadsafe(ready.set_exception, ServiceError(ErrorCode.MODEL, reason))
             return
         precision = str(getattr(backend, "precision", self._arguments[2] or ""))
-        loop.call_soon_threadsafe(first.set_result, EngineReady(backend.config, backend.plan, precision))
-        while (job := self._jobs.get()) is not None:
-            number, windows = job
+        loop.call_soon_threadsafe(ready.set_result, EngineReady(backend.config, backend.plan, precision))
+        while (batch := self._jobs.get()) is not None:
+            number, windows = batch
             begin = time.perf_counter()
             answer: BatchDone | BatchFailed
             try:
@@ -182,11 +182,11 @@ class ThreadExecutor:
             except Exception as error:
                 answer = BatchFailed(number, f"{type(error).__name__}: {error}")
             try:
-                loop.call_soon_threadsafe(self._told, answer)
+                loop.call_soon_threadsafe(self._deliver, answer)
             except RuntimeError:
                 return  # the loop is closed
 
-    def _told(self, answer: BatchDone | BatchFailed) -> None:
-        if not self._gone:
+    def _deliver(self, answer: BatchDone | BatchFailed) -> None:
+        if not self._abandoned:
             self.busy = False
             self._on_done(self, answer)

@@ -1,4 +1,4 @@
-"""When the sound of a stream arrived, and so how long its words took. Tells the metrics; decides nothing."""
+"""Latency histograms of one stream, from the arrival times of its audio. Decides nothing."""
 
 from bisect import bisect_left
 from collections import deque
@@ -12,42 +12,42 @@ if TYPE_CHECKING:
 
 STEP_SAMPLES = 1600
 MAX_STEPS = 1200
-"""Two minutes of arrivals, a tenth of a second apart; what is older is no longer measured."""
+"""Two minutes of arrival times, 0.1 s apart; the latency of older audio is not measured."""
 
 
 class LatencyMetrics:
-    """The arrivals of one stream."""
+    """Arrival times of one stream's audio."""
 
     def __init__(self, metrics: "Metrics") -> None:
         self._metrics = metrics
         self._positions: deque[int] = deque(maxlen=MAX_STEPS)
         self._times_s: deque[float] = deque(maxlen=MAX_STEPS)
-        self._asked_final_s: float | None = None
-        self._shown: set[int] = set()
+        self._final_requested_s: float | None = None
+        self._partial_shown: set[int] = set()
 
-    def arrived(self, samples: int, now_s: float) -> None:
-        """The stream has so many samples now."""
+    def audio_received(self, samples: int, now_s: float) -> None:
+        """The stream has received this many samples."""
         if not self._positions or samples - self._positions[-1] >= STEP_SAMPLES:
             self._positions.append(samples)
             self._times_s.append(now_s)
 
-    def final_asked(self, now_s: float) -> None:
-        """Finalize or Finish came."""
-        self._asked_final_s = now_s
+    def final_requested(self, now_s: float) -> None:
+        """Finalize or Finish arrived."""
+        self._final_requested_s = now_s
 
     def emitted(self, event: Event, now_s: float) -> None:
-        """An event is on its way to the listener."""
+        """An event is emitted."""
         if isinstance(event, Partial):
-            if event.channel not in self._shown and event.words:
-                self._shown.add(event.channel)
+            if event.channel not in self._partial_shown and event.words:
+                self._partial_shown.add(event.channel)
                 self._observe(self._metrics.first_partial_s, event.words[0].start_s, now_s)
         elif isinstance(event, Final):
-            self._shown.discard(event.channel)
+            self._partial_shown.discard(event.channel)
             words = event.alternatives[0].words
             if event.speech_final and words:
                 self._observe(self._metrics.finalization_s, words[-1].end_s, now_s)
-            elif self._asked_final_s is not None and not event.speech_final:
-                self._metrics.finalization_s.observe(max(0.0, now_s - self._asked_final_s))
+            elif self._final_requested_s is not None and not event.speech_final:
+                self._metrics.finalization_s.observe(max(0.0, now_s - self._final_requested_s))
 
     def _observe(self, histogram: "Histogram", position_s: float, now_s: float) -> None:
         at = bisect_left(self._positions, round(position_s * SAMPLE_RATE))

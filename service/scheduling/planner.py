@@ -1,6 +1,6 @@
-"""Which windows run now: earliest deadline first, live before batch, one shape a batch. Pure.
+"""Which windows run now: earliest deadline first, live before files, one shape in a batch. Pure.
 
-It is told the time and answers "run these now" or "wake me at t": no clock, no lock, no thread.
+Given the time, it returns batches to run now, or when to ask again. No clock, lock or thread.
 """
 
 import heapq
@@ -14,15 +14,15 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class CostCurve(Protocol):
-    """How long a batch takes: measured, see `capacity`."""
+    """How long a batch takes (see `capacity`)."""
 
     def forward_s(self, windows: int, samples: int) -> float:
-        """Seconds for so many windows of so many samples each."""
+        """Seconds for this many windows of this many samples each."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingWindow:
-    """A window that waits to be run. `samples` is its shape; `hop_s` the new sound in it."""
+    """A window that waits to run. `samples` is its shape, `hop_s` the new audio in it."""
 
     stream: str
     key: WindowKey
@@ -31,14 +31,14 @@ class WaitingWindow:
     hop_s: float
     live: bool = True
     urgent: bool = False
-    alone: bool = False
-    """Suspected of having killed a worker: runs in a batch of its own."""
+    isolated: bool = False
+    """Runs in a batch of its own, since it may have crashed a worker."""
     deadline_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Batches for idle lanes, and when to ask again though nothing happens (None: when something does)."""
+    """Batches for idle executors, and when to plan again if nothing changes (None: not needed)."""
 
     batches: tuple[tuple[WaitingWindow, ...], ...] = ()
     wake_s: float | None = None
@@ -46,36 +46,36 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class PlannerLimits:
-    """The planner's limits."""
+    """Limits of a batch."""
 
     max_batch: int = 16
     max_live_batch_s: float = 0.25
-    """A batch of live windows takes no longer than this (one window always may)."""
+    """Longest batch of live windows (a single window may take longer)."""
     max_file_batch_s: float = 0.08
-    """... and one of file windows no longer than this, since a live window may come and wait for it."""
+    """Longest batch of file windows: a live window that becomes ready has to wait for it."""
     max_samples: int = 1_600_000
-    """Room for a batch's sound."""
+    """Size of the shared memory for a batch's audio."""
     gather_s: float = 0.004
-    """How long an idle lane waits for company when company is likely."""
+    """How long an idle executor waits for more windows when more are expected."""
 
 
 @dataclass
-class _Queue:
-    """The waiting windows of one shape, by deadline. Entries taken meanwhile are stepped over."""
+class _ShapeQueue:
+    """The waiting windows of one shape, by deadline. Entries that are gone are skipped."""
 
     heap: list[tuple[float, int]] = field(default_factory=list)
-    alive: int = 0
+    count: int = 0
 
 
 class Planner:
-    """Holds the waiting windows. Adding, taking and forgetting one costs O(log waiting)."""
+    """Holds the waiting windows. Adding, taking and forgetting one costs O(log n)."""
 
     def __init__(self, limits: PlannerLimits = PlannerLimits()) -> None:
         self.limits = limits
         self._items: dict[int, WaitingWindow] = {}
         self._of_stream: dict[str, set[int]] = {}
-        self._queues: dict[tuple[bool, int], _Queue] = {}
-        self._file_lock: list[int] = []
+        self._queues: dict[tuple[bool, int], _ShapeQueue] = {}
+        self._isolated: list[int] = []
         self._last_deadline: dict[str, float] = {}
         self._ticket = 0
 
@@ -85,10 +85,10 @@ class Planner:
     @property
     def live_queued(self) -> int:
         """Live windows that wait."""
-        return sum(queue.alive for (live, _), queue in self._queues.items() if live)
+        return sum(queue.count for (live, _), queue in self._queues.items() if live)
 
     def add(self, item: WaitingWindow) -> None:
-        """A window is ready. Deadlines of one stream are a hop apart, however fast its sound comes: fairness."""
+        """Add a window. Deadlines of one stream are at least a hop apart, however fast its audio arrives."""
         if item.urgent:
             self._promote(item.stream, item.ready_s)
             deadline = item.ready_s
@@ -99,58 +99,58 @@ class Planner:
         self._enqueue(replace(item, deadline_s=deadline))
 
     def forget(self, stream: str) -> None:
-        """The stream is gone: its waiting windows are dropped."""
+        """Remove the stream's waiting windows."""
         self._last_deadline.pop(stream, None)
         for ticket in self._of_stream.pop(stream, set()):
             item = self._items.pop(ticket)
-            self._lost(item)
+            self._remove_from_queue(item)
 
     def plan(
         self, now_s: float, idle_executors: int, executors: int, live_streams: int, curve: CostCurve
     ) -> Schedule:
-        """Batches for the idle lanes. They are taken out: whoever asks runs them."""
+        """Batches for the idle executors; their windows are removed from the queue."""
         batches: list[tuple[WaitingWindow, ...]] = []
         wake_s: float | None = None
         while idle_executors > len(batches):
             executors_left = idle_executors - len(batches)
-            if self._file_lock:
-                ticket = self._file_lock.pop()
+            if self._isolated:
+                ticket = self._isolated.pop()
                 if ticket in self._items:
                     batches.append((self._take(ticket),))
                 continue
-            shape = self._first(live=True)
+            shape = self._earliest_shape(live=True)
             if shape is None:
                 if live_streams and executors > 1 and executors_left == 1:
-                    break  # one lane stays free for live sound
-                shape = self._first(live=False)
+                    break  # one executor stays free for live audio
+                shape = self._earliest_shape(live=False)
                 if shape is None:
                     break
             elif (
-                later := self._gather_until(shape, now_s, executors_left == executors, live_streams)
+                gather_until_s := self._gather_until(shape, now_s, executors_left == executors, live_streams)
             ) is not None:
-                wake_s = later
+                wake_s = gather_until_s
                 break
             batches.append(self._batch(shape, now_s, executors_left, curve))
         return Schedule(tuple(batches), wake_s)
 
-    # ---- inside
+    # ---- internals
 
     def _enqueue(self, item: WaitingWindow) -> None:
         self._ticket += 1
         self._items[self._ticket] = item
         self._of_stream.setdefault(item.stream, set()).add(self._ticket)
-        if item.alone:
-            self._file_lock.append(self._ticket)
+        if item.isolated:
+            self._isolated.append(self._ticket)
             return
-        queue = self._queues.setdefault((item.live, item.samples), _Queue())
-        queue.alive += 1
+        queue = self._queues.setdefault((item.live, item.samples), _ShapeQueue())
+        queue.count += 1
         heapq.heappush(queue.heap, (item.deadline_s, self._ticket))
 
     def _promote(self, stream: str, deadline_s: float) -> None:
-        """What an urgent window follows is as urgent."""
+        """Give the earlier windows of an urgent window's stream the same deadline."""
         for ticket in sorted(self._of_stream.get(stream, ())):
             item = self._items[ticket]
-            if item.deadline_s > deadline_s and not item.alone:
+            if item.deadline_s > deadline_s and not item.isolated:
                 self._take(ticket)
                 self._enqueue(replace(item, deadline_s=deadline_s, urgent=True))
 
@@ -160,28 +160,28 @@ class Planner:
         tickets.discard(ticket)
         if not tickets:
             del self._of_stream[item.stream]
-        self._lost(item)
+        self._remove_from_queue(item)
         return item
 
-    def _lost(self, item: WaitingWindow) -> None:
-        if item.alone:
+    def _remove_from_queue(self, item: WaitingWindow) -> None:
+        if item.isolated:
             return
         queue = self._queues[item.live, item.samples]
-        queue.alive -= 1
-        if not queue.alive:
+        queue.count -= 1
+        if not queue.count:
             del self._queues[item.live, item.samples]
 
-    def _first(self, live: bool) -> tuple[bool, int] | None:
-        """The shape whose earliest deadline is the earliest."""
+    def _earliest_shape(self, live: bool) -> tuple[bool, int] | None:
+        """The shape with the earliest deadline."""
         best: tuple[float, tuple[bool, int]] | None = None
         for shape, queue in self._queues.items():
             if shape[0] is live:
-                head = self._head(queue)
+                head = self._earliest_deadline(queue)
                 if best is None or head < best[0]:
                     best = (head, shape)
         return None if best is None else best[1]
 
-    def _head(self, queue: _Queue) -> float:
+    def _earliest_deadline(self, queue: _ShapeQueue) -> float:
         while queue.heap[0][1] not in self._items:
             heapq.heappop(queue.heap)
         return queue.heap[0][0]
@@ -189,32 +189,35 @@ class Planner:
     def _gather_until(
         self, shape: tuple[bool, int], now_s: float, all_idle: bool, live_streams: int
     ) -> float | None:
-        """Wait a moment for company: only with all lanes idle, nothing urgent, and streams enough for it."""
+        """Until when to wait for more windows; None: do not wait.
+
+        Waits only if all executors are idle, nothing is urgent, and there are enough live streams.
+        """
         queue = self._queues[shape]
-        self._head(queue)
+        self._earliest_deadline(queue)
         oldest = self._items[queue.heap[0][1]]
-        hopeful = live_streams * self.limits.gather_s >= oldest.hop_s
-        until = oldest.ready_s + self.limits.gather_s
-        if not all_idle or oldest.urgent or not hopeful or now_s >= until:
+        more_expected = live_streams * self.limits.gather_s >= oldest.hop_s
+        wait_until_s = oldest.ready_s + self.limits.gather_s
+        if not all_idle or oldest.urgent or not more_expected or now_s >= wait_until_s:
             return None
-        return None if queue.alive >= self.limits.max_batch else until
+        return None if queue.count >= self.limits.max_batch else wait_until_s
 
     def _batch(
         self, shape: tuple[bool, int], now_s: float, executors_left: int, curve: CostCurve
     ) -> tuple[WaitingWindow, ...]:
         live, samples = shape
         queue = self._queues[shape]
-        share = -(-queue.alive // executors_left)
-        longest = self.limits.max_live_batch_s if live else self.limits.max_file_batch_s
+        share = -(-queue.count // executors_left)
+        max_batch_s = self.limits.max_live_batch_s if live else self.limits.max_file_batch_s
         if live:
-            # Who has waited long gains more from fewer turns of the loop than from a short batch.
-            self._head(queue)
+            # After a long wait larger batches help more than short ones.
+            self._earliest_deadline(queue)
             waited_s = now_s - self._items[queue.heap[0][1]].ready_s
-            longest = max(longest, min(MAX_LATE_BATCH_S, waited_s / 2))
+            max_batch_s = max(max_batch_s, min(MAX_LATE_BATCH_S, waited_s / 2))
         size = 1
-        largest = min(self.limits.max_batch, self.limits.max_samples // max(1, samples))
+        max_batch = min(self.limits.max_batch, self.limits.max_samples // max(1, samples))
         for bucket in BUCKETS:
-            if bucket > largest or curve.forward_s(bucket, samples) > longest:
+            if bucket > max_batch or curve.forward_s(bucket, samples) > max_batch_s:
                 break
             size = bucket
             if bucket >= share:

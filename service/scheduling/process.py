@@ -1,7 +1,7 @@
-"""A worker process and the pipe to it: start, send, hear back, notice its death or silence, start another.
+"""A worker process and its socket: start, send, receive, detect exit, restart.
 
-Parent side: everything on the event loop, nothing blocks on a worker. Child side: `serve_messages`, a plain loop.
-Messages are pickles between one parent and its own children; nothing from outside is ever unpickled.
+In the parent everything runs on the event loop and nothing blocks on a worker. In the child `serve_messages` is a plain
+loop. Messages are pickles between a parent and its own children; data from outside is never unpickled.
 """
 
 import asyncio
@@ -22,15 +22,16 @@ from typing import Any, TypeVar, cast
 HEADER = struct.Struct("<I")
 MAX_MESSAGE_SIZE = 64 * 1024 * 1024
 START_TIMEOUT_S = 600.0
-"""So long a worker may take to be ready: the first on a machine compiles the search, on a crowded core for minutes."""
-OVERLOADED_ADVICE = "Is the machine overloaded? What was compiled is kept: the next start is quicker."
+"""Time until a worker must be ready. The first start on a machine compiles the search, which takes minutes if the
+processors are busy."""
+OVERLOADED_ADVICE = "Is the machine overloaded? Compiled code is cached: the next start is faster."
 PRELOAD = [
     "acoustic.runtime",
     "lm.language_model",
     "service.scheduling.engine_worker",
     "service.scheduling.decode_worker",
 ]
-"""PyTorch and numba among it, once for all workers. The process that serves loads neither."""
+"""Imported once, in the fork server, for all workers (PyTorch and numba included); the server imports neither."""
 
 context = multiprocessing.get_context("forkserver")
 T = TypeVar("T")
@@ -38,21 +39,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """A worker's first and last message when it cannot work: the sentence for the user."""
+    """A worker's first and last message if it cannot start: the error message for the user."""
 
     message: str
 
 
 class MessageReader:
-    """Bytes from a pipe, back into the messages that were framed."""
+    """Splits a byte stream into the messages that were framed."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Any]:
-        """Every message that is now whole; ValueError for one that is longer than any of ours."""
+        """The messages that are now complete; ValueError for one over the size limit."""
         self._buffer += data
-        whole, at = [], 0
+        messages, at = [], 0
         while len(self._buffer) - at >= HEADER.size:
             (size,) = HEADER.unpack_from(self._buffer, at)
             if size > MAX_MESSAGE_SIZE:
@@ -60,14 +61,14 @@ class MessageReader:
             end = at + HEADER.size + size
             if len(self._buffer) < end:
                 break
-            whole.append(pickle.loads(memoryview(self._buffer)[at + HEADER.size : end].tobytes()))
+            messages.append(pickle.loads(memoryview(self._buffer)[at + HEADER.size : end].tobytes()))
             at = end
         del self._buffer[:at]
-        return whole
+        return messages
 
 
 class WorkerProcess(asyncio.Protocol):
-    """One life of a worker. A dead one is not revived: its owner starts another."""
+    """One run of a worker process. After it ends, its owner starts another."""
 
     def __init__(
         self,
@@ -84,46 +85,46 @@ class WorkerProcess(asyncio.Protocol):
         self._closed = False
 
     async def start(self) -> None:
-        """Start the process and connect to it. It is ready when its first message says so."""
+        """Start the process and connect to it. The worker reports by its first message that it is ready."""
         loop = asyncio.get_running_loop()
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        process = context.Process(target=self._target, args=(theirs, *self._arguments), daemon=True)
-        # Asking the fork server takes a moment (and the first time, an import of everything).
+        parent_socket, child_socket = socket.socketpair()
+        parent_socket.setblocking(False)
+        process = context.Process(target=self._target, args=(child_socket, *self._arguments), daemon=True)
+        # The fork server takes a moment to answer (on first use, the imports).
         starting = loop.run_in_executor(None, start_in_fork_server, process)
         try:
             await asyncio.shield(starting)
         except BaseException:
-            # A thread cannot be called back: what it starts is ended once it is there.
+            # The thread cannot be cancelled: wait for it, then end what it started.
             await asyncio.wait([starting])
-            ours.close()
+            parent_socket.close()
             if not starting.exception():
                 process.kill()
                 await loop.run_in_executor(None, process.join, 5.0)
             raise
         finally:
-            theirs.close()
+            child_socket.close()
         self._process = process
-        await loop.create_connection(lambda: self, sock=ours)
+        await loop.create_connection(lambda: self, sock=parent_socket)
 
     @property
     def pid(self) -> int | None:
-        """The process number, for whoever wants to look at it or end it."""
+        """The process id, if it has been started."""
         return self._process.pid if self._process else None
 
     def send(self, message: Any) -> None:
-        """Send without waiting; a worker that is gone loses it (its owner is told by `on_lost`)."""
+        """Send without waiting. If the worker has ended, the message is lost and `on_lost` follows."""
         if self._transport is not None and not self._closed:
             self._transport.write(encode_message(message))
 
     def kill(self) -> None:
-        """End it now, whatever it is doing. `on_lost` follows unless `close` came first."""
+        """Kill the process. `on_lost` follows unless `close` came first."""
         if self._process is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._process.kill()
 
     async def close(self) -> None:
-        """End it and wait until it is gone; nobody is told."""
+        """Kill the process and wait until it has ended, without a callback."""
         self._closed = True
         if self._transport is not None:
             self._transport.abort()
@@ -134,7 +135,7 @@ class WorkerProcess(asyncio.Protocol):
     # ---- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclasses of asyncio's, so nothing may be asserted here.
+        # uvloop's transports do not subclass asyncio's, so there is no assertion here.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -152,16 +153,16 @@ class WorkerProcess(asyncio.Protocol):
             self._closed = True
             self.kill()
             if self._process is not None:
-                # Reap it without waiting on it here.
+                # Reap the process without blocking.
                 asyncio.get_running_loop().run_in_executor(None, self._process.join, 5.0)
             self._on_lost(self)
 
 
 def start_fork_server() -> None:
-    """Start the fork server, which imports once what every worker needs: seconds, beside our own imports."""
+    """Start the fork server, which imports once what every worker needs."""
     context.set_forkserver_preload(PRELOAD)
-    # Ctrl-C reaches the whole group of processes. Only the server answers it, not an import half done.
-    resource_tracker.ensure_running()  # first: it unblocks the signal on its way
+    # Ctrl-C is sent to the whole process group. Only the server handles it, never an import half done.
+    resource_tracker.ensure_running()  # first, since it unblocks the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -170,13 +171,13 @@ def start_fork_server() -> None:
 
 
 def start_in_fork_server(process: BaseProcess) -> None:
-    """Start it with everything that workers import loaded already."""
+    """Start the process from the fork server, with the workers' imports already done."""
     start_fork_server()
     process.start()
 
 
 async def gather_or_cancel(*starts: Coroutine[Any, Any, T]) -> list[T]:
-    """All at once; when one fails the others are cancelled and waited for, and its exception is raised."""
+    """Run all concurrently; if one fails, cancel the others, wait for them, and raise its exception."""
     tasks = [asyncio.ensure_future(start) for start in starts]
     try:
         return await asyncio.gather(*tasks)
@@ -196,10 +197,10 @@ def encode_message(message: Any) -> bytes:
 def serve_messages(
     channel: socket.socket, handle: Callable[[Any], Any], idle_work: Callable[[], Any] = lambda: None
 ) -> None:
-    """The child's life: each message is handled and answered, until the parent is gone.
+    """Main loop of a child: handle and answer each message, until the parent exits.
 
-    `idle_work` does a little of what can wait and answers None once there is none left: it is asked while no message
-    waits, and once after each, so that neither starves the other.
+    `idle_work` does a small piece of deferrable work and returns its answers, or None if nothing is left. It runs while
+    no message waits, and once after each message, so that neither starves the other.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -211,14 +212,14 @@ def serve_messages(
                     channel.sendall(encode_message(done))
                 if not select.select([channel], [], [], 0)[0]:
                     continue
-            (size,) = HEADER.unpack(_exactly(channel, HEADER.size))
-            answer = handle(pickle.loads(_exactly(channel, size)))
+            (size,) = HEADER.unpack(_receive_exactly(channel, HEADER.size))
+            answer = handle(pickle.loads(_receive_exactly(channel, size)))
             if answer is not None:
                 channel.sendall(encode_message(answer))
 
 
 def send_message(channel: socket.socket, message: Any) -> None:
-    """Say something before `serve_messages`. A parent that is gone meanwhile is no error: `serve_messages` then ends
+    """Send a message before `serve_messages`. If the parent has exited this is no error: `serve_messages` then returns
     at once.
     """
     with contextlib.suppress(ConnectionError):
@@ -226,12 +227,12 @@ def send_message(channel: socket.socket, message: Any) -> None:
 
 
 def limit_to_one_thread() -> None:
-    """A worker uses one core: there are as many workers as cores."""
+    """Limit the math libraries to one thread: there are as many workers as cores."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[name] = "1"
 
 
-def _exactly(channel: socket.socket, size: int) -> bytes:
+def _receive_exactly(channel: socket.socket, size: int) -> bytes:
     parts = bytearray()
     while len(parts) < size:
         part = channel.recv(min(1 << 20, size - len(parts)))

@@ -1,6 +1,6 @@
-"""Figures that several processes share: each writes a row of its own, all read the sums. So nothing is locked.
+"""Counters that several processes share. Each process writes its own row and all read the sums, so no lock is needed.
 
-In one process it is a plain array; for several it lies in shared memory, handed over when they are started.
+In one process it is a plain array; for several it is in shared memory, passed to each at its start.
 """
 
 from collections.abc import Sequence
@@ -10,26 +10,26 @@ import numpy as np
 
 from service.scheduling.process import context
 
-COMMON = ("sockets", "containers", "loop_s", "work_s")
-"""Open sockets and confined decoders; processor seconds that event loops and workers have used."""
-PER_MODEL = ("live", "batch", "hop_s", "most", "load", "waiting", "alive")
-"""Live channels and file streams, by who serves them; the rest by who owns the device."""
+PROCESS_COLUMNS = ("sockets", "audio_decoders", "loop_s", "work_s")
+"""Open sockets and audio decoder processes; processor seconds used by event loops and by workers."""
+MODEL_COLUMNS = ("live", "batch", "hop_s", "stream_capacity", "load", "waiting", "alive")
+"""Live channels and file streams, written by the processes that serve them; the rest by the device's owner."""
 
 
-def columns_for(models: Sequence[str]) -> tuple[str, ...]:
-    """Everything that is told about these models."""
-    return (*COMMON, *(f"{name}:{model}" for model in models for name in PER_MODEL))
+def column_names(models: Sequence[str]) -> tuple[str, ...]:
+    """The columns for these models."""
+    return (*PROCESS_COLUMNS, *(f"{name}:{model}" for model in models for name in MODEL_COLUMNS))
 
 
 class SharedCounters:
-    """The figures as one of the processes sees them. Row 0 belongs to whoever owns the devices."""
+    """The counters as one process sees them. Row 0 belongs to the owner of the devices."""
 
     def __init__(self, columns: Sequence[str], rows: int = 1, *, shared: bool = False) -> None:
         memory = context.RawArray("d", rows * len(columns)) if shared else None
         self.__setstate__((tuple(columns), rows, memory, 0))
 
     def for_row(self, row: int) -> "SharedCounters":
-        """The same figures, writing into another row."""
+        """The same counters, writing into another row."""
         columns, rows, memory, _ = self._state
         other = SharedCounters.__new__(SharedCounters)
         other.__setstate__((columns, rows, memory, row))
@@ -39,34 +39,36 @@ class SharedCounters:
 
     @property
     def rows(self) -> int:
-        """Processes that may write."""
+        """The number of processes that may write."""
         return self._state[1]
 
     def add(self, name: str, change: float) -> None:
-        """Change our figure."""
-        self._values[self.row, self._places[name]] += change
+        """Add to this process's value."""
+        self._values[self.row, self._column_index[name]] += change
 
-    def put(self, name: str, value: float) -> None:
-        """Set our figure."""
-        self._values[self.row, self._places[name]] = value
+    def set(self, name: str, value: float) -> None:
+        """Set this process's value."""
+        self._values[self.row, self._column_index[name]] = value
 
     def total(self, name: str) -> float:
         """The sum over all processes."""
-        return float(self._values[:, self._places[name]].sum())
+        return float(self._values[:, self._column_index[name]].sum())
 
-    def total_of_others(self, name: str, model: str) -> float:
-        """The sum of a figure over every other model."""
+    def total_of_other_models(self, name: str, model: str) -> float:
+        """The sum over every other model."""
         mine = f"{name}:{model}"
-        return sum(self.total(each) for each in self._places if each.startswith(f"{name}:") and each != mine)
+        return sum(
+            self.total(each) for each in self._column_index if each.startswith(f"{name}:") and each != mine
+        )
 
     def clear(self, row: int) -> None:
-        """A process is gone: what it held is free. What it has used stays counted."""
-        used = [self._places["loop_s"], self._places["work_s"]]
+        """A process has ended: clear what it held. The processor time that it used stays."""
+        used = [self._column_index["loop_s"], self._column_index["work_s"]]
         kept = self._values[row, used]
         self._values[row] = 0.0
         self._values[row, used] = kept
 
-    # ---- handed to a new process
+    # ---- pickling for a new process
 
     def __getstate__(self) -> tuple[tuple[str, ...], int, Any, int]:
         return self._state
@@ -74,6 +76,6 @@ class SharedCounters:
     def __setstate__(self, state: tuple[tuple[str, ...], int, Any, int]) -> None:
         self._state = state
         columns, rows, memory, self.row = state
-        self._places = {name: at for at, name in enumerate(columns)}
+        self._column_index = {name: at for at, name in enumerate(columns)}
         flat = np.zeros(rows * len(columns)) if memory is None else np.frombuffer(memory, np.float64)
         self._values = flat.reshape(rows, len(columns))

@@ -1,1 +1,1 @@
-"""What a stream is, without I/O, clock or thread: events, session, endpointing, transcript."""
+"""One stream as a state machine without I/O, clock or threads: events, session, endpointing, transcript."""

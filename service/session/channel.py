@@ -1,13 +1,14 @@
-"""One channel of a stream: sound into windows, outputs back into order, frames into utterances.
+"""One channel of a stream: cuts audio into windows, puts outputs back into order, feeds utterances to the decoder.
 
-A Finalize closes a segment: its windows are padded and flushed, and a fresh segment goes on. Which frames make an
-utterance is the segmenter's. No decoder, no queue, no clock here.
+A Finalize closes the current segment: its windows are padded and flushed, and a new segment follows. The segmenter
+decides which frames make an utterance. No decoder, queue or clock here.
 """
 
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 
 import numpy as np
@@ -16,26 +17,59 @@ from acoustic.architectures import ModelConfig
 from acoustic.constants import OUTPUT_S, OUTPUT_SAMPLES, SAMPLE_RATE
 from acoustic.windows import StreamWindows, Window, WindowOutput, WindowPlan
 from lm.hypothesis import Hypothesis
-from service.session.endpoint import EndpointSignal, SilenceDetector, UtteranceState
-from service.session.energy import QuietFrames
+from service.session.endpoint import EndpointSignal, UtteranceState
+from service.session.energy import SilenceDetector, SilenceTracker
 from service.session.events import Alternative, Event, Final, Partial, SpeechStarted, UtteranceEnded
 from service.session.messages import EndUtterance, PushFrames, Replay, RunWindow, WindowKey
-from service.session.segment import Segment, SegmentEnd
 from service.session.segmenter import Frames, Segmenter, Step
 from service.session.stream_settings import StreamSettings
 from service.session.transcript import Transcript
 
 DeferredEvent = Callable[[], Event | None]
-"""An event that is made when everything before it has been told."""
+"""Makes an event once everything before it has been emitted."""
+
+
+class SegmentEnd(Enum):
+    """Why a segment ends."""
+
+    FINALIZE = "finalize"
+    FINISH = "finish"
+
+
+@dataclass
+class Segment:
+    """The audio between two Finalizes, its windows and their outputs."""
+
+    number: int
+    windows: StreamWindows
+    base_samples: int
+    silence: SilenceTracker
+    end_reason: SegmentEnd | None = None
+    window_count: int = 0
+    cut_frame: int = 0
+    """Feature frame at which the newest window ends."""
+    next_index: int = 0
+    frames_done: int = 0
+    outputs: dict[int, WindowOutput] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """Samples received so far."""
+        return self.windows.received_samples
+
+    def position(self, frames: int) -> int:
+        """Stream position, in samples, at which the given number of output frames of this segment ends."""
+        return self.base_samples + min(frames * OUTPUT_SAMPLES, self.samples)
 
 
 @dataclass
 class OpenUtterance:
-    """What must be kept until its final is told."""
+    """State of an utterance until its final is emitted."""
 
     number: int
     start_samples: int
-    kept: list[Frames] = field(default_factory=list)
+    decoded_frames: list[Frames] = field(default_factory=list)
+    """Log-probabilities that the decode worker has answered: replayed when the worker is lost."""
     speech_final: bool = False
     from_finalize: bool = False
     probably_over: bool = False
@@ -58,26 +92,26 @@ class Channel:
         )
         self.done = False
         self.emitted_samples = 0
-        self._quiet = SilenceDetector()
+        self._silence_detector = SilenceDetector()
         self._early_cut_frames = settings.endpoint_rule.early_cut_frames(self.segmenter.look_ahead_frames)
         self._config, self._plan = config, plan
         self._hop_frames = plan.hop_frames
         self._segments: deque[Segment] = deque([self._new_segment(0, 0)])
-        self._requested: set[WindowKey] = set()
-        self._waiting: deque[RunWindow] = deque()
-        self._memory = self._segments[0].windows.memory
+        self._pending_windows: set[WindowKey] = set()
+        self._queued_windows: deque[RunWindow] = deque()
+        self._window_state = self._segments[0].windows.memory
         self._utterances: dict[int, OpenUtterance] = {}
-        self._open: OpenUtterance | None = None
+        self._open_utterance: OpenUtterance | None = None
         self._utterance_count = 0
         self._ended_at_samples = 0
         self._cut_in_speech = False
-        self._gap_emitted_s: float | None = None
+        self._utterance_ended_s: float | None = None
         self._wants_hypotheses = settings.interim or gap_ms is not None
 
-    # ---- sound in
+    # ---- audio in
 
     def set_hop(self, hop_frames: int) -> list[RunWindow]:
-        """The hop of the windows to come. What was kept for a wider one is one window, not many narrow ones."""
+        """Set the hop of later windows. Audio buffered for a wider hop becomes one window."""
         if hop_frames == self._hop_frames:
             return []
         segment, ready = self._segments[-1], []
@@ -88,19 +122,19 @@ class Channel:
         return ready
 
     def push(self, samples: Frames) -> list[RunWindow]:
-        """Take sound; answers the windows that may run now."""
+        """Add audio; returns the windows that can run now."""
         segment, ready, begin = self._segments[-1], [], 0
-        for end, quiet in segment.quiet.push(samples):
-            if quiet not in self._early_cut_frames:
+        for end, quiet_frames in segment.silence.push(samples):
+            if quiet_frames not in self._early_cut_frames:
                 continue
-            # Somebody may have finished: what can be heard of the end does not wait for the hop to fill.
+            # The speaker may have finished: run the available frames without waiting for the hop to fill.
             ready += self._request_windows(segment, segment.windows.push(samples[begin:end]), urgent=False)
             ready += self._request_windows(segment, segment.windows.cut_short(), urgent=False)
             begin = end
         return ready + self._request_windows(segment, segment.windows.push(samples[begin:]), urgent=False)
 
     def end_segment(self, end_reason: SegmentEnd) -> list[RunWindow]:
-        """Flush what is owed. Finalizes without sound between them are answered as one."""
+        """Pad and flush the segment. Consecutive Finalizes without audio between them are answered once."""
         segment = self._segments[-1]
         if end_reason is SegmentEnd.FINALIZE and not segment.samples and len(self._segments) > 1:
             return []
@@ -112,13 +146,13 @@ class Channel:
         return ready
 
     @property
-    def waiting_windows(self) -> int:
-        """Windows that wait for the one before them (running normalization)."""
-        return len(self._waiting)
+    def queued_windows(self) -> int:
+        """Windows that wait for the state after the previous window (running normalization)."""
+        return len(self._queued_windows)
 
     @property
     def out_of_order_windows(self) -> int:
-        """Windows that were heard before an earlier one: nothing is made of them until that one is."""
+        """Windows whose outputs arrived before those of an earlier window."""
         return sum(len(segment.outputs) for segment in self._segments)
 
     @property
@@ -128,34 +162,34 @@ class Channel:
             return self._ended_at_samples
         return self._segments[0].position(self._segments[0].frames_done)
 
-    # ---- outputs back
+    # ---- network outputs
 
-    def awaits(self, key: WindowKey) -> bool:
-        """Whether this window was asked for and has not come."""
-        return key in self._requested
+    def is_pending(self, key: WindowKey) -> bool:
+        """Whether this window was requested and its outputs have not arrived."""
+        return key in self._pending_windows
 
-    def outputs(self, key: WindowKey, outputs: WindowOutput) -> list[RunWindow]:
-        """Take a window's outputs; answers the window that waited for it, if any."""
-        self._requested.discard(key)
+    def add_outputs(self, key: WindowKey, outputs: WindowOutput) -> list[RunWindow]:
+        """Store a window's outputs; returns the window that waited for them, if any."""
+        self._pending_windows.discard(key)
         for segment in self._segments:
             if segment.number == key.segment:
                 segment.outputs[key.index] = outputs
         if outputs.memory is not None:
-            self._memory = outputs.memory
-        if not self._waiting:
+            self._window_state = outputs.memory
+        if not self._queued_windows:
             return []
-        following = self._waiting.popleft()
-        self._requested.add(following.key)
-        return [replace(following, window=replace(following.window, memory=self._memory))]
+        following = self._queued_windows.popleft()
+        self._pending_windows.add(following.key)
+        return [replace(following, window=replace(following.window, memory=self._window_state))]
 
     def advance(self, serial: int) -> Iterator[PushFrames | EndUtterance | DeferredEvent]:
-        """What follows from the frames that are now in order; serials go on after the given one."""
+        """Process the frames that are now in order; serials continue after `serial`."""
         while not self.done:
             segment = self._segments[0]
             outputs = segment.outputs.pop(segment.next_index, None)
             if outputs is not None:
                 segment.next_index += 1
-                for step in self._frames(segment, outputs.log_probs, serial):
+                for step in self._walk_frames(segment, outputs.log_probs, serial):
                     serial = step.serial if isinstance(step, PushFrames | EndUtterance) else serial
                     yield step
             elif segment.end_reason is not None and segment.next_index == segment.window_count:
@@ -165,10 +199,12 @@ class Channel:
             else:
                 return
 
-    # ---- answers of the decoder
+    # ---- decoder results
 
-    def decoded(self, command: PushFrames | EndUtterance, hypotheses: tuple[Hypothesis, ...]) -> Event | None:
-        """The event that the answer makes, if a listener would see something new."""
+    def on_decoded(
+        self, command: PushFrames | EndUtterance, hypotheses: tuple[Hypothesis, ...]
+    ) -> Event | None:
+        """The event for a decode result, or None if a listener would see nothing new."""
         self.emitted_samples = max(self.emitted_samples, command.position)
         utterance = self._utterances[command.utterance]
         begin, end = utterance.start_samples, command.position
@@ -184,64 +220,64 @@ class Channel:
                 utterance.speech_final,
                 utterance.from_finalize,
             )
-        utterance.kept.append(command.log_probs)
+        utterance.decoded_frames.append(command.log_probs)
         if not command.want_hypothesis or not hypotheses:
             return None
-        shown = self.transcript.partial(hypotheses[0], begin, end)
-        turned = command.probably_over != utterance.probably_over
+        partial_words = self.transcript.partial(hypotheses[0], begin, end)
+        candidate_changed = command.probably_over != utterance.probably_over
         utterance.probably_over = command.probably_over
-        if not self.settings.interim or (shown is None and not turned):
+        if not self.settings.interim or (partial_words is None and not candidate_changed):
             return None
         return Partial(
             self.number,
             start_s,
             end_s,
-            self.transcript.shown,
-            self.transcript.stable,
+            self.transcript.partial_words,
+            self.transcript.stable_words,
             command.probably_over,
         )
 
     def replays(self) -> list[Replay]:
-        """What a new decode worker must hear before the unanswered commands."""
+        """Frames that a new decode worker needs before the unanswered commands."""
         return [
-            Replay(self.number, each.number, np.concatenate(each.kept))
-            for each in self._utterances.values()
-            if each.kept
+            Replay(self.number, utterance.number, np.concatenate(utterance.decoded_frames))
+            for utterance in self._utterances.values()
+            if utterance.decoded_frames
         ]
 
-    # ---- inside
+    # ---- internals
 
     def _new_segment(self, number: int, base_samples: int) -> Segment:
         windows = StreamWindows(self._config, self._plan)
         if self._hop_frames != self._plan.hop_frames:
             windows.change_hop(self._hop_frames)
-        return Segment(number, windows, base_samples, QuietFrames(self._quiet))
+        return Segment(number, windows, base_samples, SilenceTracker(self._silence_detector))
 
     def _request_windows(self, segment: Segment, windows: list[Window], urgent: bool) -> list[RunWindow]:
-        now: list[RunWindow] = []
+        ready: list[RunWindow] = []
         for window in windows:
             segment.window_count += 1
             segment.cut_frame = window.span.end_frame
-            hear = RunWindow(WindowKey(self.number, segment.number, window.span.index), window, urgent)
-            if segment.windows.needs_order and (self._requested or self._waiting):
-                self._waiting.append(hear)
+            request = RunWindow(WindowKey(self.number, segment.number, window.span.index), window, urgent)
+            if segment.windows.needs_order and (self._pending_windows or self._queued_windows):
+                self._queued_windows.append(request)
                 continue
-            self._requested.add(hear.key)
+            self._pending_windows.add(request.key)
             if segment.windows.needs_order:
-                hear = replace(hear, window=replace(window, memory=self._memory))
-            now.append(hear)
-        return now
+                request = replace(request, window=replace(window, memory=self._window_state))
+            ready.append(request)
+        return ready
 
-    def _frames(
+    def _walk_frames(
         self, segment: Segment, log_probs: Frames, serial: int
     ) -> Iterator[PushFrames | EndUtterance | DeferredEvent]:
-        """Walk over new frames: open, feed and end utterances."""
+        """Process new output frames: start, feed and end utterances."""
         before = segment.frames_done
-        for step in self.segmenter.walk(log_probs, segment.quiet):
+        for step in self.segmenter.walk(log_probs, segment.silence):
             segment.frames_done = before + step.frame
             if step.signal is EndpointSignal.STARTED:
                 frame = segment.frames_done - 1
-                self._start_utterance(segment, frame - step.lead)
+                self._start_utterance(segment, frame - step.preroll)
                 if not self._cut_in_speech:
                     yield partial(SpeechStarted, self.number, segment.position(frame) / SAMPLE_RATE)
                 self._cut_in_speech = False
@@ -252,50 +288,52 @@ class Channel:
                 serial += 2
                 yield self._end_utterance(segment, serial, speech_final=step.signal is EndpointSignal.ENDED)
             else:
-                if self._open is not None:
+                if self._open_utterance is not None:
                     serial += 1
                     yield self._push(segment, serial, step.log_probs, self._probably_over(step))
                 if step.signal is EndpointSignal.GAP:
-                    yield self._gap
+                    yield self._utterance_ended_event
         segment.frames_done = before + len(log_probs)
-        if self._open is None:
+        if self._open_utterance is None:
             yield self._progress_event(segment)
         self._shorten_next_window(segment)
 
     def _probably_over(self, step: Step) -> bool:
-        """Whether the utterance is probably over; while a gap is told, that was said before."""
+        """Whether the utterance is probably over; a GAP step carries no mark, since an earlier step had it."""
         return (
             step.signal is not EndpointSignal.GAP
             and self.segmenter.endpointer.state is UtteranceState.CANDIDATE
         )
 
     def _shorten_next_window(self, segment: Segment) -> None:
-        """In a pause the next window reaches no further than to where the utterance may end.
+        """During a pause, end the next window at the frame where the utterance may end.
 
-        Not where windows overlap: what is known of the sound by now hangs on how it was sent, and overlapping windows
-        that are cut elsewhere hear a little else.
+        Only for models with stream state. With overlapping windows the log-probabilities depend on where a window is
+        cut, and the cut would depend on how the client sliced the audio.
         """
         if not self._plan.stateful:
             return
         wait = self.segmenter.endpointer.frames_to_next_decision
-        if wait is not None and segment.quiet.quiet_in(wait):
+        if wait is not None and segment.silence.quiet_in(wait):
             steps = math.ceil(wait * self._config.frames_per_output / self._config.stride_frames)
             segment.windows.shorten_next(steps * self._config.stride_frames)
 
     def _start_utterance(self, segment: Segment, frame: int) -> None:
         self._utterance_count += 1
-        self._open = OpenUtterance(self._utterance_count, segment.base_samples + frame * OUTPUT_SAMPLES)
-        self._utterances[self._utterance_count] = self._open
+        self._open_utterance = OpenUtterance(
+            self._utterance_count, segment.base_samples + frame * OUTPUT_SAMPLES
+        )
+        self._utterances[self._utterance_count] = self._open_utterance
 
     def _push(
         self, segment: Segment, serial: int, rows: Frames, probably_over: bool, want_hypothesis: bool = True
     ) -> PushFrames:
-        assert self._open is not None
+        assert self._open_utterance is not None
         position = segment.position(segment.frames_done)
         return PushFrames(
             serial,
             self.number,
-            self._open.number,
+            self._open_utterance.number,
             rows,
             want_hypothesis and self._wants_hypotheses,
             probably_over,
@@ -305,21 +343,21 @@ class Channel:
     def _end_utterance(
         self, segment: Segment, serial: int, speech_final: bool, from_finalize: bool = False
     ) -> EndUtterance:
-        assert self._open is not None
-        self._open.speech_final, self._open.from_finalize = speech_final, from_finalize
-        number, self._open = self._open.number, None
+        assert self._open_utterance is not None
+        self._open_utterance.speech_final, self._open_utterance.from_finalize = speech_final, from_finalize
+        number, self._open_utterance = self._open_utterance.number, None
         self._ended_at_samples = segment.position(segment.frames_done)
         return EndUtterance(serial, self.number, number, self._ended_at_samples)
 
     def _segment_ended(
         self, segment: Segment, serial: int
     ) -> Iterator[PushFrames | EndUtterance | DeferredEvent]:
-        """The last frame of a segment is in: end its utterance, and say what was asked for."""
+        """The last frame of a segment is done: end its utterance, and emit what was requested."""
         finalize = segment.end_reason is SegmentEnd.FINALIZE
         end_samples = segment.base_samples + segment.samples
-        self.segmenter.flush()
+        self.segmenter.reset()
         self._cut_in_speech = False
-        if self._open is not None:
+        if self._open_utterance is not None:
             yield self._end_utterance(segment, serial + 1, speech_final=False, from_finalize=finalize)
         elif finalize:
             start_s, end_s = self._ended_at_samples / SAMPLE_RATE, end_samples / SAMPLE_RATE
@@ -329,18 +367,18 @@ class Channel:
             self._segments.popleft()
         else:
             self.done = True
-        yield lambda: self._advance_emitted(end_samples)
+        yield lambda: self._set_emitted(end_samples)
 
     def _progress_event(self, segment: Segment) -> DeferredEvent:
         position = segment.position(segment.frames_done)
-        return lambda: self._advance_emitted(position)
+        return lambda: self._set_emitted(position)
 
-    def _advance_emitted(self, position: int) -> None:
+    def _set_emitted(self, position: int) -> None:
         self.emitted_samples = max(self.emitted_samples, position)
 
-    def _gap(self) -> Event | None:
+    def _utterance_ended_event(self) -> Event | None:
         end_s = self.transcript.last_word_end_s
-        if end_s is None or end_s == self._gap_emitted_s:
-            return None  # letters that made no word
-        self._gap_emitted_s = end_s
+        if end_s is None or end_s == self._utterance_ended_s:
+            return None  # characters that made no word
+        self._utterance_ended_s = end_s
         return UtteranceEnded(self.number, end_s)

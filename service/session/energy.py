@@ -1,4 +1,4 @@
-"""For how long the sound has been quiet, frame by frame (20 ms). How the samples are cut changes no count."""
+"""Energy-based silence detection, frame by frame (20 ms). How the audio is sliced changes no count."""
 
 from collections import deque
 
@@ -6,45 +6,76 @@ import numpy as np
 import numpy.typing as npt
 
 from acoustic.constants import OUTPUT_SAMPLES
-from service.session.endpoint import SilenceDetector
 
-QUIET_BEYOND_END_FRAMES = 1_000_000
-"""Beyond the sound is silence."""
+QUIET_DB_ABOVE_FLOOR = 15.0
+ALWAYS_QUIET_DB = -60.0
+FLOOR_BLOCK_FRAMES = 25
+FLOOR_BLOCKS = 8
+"""The noise floor is the lowest frame energy of the last 4 s (8 blocks of 0.5 s): speech has gaps within 4 s."""
+NO_FLOOR_DB = 1000.0
+DIGITAL_SILENCE_DB = -90.0
+"""Frames below this (a noise gate, an edit) say nothing about the background noise."""
+LOWEST_FLOOR_DB = ALWAYS_QUIET_DB - QUIET_DB_ABOVE_FLOOR
+QUIET_AFTER_END_FRAMES = 1_000_000
+"""Beyond the end of the audio everything is silence."""
 
 
-class QuietFrames:
-    """The measured frames of one stretch of sound whose network outputs have not come yet, oldest first."""
+class SilenceDetector:
+    """Counts for how many frames the energy has been low, relative to a running noise floor."""
+
+    def __init__(self) -> None:
+        self._quiet_frames = 0
+        self._frame_count = 0
+        self._block_minima_db: deque[float] = deque([NO_FLOOR_DB], FLOOR_BLOCKS)
+
+    def step(self, energy_db: float) -> int:
+        """Add a frame; returns the number of quiet frames up to and including it."""
+        if self._frame_count % FLOOR_BLOCK_FRAMES == 0:
+            self._block_minima_db.append(NO_FLOOR_DB)
+        self._frame_count += 1
+        if energy_db > DIGITAL_SILENCE_DB:
+            self._block_minima_db[-1] = min(self._block_minima_db[-1], energy_db)
+        floor_db = min(self._block_minima_db)
+        if floor_db == NO_FLOOR_DB:
+            floor_db = LOWEST_FLOOR_DB
+        quiet = energy_db < max(ALWAYS_QUIET_DB, floor_db + QUIET_DB_ABOVE_FLOOR)
+        self._quiet_frames = self._quiet_frames + 1 if quiet else 0
+        return self._quiet_frames
+
+
+class SilenceTracker:
+    """Quiet-frame counts of the audio whose network outputs have not arrived yet, oldest first."""
 
     def __init__(self, detector: SilenceDetector) -> None:
         self._detector = detector
-        self._quiet: deque[int] = deque()
-        self._unmeasured: npt.NDArray[np.float32] = np.zeros(0, np.float32)
+        self._counts: deque[int] = deque()
+        self._incomplete: npt.NDArray[np.float32] = np.zeros(0, np.float32)
 
     def push(self, samples: npt.NDArray[np.float32]) -> list[tuple[int, int]]:
-        """Measure the new frames: after which of these samples each ends, and for how long it has been quiet there."""
-        carried_samples = self._unmeasured.size
-        sound = np.concatenate([self._unmeasured, samples]) if carried_samples else samples
-        whole = sound.size // OUTPUT_SAMPLES * OUTPUT_SAMPLES
-        self._unmeasured = sound[whole:].copy()
-        # Samples that are not finite are refused elsewhere; here they must only not warn.
+        """Measure the complete frames; for each its end in `samples` and its number of quiet frames."""
+        buffered = self._incomplete.size
+        audio = np.concatenate([self._incomplete, samples]) if buffered else samples
+        complete = audio.size // OUTPUT_SAMPLES * OUTPUT_SAMPLES
+        self._incomplete = audio[complete:].copy()
+        # Samples that are not finite are rejected with their window; here they must only not warn.
         with np.errstate(all="ignore"):
-            frames = sound[:whole].reshape(-1, OUTPUT_SAMPLES)
+            frames = audio[:complete].reshape(-1, OUTPUT_SAMPLES)
             power = np.einsum("ij,ij->i", frames, frames) / OUTPUT_SAMPLES
             energies_db = np.nan_to_num(10 * np.log10(power + 1e-10)).tolist()
         measured = []
         for number, energy_db in enumerate(energies_db, start=1):
-            quiet = self._detector.step(energy_db)
-            self._quiet.append(quiet)
-            measured.append((number * OUTPUT_SAMPLES - carried_samples, quiet))
+            count = self._detector.step(energy_db)
+            self._counts.append(count)
+            measured.append((number * OUTPUT_SAMPLES - buffered, count))
         return measured
 
     def next(self, ahead: int) -> tuple[int, int]:
-        """For how long it has been quiet at the next frame, which is taken out, and so many frames later."""
-        now = self._quiet.popleft() if self._quiet else QUIET_BEYOND_END_FRAMES
+        """Remove the next frame; returns its count and the count `ahead` frames later."""
+        now = self._counts.popleft() if self._counts else QUIET_AFTER_END_FRAMES
         if not ahead:
             return now, now
-        return now, self._quiet[ahead - 1] if ahead <= len(self._quiet) else QUIET_BEYOND_END_FRAMES
+        return now, self._counts[ahead - 1] if ahead <= len(self._counts) else QUIET_AFTER_END_FRAMES
 
     def quiet_in(self, frames: int) -> bool:
-        """Whether it will be quiet so many frames on, as far as the sound is known."""
-        return bool(self._quiet) and self._quiet[min(frames, len(self._quiet)) - 1] > 0
+        """Whether the energy is low `frames` later, or at the last known frame if that is earlier."""
+        return bool(self._counts) and self._counts[min(frames, len(self._counts)) - 1] > 0

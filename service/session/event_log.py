@@ -1,6 +1,6 @@
-"""The numbered events of one stream, bounded: what a reader still gets, and what a resumed one gets again.
+"""The numbered events of one stream, bounded: what the reader has yet to read, and what is kept for resuming.
 
-Superseded partials are dropped; everything else is kept until it is read and then for a while. No I/O.
+Superseded partials are dropped. Every other event is kept until it is read and for a while after. No I/O.
 """
 
 from collections import OrderedDict
@@ -13,12 +13,12 @@ MAX_KEPT = 512
 
 
 class EventLog:
-    """Numbers events 1, 2, ... and hands each to the reader once."""
+    """Numbers events 1, 2, ... and delivers each to the reader once."""
 
     def __init__(self, max_unread: int = MAX_UNREAD, max_kept: int = MAX_KEPT) -> None:
         self._entries: OrderedDict[int, Event] = OrderedDict()
         self._unread: OrderedDict[int, None] = OrderedDict()
-        self._partial: dict[int, int] = {}
+        self._last_partial: dict[int, int] = {}
         self._last = 0
         self._last_dropped = 0
         self._max_unread = max_unread
@@ -30,17 +30,17 @@ class EventLog:
         return self._last
 
     @property
-    def overflowing(self) -> bool:
-        """The reader is too slow: more unread than the bound, even without superseded partials."""
+    def overflowed(self) -> bool:
+        """Whether the reader is too slow: more unread events than the bound, superseded partials not counted."""
         return len(self._unread) > self._max_unread
 
     def append(self, event: Event) -> int:
-        """Add one; returns its number. A newer partial or final replaces the channel's last partial."""
+        """Add an event; returns its number. A partial or final replaces the channel's last partial."""
         self._last += 1
         if isinstance(event, Partial | Final):
-            self._drop(self._partial.pop(event.channel, None))
+            self._drop(self._last_partial.pop(event.channel, None))
         if isinstance(event, Partial):
-            self._partial[event.channel] = self._last
+            self._last_partial[event.channel] = self._last
         self._entries[self._last] = event
         self._unread[self._last] = None
         return self._last
@@ -55,15 +55,15 @@ class EventLog:
         return number, event
 
     def can_resume(self, after: int) -> bool:
-        """Whether everything after this number is still here (but for superseded partials)."""
+        """Whether every event after this number is still kept (superseded partials aside)."""
         return self._last_dropped <= after <= self._last
 
     def rewind(self, after: int) -> None:
-        """The reader has seen everything up to `after`, and gets what follows (again)."""
+        """Deliver everything after `after` again: the reader has seen the events up to it."""
         self._unread = OrderedDict((number, None) for number in self._entries if number > after)
 
     def __iter__(self) -> Iterator[tuple[int, Event]]:
-        """Everything kept, oldest first."""
+        """Every kept event, oldest first."""
         return iter(self._entries.items())
 
     def _drop(self, number: int | None) -> None:

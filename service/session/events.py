@@ -1,4 +1,4 @@
-"""What a stream tells its listener: small frozen values, times in seconds from the sample count only.
+"""The events that a stream emits: frozen values, with times in seconds derived from the sample count.
 
 Every accepted stream ends with exactly one `Closed`, always last. Nothing here knows a wire format.
 """
@@ -10,7 +10,7 @@ from service.errors import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word with its place in the stream."""
+    """A word with its times in the stream."""
 
     text: str
     start_s: float
@@ -20,7 +20,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One reading of an utterance; a final carries them best first."""
+    """One hypothesis of an utterance; a final has them best first."""
 
     words: tuple[Word, ...]
     score: float = 0.0
@@ -38,7 +38,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The stream is accepted; sound may come."""
+    """The stream is accepted; audio may be sent."""
 
     id: str
     model: str
@@ -46,7 +46,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStarted:
-    """After quiet, somebody speaks (told once an utterance, before its first partial)."""
+    """Speech starts after silence: once for each utterance, before its first partial."""
 
     channel: int
     time_s: float
@@ -54,10 +54,10 @@ class SpeechStarted:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """What is heard of the open utterance so far; the first `stable_words` can no longer change.
+    """The words of the open utterance so far; the first `stable_words` no longer change.
 
-    `probably_over` marks the early final candidate: silence is probable, and unless speech goes on
-    (then a partial without the mark withdraws it) the final will say these words.
+    `probably_over` marks an early final candidate: silence is probable, and unless speech goes on (then a partial
+    without the mark withdraws it) the final has these words.
     """
 
     channel: int
@@ -75,10 +75,10 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """The sound from start to end, decided for good; `alternatives` is never empty, though it may lack words.
+    """The final result for the audio from start to end. `alternatives` is never empty; its words may be.
 
-    `speech_final`: trailing silence ended it (False: cut by length, Finalize or the end of the stream).
-    `from_finalize`: it answers a Finalize, and everything sent before that is in this or an earlier final.
+    `speech_final`: trailing silence ended the utterance (False: length limit, Finalize or the end of the stream).
+    `from_finalize`: answers a Finalize; everything sent before it is in this or an earlier final.
     """
 
     channel: int
@@ -90,7 +90,7 @@ class Final:
 
     @property
     def text(self) -> str:
-        """The best reading."""
+        """The text of the best hypothesis."""
         return self.alternatives[0].text
 
 
@@ -104,14 +104,14 @@ class UtteranceEnded:
 
 @dataclass(frozen=True, slots=True)
 class MarkerReached:
-    """Everything sent before the mark of this name has been heard and told."""
+    """Everything sent before the marker of this name has been transcribed, and its results emitted."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the words lag behind the sound: received minus processed."""
+    """How far results lag behind the audio: received minus processed."""
 
     received_s: float
     processed_s: float
@@ -120,7 +120,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The stream cannot go on: a code for machines, a message and advice for people. `Closed` follows."""
+    """The stream failed: a code for programs, a message and advice for people. `Closed` follows."""
 
     code: ErrorCode
     message: str
@@ -129,7 +129,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The one last event. Reasons: finished, cancelled, failed, lost (never resumed), drained."""
+    """The last event. Reasons: finished, cancelled, failed, lost (never resumed), drained."""
 
     reason: str
     audio_s: float

@@ -1,8 +1,7 @@
-"""What a session is told and what it answers: inputs and effects, frozen values, all of them.
+"""The inputs and effects of a session: frozen values.
 
-Whoever drives a session carries the effects out: `RunWindow` to the engine, `PushFrames` and `EndUtterance` to the
-stream's
-decode worker, `Emit` to the listener.
+The driver of a session carries the effects out: `RunWindow` goes to the engine, `PushFrames` and `EndUtterance` to the
+stream's decode worker, `Emit` to the listener.
 """
 
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from service.session.events import Event
 
 @dataclass(frozen=True, slots=True)
 class WindowKey:
-    """Which window of a stream: channel, segment (a new one after each Finalize), number in the segment."""
+    """Identifies a window of a stream: channel, segment (a new one after each Finalize), index in the segment."""
 
     channel: int
     segment: int
@@ -38,7 +37,7 @@ class Configured:
 
 @dataclass(frozen=True, slots=True)
 class AudioReceived:
-    """Sound [channels, n], 16 kHz, and the hop of the windows to come (None: as before)."""
+    """Audio [channels, n], 16 kHz, and the hop of later windows (None: unchanged)."""
 
     samples: npt.NDArray[np.float32]
     hop_frames: int | None = None
@@ -46,7 +45,7 @@ class AudioReceived:
 
 @dataclass(frozen=True, slots=True)
 class WindowDone:
-    """The engine has heard a window."""
+    """The engine has run a window."""
 
     key: WindowKey
     output: WindowOutput
@@ -54,7 +53,7 @@ class WindowDone:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The decode worker's answer to the command with this serial; answers come in the commands' order."""
+    """The decode worker's answer to the command with this serial; answers come in the order of the commands."""
 
     serial: int
     hypotheses: tuple[Hypothesis, ...]
@@ -62,26 +61,26 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Finalize:
-    """Everything so far becomes final now."""
+    """The client wants final results for everything so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceMarker:
-    """Say so when everything so far has been heard."""
+    """Emit MarkerReached once everything so far has been transcribed."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """No more sound will come. `reason` is what Closed will say."""
+    """No more audio follows. `reason` becomes the reason of Closed."""
 
     reason: str = "finished"
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The client vanished, and may come back."""
+    """The client disconnected and may come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +90,12 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """The decode worker died; a new one knows nothing of this stream."""
+    """The decode worker died; the new one has no state of this stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The stream cannot go on."""
+    """The stream fails with an error."""
 
     code: ErrorCode
     message: str
@@ -105,7 +104,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop now."""
+    """Close the stream now."""
 
     reason: str = "cancelled"
 
@@ -130,7 +129,7 @@ Input = (
 
 @dataclass(frozen=True, slots=True)
 class RunWindow:
-    """Run this window; `urgent`: a client waits for the end of what it said."""
+    """Run this window. `urgent`: the client waits for a final (Finalize, Finish)."""
 
     key: WindowKey
     window: Window
@@ -139,7 +138,7 @@ class RunWindow:
 
 @dataclass(frozen=True, slots=True)
 class PushFrames:
-    """Push frames to the utterance of this channel. `want_hypothesis`: answer with the best hypothesis."""
+    """Push frames to an utterance's decoder. `want_hypothesis`: answer with the best hypothesis."""
 
     serial: int
     channel: int
@@ -148,12 +147,12 @@ class PushFrames:
     want_hypothesis: bool
     probably_over: bool = False
     position: int = 0
-    """Samples of the channel that are heard with this push."""
+    """Position in the stream, in samples, at the end of these frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndUtterance:
-    """Finish the utterance and answer with its readings."""
+    """Finish the utterance and answer with its n-best hypotheses."""
 
     serial: int
     channel: int
@@ -163,7 +162,7 @@ class EndUtterance:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The worker is new: push these frames silently (no answer) before anything else."""
+    """The worker is new: push these frames, without an answer, before anything else."""
 
     channel: int
     utterance: int
@@ -172,14 +171,14 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """An event for the listener."""
+    """Send an event to the listener."""
 
     event: Event
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Forget this stream's waiting windows and its decoder state."""
+    """Drop this stream's waiting windows and its decoder state."""
 
 
 Effect = RunWindow | PushFrames | EndUtterance | Replay | Emit | Release

@@ -1,8 +1,7 @@
-"""Network outputs into utterances: which frames belong to one, where it begins, where it ends.
+"""Splits network outputs into utterances: which frames belong to one, where it starts and ends.
 
-The service and recognition in one process (service/embedded/batch.py) both end utterances here, by the rule of their
-preset.
-Frames of quiet never reach the decoder, but for a short lead before the first letter. No decoder, no clock here.
+Used by the service and by recognition in one process (service/embedded/batch.py), each with its own preset. Silence
+never reaches the decoder, except a short pre-roll before the first character. No decoder or clock here.
 """
 
 import math
@@ -16,29 +15,29 @@ from acoustic.architectures import ModelConfig
 from acoustic.constants import OUTPUT_S
 from acoustic.windows import WindowPlan
 from service.session.endpoint import Endpointer, EndpointRule, EndpointSignal
-from service.session.energy import QuietFrames
+from service.session.energy import SilenceTracker
 
-LEAD_FRAMES = 20
-"""Frames before the first letter that the decoder gets too."""
+PREROLL_FRAMES = 20
+"""Frames before the first character that the decoder gets as well."""
 
 Frames = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What happens at one frame, and the frames for the open utterance's decoder that are due with it."""
+    """What happens at one frame, and the frames to push to the open utterance's decoder."""
 
     signal: EndpointSignal | None
-    """None: nothing happens, the outputs end here."""
+    """None: the outputs of this call end here."""
     frame: int
-    """Outputs of this call up to and including the frame."""
+    """Outputs of this call up to and including this frame."""
     log_probs: Frames
-    lead: int = 0
-    """With STARTED: so many frames before this one the utterance begins."""
+    preroll: int = 0
+    """With STARTED: the utterance starts this many frames before this one."""
 
 
 class Segmenter:
-    """The utterances of one channel. `walk` takes the outputs in order; how they are cut into calls changes nothing."""
+    """The utterances of one channel. `walk` takes the outputs in order; how they are sliced changes no result."""
 
     def __init__(
         self,
@@ -49,51 +48,56 @@ class Segmenter:
         candidates: bool = False,
         gap_frames: int | None = None,
     ) -> None:
-        """`candidates`: steps where an utterance is probably over; `gap_frames`: one after so long without letters."""
+        """`candidates`: report where an utterance is probably over; `gap_frames`: report a gap of this length."""
         self.endpointer = Endpointer(rule)
         self.look_ahead_frames = math.ceil(plan.look_ahead_frames / config.frames_per_second / OUTPUT_S)
-        # Energy is known as far ahead as the network looks, less its edge.
+        # Energy is known as far ahead as the network's look-ahead, except at its edge.
         known = math.floor(plan.look_ahead_frames / config.frames_per_second / OUTPUT_S) - 1
         self._energy_ahead_frames = min(rule.energy_ahead_frames, max(0, known))
-        self._silent = [config.blank, *([config.alphabet.find(" ")] if " " in config.alphabet else [])]
+        self._silent_classes = [
+            config.blank,
+            *([config.alphabet.find(" ")] if " " in config.alphabet else []),
+        ]
         self._candidates, self._gap_frames = candidates, gap_frames
         self._gap_pending = False
-        self._lead: Frames = np.zeros((0, config.classes), np.float32)
+        self._preroll: Frames = np.zeros((0, config.classes), np.float32)
 
-    def walk(self, log_probs: Frames, quiet: QuietFrames) -> Iterator[Step]:
-        """The steps of these outputs in order; while the caller handles one, the endpointer stands at its frame."""
-        lead = len(self._lead)
-        rows = np.concatenate([self._lead, log_probs]) if lead else log_probs
-        letters = 1.0 - np.exp(log_probs[:, self._silent]).sum(axis=1)
-        first, lowest = 0, 0
-        for row, mass in enumerate(letters.tolist(), start=lead):
-            signal = self.endpointer.step(mass, *quiet.next(self._energy_ahead_frames))
-            frame, since = row - lead + 1, self.endpointer.frames_since_speech
+    def walk(self, log_probs: Frames, silence: SilenceTracker) -> Iterator[Step]:
+        """The steps of these outputs in order. While the caller handles a step, the endpointer is at its frame."""
+        preroll = len(self._preroll)
+        rows = np.concatenate([self._preroll, log_probs]) if preroll else log_probs
+        speech_probability = 1.0 - np.exp(log_probs[:, self._silent_classes]).sum(axis=1)
+        first_unsent, first_free = 0, 0
+        for row, probability in enumerate(speech_probability.tolist(), start=preroll):
+            signal = self.endpointer.step(probability, *silence.next(self._energy_ahead_frames))
+            frame, since = row - preroll + 1, self.endpointer.frames_since_speech
             if since == 0:
                 self._gap_pending = True
             if signal is EndpointSignal.STARTED:
-                first = max(lowest, row - LEAD_FRAMES)
-                yield Step(signal, frame, rows[:0], row - first)
+                first_unsent = max(first_free, row - PREROLL_FRAMES)
+                yield Step(signal, frame, rows[:0], row - first_unsent)
             elif signal in (EndpointSignal.ENDED, EndpointSignal.CUT):
-                yield Step(signal, frame, rows[first : row + 1])
-                first = lowest = row + 1
+                yield Step(signal, frame, rows[first_unsent : row + 1])
+                first_unsent = first_free = row + 1
             elif signal is EndpointSignal.CANDIDATE and self._candidates:
-                yield Step(signal, frame, rows[first : row + 1])
-                first = row + 1
+                yield Step(signal, frame, rows[first_unsent : row + 1])
+                first_unsent = row + 1
             if self._gap_pending and since == self._gap_frames:
                 self._gap_pending = False
                 yield Step(
-                    EndpointSignal.GAP, frame, rows[first : row + 1] if self.endpointer.open else rows[:0]
+                    EndpointSignal.GAP,
+                    frame,
+                    rows[first_unsent : row + 1] if self.endpointer.in_utterance else rows[:0],
                 )
-                first = row + 1 if self.endpointer.open else first
-        if not self.endpointer.open:
-            self._lead = rows[max(lowest, len(rows) - LEAD_FRAMES) :].copy()
+                first_unsent = row + 1 if self.endpointer.in_utterance else first_unsent
+        if not self.endpointer.in_utterance:
+            self._preroll = rows[max(first_free, len(rows) - PREROLL_FRAMES) :].copy()
             return
-        self._lead = self._lead[:0]
-        if first < len(rows):
-            yield Step(None, len(log_probs), rows[first:])
+        self._preroll = self._preroll[:0]
+        if first_unsent < len(rows):
+            yield Step(None, len(log_probs), rows[first_unsent:])
 
-    def flush(self) -> None:
-        """The sound ends here, or a Finalize ended the utterance."""
-        self.endpointer.flush()
-        self._lead = self._lead[:0]
+    def reset(self) -> None:
+        """The audio ends here, or a Finalize ended the utterance."""
+        self.endpointer.reset()
+        self._preroll = self._preroll[:0]

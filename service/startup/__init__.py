@@ -1,1 +1,1 @@
-"""What a server does before it accepts streams: checks, limits, event loop, banner."""
+"""Server startup: checks, limits, event loop, banner."""

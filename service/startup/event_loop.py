@@ -1,11 +1,11 @@
-"""Which event loop serves."""
+"""Selects the event loop."""
 
 import asyncio
 from collections.abc import Callable
 
 
 def loop_factory(uvloop_wanted: bool) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is wanted and installed; None: Python's own."""
+    """uvloop's factory if enabled and installed; None selects asyncio's."""
     if uvloop_wanted:
         try:
             import uvloop

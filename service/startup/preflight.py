@@ -1,4 +1,4 @@
-"""What can be told to be wrong before anything is loaded: address, keys, certificate, files. Takes no time at all."""
+"""Checks settings before anything is loaded: port, keys, certificate, model files. Imports nothing heavy."""
 
 import contextlib
 import ipaddress
@@ -24,86 +24,86 @@ from service.settings import Settings
 OTHER_VARIABLES = frozenset(
     {"SILICA_HOME", "SILICA_CONFIG", "SILICA_SERVER", "SILICA_KEY", "SILICA_KENLM_SOURCE"}
 )
-"""Variables of ours that are no setting of the server."""
-OTHER_FILES = 500
-"""Files that are open besides clients' sockets, at the most: uploads, workers, the log."""
+"""SILICA_* variables that are not settings of the server."""
+RESERVED_FILES = 500
+"""File descriptors needed besides client sockets: uploads, workers, logs."""
 
 
-def check(settings: Settings) -> None:
-    """ServiceError for the first thing that cannot work."""
+def check_settings(settings: Settings) -> None:
+    """Raise a ServiceError for the first problem."""
     check_exposed(settings, open_keys(settings).required)
     tls_context(settings)
-    held = reserve_ports(settings.host, settings.port)
-    for one in held:
+    reserved = reserve_ports(settings.host, settings.port)
+    for one in reserved:
         one.close()
     for name in settings.models:
         check_model(name)
-    words = settings.language_model
-    if words not in ("none", "shipped") and not Path(words).expanduser().exists():
+    language_model = settings.language_model
+    if language_model not in ("none", "shipped") and not Path(language_model).expanduser().exists():
         raise ServiceError(
             ErrorCode.LANGUAGE_MODEL,
-            f"There is no language model {words!r}.",
-            "Name a KenLM file, 'shipped' or 'none'.",
+            f"There is no language model {language_model!r}.",
+            "Expected a KenLM file, 'shipped' or 'none'.",
         )
 
 
 def check_model(name: str) -> None:
-    """ServiceError for a name that stands for nothing at all. The catalogue, which brings PyTorch, says the rest."""
+    """ServiceError MODEL for an unknown name. Further checks are in the catalogue, which imports PyTorch."""
     shipped = Path(acoustic.__file__).parent / "pretrained" / f"{name}.safetensors"
-    brought = models_folder() / name
+    installed = models_folder() / name
     if (
         name in published
         or shipped.exists()
-        or brought.is_dir()
+        or installed.is_dir()
         or (name and Path(name).expanduser().exists())
     ):
         return
     raise ServiceError(
         ErrorCode.MODEL,
-        f"There is no model {name!r}: neither a name nor a file.",
-        "`silica models list` shows what is here.",
+        f"There is no model {name!r}: it is neither a known name nor a file.",
+        "`silica models list` lists the models.",
     )
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """A sentence for every SILICA_* variable that sets nothing: most likely it is misspelt."""
+    """A warning for every unknown SILICA_* variable; it is probably misspelled."""
     known = {f"SILICA_{item.name.upper()}" for item in fields(Settings)} | OTHER_VARIABLES
-    sentences = []
+    warnings = []
     for name in sorted(environment):
         if name.startswith("SILICA_") and name not in known:
-            near = get_close_matches(name, known, n=1)
-            sentences.append(
-                f"{name} is set in the environment and means nothing here."
-                + (f" Did you mean {near[0]}?" if near else "")
+            suggestions = get_close_matches(name, known, n=1)
+            warnings.append(
+                f"The environment variable {name} is unknown and ignored."
+                + (f" Did you mean {suggestions[0]}?" if suggestions else "")
             )
-    return tuple(sentences)
+    return tuple(warnings)
 
 
 def raise_file_limit(settings: Settings) -> tuple[str, ...]:
-    """As many files open at once as the settings promise sockets; where the system forbids it, a sentence that says so.
+    """Raise the limit of open files to what max_connections needs. Returns a warning when the system forbids it.
 
-    Usually 1,024 are allowed at first and far more on request.
+    The default soft limit is usually 1024, the hard limit much higher.
     """
-    wanted = settings.max_connections + OTHER_FILES
+    wanted = settings.max_connections + RESERVED_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most >= settings.max_connections or soft == resource.RLIM_INFINITY:
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit >= settings.max_connections or soft == resource.RLIM_INFINITY:
         return ()
     return (
-        f"The system allows {most} open files, max_connections is {settings.max_connections}: raise the limit "
+        f"The system allows {limit} open files, but max_connections is {settings.max_connections}: raise the limit "
         "(`ulimit -n`, LimitNOFILE for systemd) or lower max_connections.",
     )
 
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A folder for this process only. What processes left that were killed is cleared away."""
-    for left in Path(tempfile.gettempdir()).glob("silica-[0-9]*-*"):
+    """A temporary folder of this process. Also deletes those of processes that were killed."""
+    for leftover in Path(tempfile.gettempdir()).glob("silica-[0-9]*-*"):
         with contextlib.suppress(OSError, ValueError):
-            if not process_name(int(left.name.split("-")[1])) and left.stat().st_uid == os.getuid():
-                shutil.rmtree(left, ignore_errors=True)
+            if not process_name(int(leftover.name.split("-")[1])) and leftover.stat().st_uid == os.getuid():
+                shutil.rmtree(leftover, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"silica-{os.getpid()}-"))
     try:
         yield folder
@@ -112,18 +112,18 @@ def private_folder() -> Iterator[Path]:
 
 
 def open_keys(settings: Settings) -> ApiKeys:
-    """The keys that the settings name, or the usual file if there is one."""
+    """The API keys of the settings, or of the default file if it exists."""
     file = keys_file(settings)
     return ApiKeys(file if settings.keys_file or file.exists() else None)
 
 
 def keys_file(settings: Settings) -> Path:
-    """Where the keys lie, if there are any."""
+    """The path of the keys file, which may not exist."""
     return settings.keys_file or default_keys_file()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Whether the address is reachable only from this machine."""
     if host.lower().rstrip(".") in ("localhost", "ip6-localhost"):
         return True
     try:
@@ -133,18 +133,18 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposed(settings: Settings, keys_needed: bool) -> None:
-    """Refuse to listen beyond this machine without keys, unless told that this is meant."""
+    """ServiceError EXPOSED for an address beyond loopback without API keys and without --insecure."""
     if is_loopback(settings.host) or keys_needed or settings.insecure:
         return
     raise ServiceError(
         ErrorCode.EXPOSED,
-        f"refusing to listen on {settings.host!r} without API keys: anyone who can reach it could use it.",
-        "Make a key with `silica keys add NAME`, or pass --insecure if that is what you want.",
+        f"refusing to listen on {settings.host!r} without API keys: anyone on the network could use the server.",
+        "Create a key with `silica keys add NAME`, or pass --insecure.",
     )
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """The certificate and its key, loaded; None without them."""
+    """The TLS context; None without a certificate."""
     if settings.tls_certificate is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -154,51 +154,57 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
         raise ServiceError(
             ErrorCode.TLS,
             f"cannot use the certificate {settings.tls_certificate} with its key: {error}.",
-            "Both must be PEM files and belong together.",
+            "Both must be PEM files of the same certificate.",
         ) from None
     return context
 
 
 def reserve_ports(host: str, port: int) -> list[socket.socket]:
-    """Sockets that hold the port for processes that share it (bound, not listening); ServiceError when taken."""
-    held: list[socket.socket] = []
+    """Bound sockets that reserve a port to be shared by processes; ServiceError PORT when it is in use."""
+    reserved: list[socket.socket] = []
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
-            where = (address[0], held[0].getsockname()[1] if held and not port else port, *address[2:])
+            bind_address = (
+                address[0],
+                reserved[0].getsockname()[1] if reserved and not port else port,
+                *address[2:],
+            )
             if port:
-                with _bound(family, kind, protocol, where, shared=False) as alone:
-                    # Not shared at first: another server's shared port must not be joined by mistake.
-                    alone.listen(1)
-            held.append(_bound(family, kind, protocol, where, shared=True))
+                with _bound(family, kind, protocol, bind_address, shared=False) as exclusive:
+                    # Bind without SO_REUSEPORT first, to detect another server that shares its port.
+                    exclusive.listen(1)
+            reserved.append(_bound(family, kind, protocol, bind_address, shared=True))
     except OSError as error:
-        for one in held:
+        for one in reserved:
             one.close()
         raise cannot_listen(host, port, error) from None
-    return held
+    return reserved
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ServiceError:
-    """Why the port cannot be had, in words."""
+    """The error for a port that cannot be bound."""
     return ServiceError(
         ErrorCode.PORT,
         f"cannot listen on {host} port {port}: {error.strerror or error}.",
-        "Is another server running there? Choose another with --port.",
+        "Another server may be running there. Choose another port with --port.",
     )
 
 
-def _bound(family: int, kind: int, protocol: int, where: tuple[object, ...], shared: bool) -> socket.socket:
-    made = socket.socket(family, kind, protocol)
+def _bound(
+    family: int, kind: int, protocol: int, bind_address: tuple[object, ...], shared: bool
+) -> socket.socket:
+    sock = socket.socket(family, kind, protocol)
     try:
-        # Connections of a server that has just ended keep its port for a minute, from whoever does not say this.
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Otherwise connections in TIME_WAIT keep the port for a minute after a server has ended.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(where)
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(bind_address)
     except OSError:
-        made.close()
+        sock.close()
         raise
-    return made
+    return sock

@@ -1,4 +1,4 @@
-"""The one friendly screen that `silica serve` prints: where it is, what runs, how much it carries."""
+"""What `silica serve` prints while it starts and when it is ready."""
 
 import contextlib
 import json
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def address(settings: "Settings", port: int) -> str:
-    """Where this machine's own programs reach the server."""
+    """The server's URL for programs on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(settings.host, settings.host)
     scheme = "https" if settings.tls_certificate else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host and '[' not in host else host}:{port}"
 
 
 def startup_facts(settings: "Settings", port: int, stream_capacity: int, keys: bool) -> dict[str, object]:
-    """What a person or a script wants to know about a server that just became ready."""
+    """Addresses, models and capacity of a server that is ready."""
     here = address(settings, port)
     socket = here.replace("http", "ws", 1)
     return {
@@ -38,10 +38,10 @@ def startup_facts(settings: "Settings", port: int, stream_capacity: int, keys: b
 
 
 @contextlib.contextmanager
-def starting(settings: "Settings") -> "Iterator[Callable[[], None]]":
-    """Say at once what is being started, and on a terminal that it goes on; the given function ends that."""
+def starting_status(settings: "Settings") -> "Iterator[Callable[[], None]]":
+    """Print what is starting, on a terminal with a spinner. The yielded function ends it."""
     models = ", ".join(settings.models)
-    what = f"Warming {models} on {settings.device}"
+    what = f"Loading {models} on {settings.device}"
     if not sys.stderr.isatty() or settings.log_format == "json":
         if settings.log_format == "plain":
             sys.stderr.write(f"{what} for {settings.host}:{settings.port} ...\n")
@@ -50,7 +50,7 @@ def starting(settings: "Settings") -> "Iterator[Callable[[], None]]":
         return
     from rich.console import Console
 
-    status = Console(stderr=True).status(f"{what}: 10 to 20 s, at first longer; Ctrl-C stops it")
+    status = Console(stderr=True).status(f"{what}: 10 to 20 s, longer on the first start; Ctrl-C stops it")
     status.start()
     try:
         yield status.stop
@@ -59,12 +59,12 @@ def starting(settings: "Settings") -> "Iterator[Callable[[], None]]":
 
 
 def print_banner(
-    settings: "Settings", port: int, stream_capacity: int, keys_asked: bool, as_json: bool = False
+    settings: "Settings", port: int, stream_capacity: int, keys_required: bool, as_json: bool = False
 ) -> None:
-    """Print it."""
-    known = startup_facts(settings, port, stream_capacity, keys_asked)
+    """Print the banner, or the facts as JSON."""
+    facts = startup_facts(settings, port, stream_capacity, keys_required)
     if as_json:
-        sys.stdout.write(json.dumps(known) + "\n")
+        sys.stdout.write(json.dumps(facts) + "\n")
         sys.stdout.flush()
         return
     from rich.console import Console
@@ -72,19 +72,19 @@ def print_banner(
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
-    keys = "asked for" if known["keys"] else "not asked for (loopback only)"
-    if not known["keys"] and settings.insecure:
-        keys = "not asked for, and open to the network (--insecure)"
+    keys = "required" if facts["keys"] else "not required (loopback only)"
+    if not facts["keys"] and settings.insecure:
+        keys = "not required, open to the network (--insecure)"
     for name, value in (
-        ("page", known["page"]),
-        ("live", known["listen"]),
-        ("vosk", known["vosk"]),
-        ("metrics", known["metrics"]),
+        ("page", facts["page"]),
+        ("websocket", facts["listen"]),
+        ("vosk", facts["vosk"]),
+        ("metrics", facts["metrics"]),
         ("model", ", ".join(settings.models)),
-        ("device", known["device"]),
-        *((("processes", f"{settings.workers} speak with clients"),) if settings.workers > 1 else ()),
-        ("capacity", f"about {known['stream_capacity']} live streams"),
+        ("device", facts["device"]),
+        *((("processes", f"{settings.workers} workers"),) if settings.workers > 1 else ()),
+        ("capacity", f"about {facts['stream_capacity']} live streams"),
         ("keys", keys),
     ):
         table.add_row(f"[bold]{name}[/bold]", str(value))
-    Console().print(Panel(table, title="Silica listens", expand=False, border_style="green"))
+    Console().print(Panel(table, title="Silica is ready", expand=False, border_style="green"))

@@ -14,10 +14,10 @@ from typing import Any
 
 from service.errors import ErrorCode, ServiceError
 from service.logs import log_event
-from service.metrics import Metrics, forget_process
-from service.recognizer import FINISH_S
+from service.metrics import Metrics, mark_process_dead
+from service.recognizer import FINALS_TIMEOUT_S
 from service.scheduling.process import OVERLOADED_ADVICE, START_TIMEOUT_S, WorkerProcess
-from service.scheduling.shared_counters import SharedCounters, columns_for
+from service.scheduling.shared_counters import SharedCounters, column_names
 from service.settings import Settings
 from service.startup.preflight import reserve_ports
 from service.workers import worker
@@ -59,7 +59,7 @@ class Supervisor:
         self.settings, self.folder = settings, folder
         self.port = settings.port
         self.metrics = Metrics()
-        self.counters = SharedCounters(columns_for(settings.models), settings.workers + 1, shared=True)
+        self.counters = SharedCounters(column_names(settings.models), settings.workers + 1, shared=True)
         self.router = Router(settings, self.metrics, self.counters, self._send)
         self.slots = [WorkerSlot(number) for number in range(1, settings.workers + 1)]
         self._ports: list[socket.socket] = []
@@ -125,7 +125,7 @@ class Supervisor:
         log_event(logging.INFO, "draining", workers=len(self.slots), seconds=self.settings.drain_timeout_s)
         for slot in self.slots:
             self._send_signal(slot, signal.SIGTERM)
-        limit_s = self.settings.drain_timeout_s + FINISH_S + self.settings.send_timeout_s + 5.0
+        limit_s = self.settings.drain_timeout_s + FINALS_TIMEOUT_S + self.settings.send_timeout_s + 5.0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while any(slot.process is not None for slot in self.slots) and not self._stopping.is_set():
@@ -178,7 +178,7 @@ class Supervisor:
         self.counters.clear(slot.number)
         self.router.worker_lost(slot.number)
         if pid is not None:
-            forget_process(pid)
+            mark_process_dead(pid)
         self._changed.set()
         if self._draining:
             return

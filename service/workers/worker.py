@@ -17,10 +17,10 @@ def main(channel: socket.socket, settings: Any, counters: Any, folder: Path, hom
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if home is not None:
         os.environ["SILICA_HOME"] = home
-    from service.logs import start_logging
+    from service.logs import configure_logging
     from service.startup.event_loop import loop_factory
 
-    start_logging(settings.log_format, settings.log_level)
+    configure_logging(settings.log_format, settings.log_level)
     with asyncio.Runner(loop_factory=loop_factory(settings.uvloop)) as runner:
         runner.run(serve(channel, settings, counters, folder))
 
@@ -70,5 +70,5 @@ def report_loop_time(counters: Any) -> None:
     """Report the processor time of this event loop twice a second, for the capacity estimate."""
     import time
 
-    counters.put("loop_s", time.thread_time())
+    counters.set("loop_s", time.thread_time())
     asyncio.get_running_loop().call_later(0.5, report_loop_time, counters)

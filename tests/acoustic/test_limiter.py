@@ -12,7 +12,7 @@ from acoustic.architectures import FIXED
 from acoustic.config import FeatureConfig
 from acoustic.errors import AcousticError
 from acoustic.features.limiter import LevelLimiter
-from training.data.features import turned_down
+from training.data.features import limit_level
 
 CONFIG = replace(FIXED, normalize="causal", prior_frames=50, memory_frames=500, max_level_db=-26)
 SECOND = 16_000
@@ -85,13 +85,13 @@ def test_a_sample_that_is_no_sound_spoils_nothing_after_it(poison: float) -> Non
 def test_a_batch_in_training_hears_what_streams_hear(samples: int) -> None:
     """Also beyond what is remembered."""
     rows = np.stack([noise(13, level, seed)[:samples] for seed, level in enumerate((-8.0, -24.0, -40.0))])
-    turned = turned_down(CONFIG, torch.from_numpy(rows))
+    turned = limit_level(CONFIG, torch.from_numpy(rows))
     np.testing.assert_allclose(turned.numpy(), [heard(row) for row in rows], atol=1e-6)
 
 
 def test_without_a_limit_nothing_is_turned_down() -> None:
     loud = torch.from_numpy(noise(1, -5.0))[None]
-    assert turned_down(replace(CONFIG, max_level_db=None), loud) is loud
+    assert limit_level(replace(CONFIG, max_level_db=None), loud) is loud
 
 
 def test_a_limit_needs_a_level_and_a_prior() -> None:

@@ -1,4 +1,4 @@
-"""Reading sound files: every usual format, and a clear sentence for everything that is none."""
+"""Local audio files: the usual formats, and clear errors for everything else."""
 
 import io
 from pathlib import Path
@@ -21,21 +21,21 @@ def tone(seconds: float, rate: int, channels: int = 1) -> np.ndarray:
     return (0.4 * np.sin(2 * np.pi * time[:, None] * pitches)).astype(np.float32)
 
 
-def written(path: Path, sound: np.ndarray, rate: int, subtype: str | None = None) -> Path:
-    soundfile.write(path, sound, rate, subtype=subtype)
+def write(path: Path, samples: np.ndarray, rate: int, subtype: str | None = None) -> Path:
+    soundfile.write(path, samples, rate, subtype=subtype)
     return path
 
 
-def encoded(path: Path, codec: str, rate: int, form: str) -> Path:
+def encode(path: Path, codec: str, rate: int, form: str) -> Path:
     """A mono tone of two seconds through one of PyAV's encoders."""
-    with av.open(str(path), "w", format=form) as container:
-        stream = container.add_stream(codec, rate=rate, layout="mono")
+    with av.open(str(path), "w", format=form) as encode_tone:
+        stream = encode_tone.add_stream(codec, rate=rate, layout="mono")
         frame = av.AudioFrame.from_ndarray(tone(2, rate).T.copy(), format="fltp", layout="mono")
         frame.sample_rate = rate
         convert = av.AudioResampler(format=stream.format, layout="mono", rate=rate, frame_size=960)
         for piece in [*convert.resample(frame), *convert.resample(None)]:
-            container.mux(stream.encode(piece))
-        container.mux(stream.encode(None))
+            encode_tone.mux(stream.encode(piece))
+        encode_tone.mux(stream.encode(None))
     return path
 
 
@@ -52,17 +52,17 @@ def encoded(path: Path, codec: str, rate: int, form: str) -> Path:
         ("a.mp3", 32_000, 1, None),
     ],
 )
-def test_any_rate_and_channel_count_comes_as_16_khz(
+def test_any_rate_and_channel_count_becomes_16_khz(
     tmp_path: Path, name: str, rate: int, channels: int, subtype: str | None
 ) -> None:
-    heard = read_file(written(tmp_path / name, tone(2, rate, channels), rate, subtype))
-    assert heard.dtype == np.float32
-    assert heard.shape[0] == channels
-    assert abs(heard.shape[1] - 32_000) < 3_000  # lossy codecs pad
-    for row, pitch in zip(heard, (440, 880), strict=False):
+    samples = read_file(write(tmp_path / name, tone(2, rate, channels), rate, subtype))
+    assert samples.dtype == np.float32
+    assert samples.shape[0] == channels
+    assert abs(samples.shape[1] - 32_000) < 3_000  # lossy codecs pad
+    for row, pitch in zip(samples, (440, 880), strict=False):
         spectrum = np.abs(np.fft.rfft(row[4_000:20_000]))
-        assert abs(int(spectrum.argmax()) - pitch) <= 1  # one hertz a bin
-    assert 0.3 < np.abs(heard[0, 4_000:20_000]).max() < 0.5
+        assert abs(int(spectrum.argmax()) - pitch) <= 1  # bins of 1 Hz
+    assert 0.3 < np.abs(samples[0, 4_000:20_000]).max() < 0.5
 
 
 @pytest.mark.parametrize(
@@ -74,56 +74,56 @@ def test_any_rate_and_channel_count_comes_as_16_khz(
     ],
 )
 def test_phone_and_browser_formats(tmp_path: Path, name: str, codec: str, rate: int, form: str) -> None:
-    heard = read_mono(encoded(tmp_path / name, codec, rate, form))
-    assert abs(len(heard) - 32_000) < 3_000
-    assert abs(int(np.abs(np.fft.rfft(heard[4_000:20_000])).argmax()) - 440) <= 1
+    samples = read_mono(encode(tmp_path / name, codec, rate, form))
+    assert abs(len(samples) - 32_000) < 3_000
+    assert abs(int(np.abs(np.fft.rfft(samples[4_000:20_000])).argmax()) - 440) <= 1
 
 
 @pytest.mark.skipif(not PROMPTS.is_dir(), reason="needs Debian's asterisk-core-sounds-en-g722")
-def test_a_recorded_prompt_of_a_telephone_system() -> None:
+def test_a_g722_telephone_prompt() -> None:
     prompt = next(iter(sorted(PROMPTS.rglob("all-circuits-busy-now.g722"))))
-    heard = read_mono(prompt)
-    assert len(heard) == 2 * prompt.stat().st_size  # G.722 makes two samples of a byte
-    assert np.abs(heard).max() > 0.1
+    samples = read_mono(prompt)
+    assert len(samples) == 2 * prompt.stat().st_size  # G.722: two samples per byte
+    assert np.abs(samples).max() > 0.1
 
 
 def test_mono_is_the_mean_of_the_channels(tmp_path: Path) -> None:
-    both = read_file(written(tmp_path / "a.wav", tone(1, 16_000, 2), 16_000))
+    both = read_file(write(tmp_path / "a.wav", tone(1, 16_000, 2), 16_000))
     np.testing.assert_allclose(read_mono(tmp_path / "a.wav"), both.mean(axis=0), atol=1e-6)
 
 
-def test_blocks_join_to_the_whole(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.wav", tone(25, 44_100), 44_100)
+def test_blocks_concatenate_to_the_whole_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.wav", tone(25, 44_100), 44_100)
     blocks = list(read_blocks(path))
     assert len(blocks) == 3
     np.testing.assert_array_equal(np.concatenate(blocks, axis=1), read_file(path))
 
 
-def test_silence_is_sound(tmp_path: Path) -> None:
-    heard = read_file(written(tmp_path / "a.wav", np.zeros(16_000, np.float32), 16_000))
-    assert heard.shape == (1, 16_000)
-    assert not heard.any()
+def test_silence_is_valid(tmp_path: Path) -> None:
+    samples = read_file(write(tmp_path / "a.wav", np.zeros(16_000, np.float32), 16_000))
+    assert samples.shape == (1, 16_000)
+    assert not samples.any()
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.mp3", "a.ogg", "a.flac"])
-def test_a_truncated_file_gives_what_it_holds(tmp_path: Path, name: str) -> None:
-    # Noise, so that most of the file is sound and not its head.
+def test_a_truncated_file_is_read_to_its_end(tmp_path: Path, name: str) -> None:
+    # Noise, so that the file is much longer than its header.
     noise = np.random.default_rng(1).normal(0, 0.1, 64_000).astype(np.float32)
-    path = written(tmp_path / name, noise, 16_000)
+    path = write(tmp_path / name, noise, 16_000)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    heard = read_file(path)
-    assert 10_000 < heard.shape[1] < 48_000  # Ogg loses up to a page (a second) more than was cut
+    samples = read_file(path)
+    assert 10_000 < samples.shape[1] < 48_000  # Ogg also loses the incomplete page (up to 1 s)
 
 
-def test_damage_in_the_middle_is_survived(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.mp3", tone(4, 16_000), 16_000)
+def test_damage_in_the_middle_is_skipped(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.mp3", tone(4, 16_000), 16_000)
     content = bytearray(path.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 200] = bytes(200)
     path.write_bytes(content)
     assert read_file(path).shape[1] > 24_000
 
 
-def refusal(path: Path) -> str:
+def error_of(path: Path) -> str:
     with pytest.raises(ServiceError) as caught:
         read_file(path)
     assert caught.value.code == "audio_file"
@@ -132,59 +132,59 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_what_is_no_sound_is_refused_in_words(tmp_path: Path) -> None:
+def test_unreadable_files_are_clear_errors(tmp_path: Path) -> None:
     text = tmp_path / "text.wav"
-    text.write_text("this is no sound\n" * 400)
-    assert "not readable as sound" in refusal(text)
+    text.write_text("not audio\n" * 400)
+    assert "cannot be decoded as audio" in error_of(text)
     empty = tmp_path / "empty.wav"
     empty.touch()
-    assert "0 bytes" in refusal(empty)
-    assert "does not exist" in refusal(tmp_path / "missing.wav")
-    assert "folder" in refusal(tmp_path)
-    raw = tmp_path / "sound.raw"
+    assert "0 bytes" in error_of(empty)
+    assert "does not exist" in error_of(tmp_path / "missing.wav")
+    assert "folder" in error_of(tmp_path)
+    raw = tmp_path / "samples.raw"
     raw.write_bytes(bytes(32_000))
-    assert "does not say its rate" in refusal(raw)
+    assert "without a header" in error_of(raw)
 
 
-def test_a_header_without_sound_is_refused(tmp_path: Path) -> None:
-    assert "not a single sample" in refusal(written(tmp_path / "a.wav", np.zeros(0, np.float32), 16_000))
-    cut = written(tmp_path / "cut.wav", tone(1, 16_000), 16_000)
+def test_a_header_without_samples_is_an_error(tmp_path: Path) -> None:
+    assert "no audio samples" in error_of(write(tmp_path / "a.wav", np.zeros(0, np.float32), 16_000))
+    cut = write(tmp_path / "cut.wav", tone(1, 16_000), 16_000)
     cut.write_bytes(cut.read_bytes()[:20])
-    assert refusal(cut)
+    assert error_of(cut)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_samples_that_are_no_numbers_are_refused(tmp_path: Path, bad: float) -> None:
-    sound = tone(1, 16_000)
-    sound[8_000] = bad
-    assert "NaN" in refusal(written(tmp_path / "a.wav", sound, 16_000, "FLOAT"))
+def test_samples_that_are_not_finite_are_an_error(tmp_path: Path, bad: float) -> None:
+    samples = tone(1, 16_000)
+    samples[8_000] = bad
+    assert "NaN" in error_of(write(tmp_path / "a.wav", samples, 16_000, "FLOAT"))
 
 
-def test_a_film_without_sound_is_refused(tmp_path: Path) -> None:
+def test_video_without_audio_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "film.mkv"
-    with av.open(str(path), "w", format="matroska") as container:
-        stream = container.add_stream("mpeg4", rate=5)
+    with av.open(str(path), "w", format="matroska") as encode_tone:
+        stream = encode_tone.add_stream("mpeg4", rate=5)
         stream.width = stream.height = 16
         stream.pix_fmt = "yuv420p"
         frame = av.VideoFrame.from_ndarray(np.zeros((16, 16, 3), np.uint8), format="rgb24")
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
-    assert "holds no sound" in refusal(path)
+        encode_tone.mux(stream.encode(frame))
+        encode_tone.mux(stream.encode(None))
+    assert "no audio stream" in error_of(path)
 
 
-def test_a_file_over_the_limit_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.wav", tone(25, 8_000), 8_000)
+def test_a_file_over_the_length_limit_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.wav", tone(25, 8_000), 8_000)
     with pytest.raises(ServiceError, match="longer than 15 s"):
         read_file(path, max_length_s=15)
 
 
-def test_a_playlist_leads_nowhere_else(tmp_path: Path) -> None:
-    written(tmp_path / "a.wav", tone(1, 16_000), 16_000)
+def test_a_playlist_does_not_open_other_files(tmp_path: Path) -> None:
+    write(tmp_path / "a.wav", tone(1, 16_000), 16_000)
     playlist = tmp_path / "list.m3u8"
     playlist.write_text(
         f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{tmp_path / 'a.wav'}\n#EXT-X-ENDLIST\n"
     )
-    refusal(playlist)
+    error_of(playlist)
 
 
 def test_a_pipe_is_read_without_seeking(tmp_path: Path) -> None:
@@ -198,6 +198,6 @@ def test_a_pipe_is_read_without_seeking(tmp_path: Path) -> None:
         def readinto(self, room: bytearray) -> int:  # type: ignore[override]
             return self.content.readinto(room)
 
-    path = written(tmp_path / "a.ogg", tone(2, 16_000), 16_000)
+    path = write(tmp_path / "a.ogg", tone(2, 16_000), 16_000)
     blocks = list(read_stream(Pipe(path.read_bytes()), "standard input"))  # type: ignore[arg-type]
     np.testing.assert_array_equal(np.concatenate(blocks, axis=1), read_file(path))

@@ -13,7 +13,7 @@ from service.auth.keys import ApiKeys, Key, add_key, read_keys, revoke_key, writ
 from service.auth.usage import Usage, process_name, usage_file
 from service.commands import main
 from service.errors import ServiceError
-from service.logs import log_event, masked, start_logging
+from service.logs import configure_logging, log_event, mask_secrets
 
 
 @pytest.fixture
@@ -202,14 +202,14 @@ def test_the_list_shows_the_minutes_used_today(file, capsys):
     ],
 )
 def test_secrets_are_masked(text):
-    assert "SECRET" not in masked(text) and "****" in masked(text)
+    assert "SECRET" not in mask_secrets(text) and "****" in mask_secrets(text)
 
 
 @pytest.mark.parametrize("form", ["plain", "json"])
 def test_log_records_are_one_line_with_their_fields(form):
     out = io.StringIO()
     try:
-        start_logging(form, "info", out)
+        configure_logging(form, "info", out)
         log_event(logging.INFO, "opened", session="a", missing=None, address="?token=SECRET")
         log_event(logging.DEBUG, "unseen")
     finally:

@@ -1,4 +1,4 @@
-"""`silica transcribe --jobs` shows each job once, however often it is asked about, and rides out a restart."""
+"""`silica transcribe --jobs` shows one progress bar per job and waits for a restarting server."""
 
 import argparse
 
@@ -8,34 +8,34 @@ from service.clients.jobs import JobsClient
 from service.errors import ErrorCode, ServiceError
 
 
-class Bar:
-    """Keeps what was added and said."""
+class FakeProgress:
+    """Records the tasks and the printed messages."""
 
     def __init__(self):
         self.added = []
-        self.said = []
+        self.printed = []
         self.console = self
 
-    def print(self, text, **how):
-        self.said.append(text)
+    def print(self, text, **options):
+        self.printed.append(text)
 
     def add_task(self, description, total):
         self.added.append(description.strip())
         return len(self.added)
 
-    def update(self, task, **more):
+    def update(self, task, **options):
         pass
 
     def remove_task(self, task):
         pass
 
 
-ASKED = argparse.Namespace(server="http://host", key=None, model=None, hotword=[])
+ARGUMENTS = argparse.Namespace(server="http://host", key=None, model=None, hotword=[])
 
 
-async def test_a_job_that_runs_for_long_has_one_bar(monkeypatch, tmp_path):
+async def test_a_long_job_has_one_progress_bar(monkeypatch, tmp_path):
     file = tmp_path / "talk.wav"
-    file.write_bytes(b"sound")
+    file.write_bytes(b"audio")
     states = iter([*["running"] * 5, "failed"])
 
     async def add(client, path, fields):
@@ -46,16 +46,16 @@ async def test_a_job_that_runs_for_long_has_one_bar(monkeypatch, tmp_path):
 
     monkeypatch.setattr(JobsClient, "add", add)
     monkeypatch.setattr(JobsClient, "show", show)
-    monkeypatch.setattr(transcribe, "WATCH_S", 0.0)
-    bar, taken = Bar(), []
-    await transcribe.transcribe_as_jobs([str(file)], ASKED, bar, taken.append)
-    assert bar.added == ["1 jobs", "talk.wav"]
-    assert len(taken) == 1
+    monkeypatch.setattr(transcribe, "POLL_INTERVAL_S", 0.0)
+    progress, transcripts = FakeProgress(), []
+    await transcribe.transcribe_as_jobs([str(file)], ARGUMENTS, progress, transcripts.append)
+    assert progress.added == ["1 jobs", "talk.wav"]
+    assert len(transcripts) == 1
 
 
-async def test_a_server_that_is_started_again_is_waited_for(monkeypatch, tmp_path):
+async def test_a_restarting_server_is_waited_for(monkeypatch, tmp_path):
     file = tmp_path / "talk.wav"
-    file.write_bytes(b"sound")
+    file.write_bytes(b"audio")
     states = iter(["running", None, None, "failed"])
 
     async def add(client, path, fields):
@@ -63,14 +63,14 @@ async def test_a_server_that_is_started_again_is_waited_for(monkeypatch, tmp_pat
 
     async def show(client, id):
         if (state := next(states)) is None:
-            raise ServiceError(ErrorCode.NETWORK, "Nobody answers.")
+            raise ServiceError(ErrorCode.NETWORK, "Cannot connect.")
         return {"id": id, "status": state, "progress": {"share": 0.5}, "error": None}
 
     monkeypatch.setattr(JobsClient, "add", add)
     monkeypatch.setattr(JobsClient, "show", show)
-    monkeypatch.setattr(transcribe, "WATCH_S", 0.0)
+    monkeypatch.setattr(transcribe, "POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr(jobs_client, "RECONNECT_S", 0.0)
-    bar, taken = Bar(), []
-    await transcribe.transcribe_as_jobs([str(file)], ASKED, bar, taken.append)
-    assert bar.said == ["silica: Nobody answers. The jobs wait there."]
-    assert [transcript.error for transcript in taken] == [f"{file}: The job was cancelled."]
+    progress, transcripts = FakeProgress(), []
+    await transcribe.transcribe_as_jobs([str(file)], ARGUMENTS, progress, transcripts.append)
+    assert progress.printed == ["silica: Cannot connect. The jobs stay on the server."]
+    assert [transcript.error for transcript in transcripts] == [f"{file}: The job was cancelled."]

@@ -1,4 +1,4 @@
-"""Which of a server's models will hear: asked of a real server of HTTP that is still starting, then serves two."""
+"""Resolving a model name with an HTTP server that is still starting and then serves two models."""
 
 import pytest
 from aiohttp import web
@@ -12,7 +12,7 @@ SERVED = [{"name": "one", "default": True}, {"name": "two", "default": False}]
 
 @pytest.fixture
 async def server():
-    """Loads a model at each question about readiness."""
+    """Loads one more model at each /readyz request."""
     loaded = []
 
     async def models(request):
@@ -30,20 +30,20 @@ async def server():
         yield str(running.make_url("")).rstrip("/")
 
 
-async def test_a_server_that_still_loads_refuses_no_name_for_good(server):
+async def test_a_starting_server_is_not_an_unknown_model(server):
     async with ModelsClient(server) as client:
-        for asked in (None, "two"):
-            with pytest.raises(ServiceError) as refused:
-                await client.resolve(asked)
-            assert refused.value.code == "starting" and refused.value.retry_after_s == 2.0
+        for requested in (None, "two"):
+            with pytest.raises(ServiceError) as caught:
+                await client.resolve(requested)
+            assert caught.value.code == "starting" and caught.value.retry_after_s == 2.0
         assert await client.resolve(None) == "one"
         assert await client.resolve("two") == "two"
-        with pytest.raises(ServiceError, match=r"has no model 'whale'\. It serves one, two") as refused:
+        with pytest.raises(ServiceError, match=r"has no model 'whale'\. It serves one, two") as caught:
             await client.resolve("whale")
-        assert refused.value.code == "model"
+        assert caught.value.code == "model"
 
 
-async def test_it_is_waited_for_and_said_so(server, capsys, monkeypatch):
+async def test_a_starting_server_is_waited_for_with_a_message(server, capsys, monkeypatch):
     monkeypatch.setattr("service.clients.http.MAX_WAIT_S", 0.0)
     assert await resolve_model(server, None, "two") == "two"
-    assert capsys.readouterr().err == f"silica: {server} is still loading its models. Waiting for it.\n"
+    assert capsys.readouterr().err == f"silica: {server} is still loading its models. Waiting.\n"

@@ -1,18 +1,18 @@
-"""What a client keeps: exactly what it may have to send again, on the same session or on a new one."""
+"""The replay log keeps exactly what a resumed or a new session needs."""
 
 import json
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.clients.replay import MAX_UNDECIDED_S, ReplayLog
+from service.clients.replay import MAX_PENDING_S, ReplayLog
 
 
 def payloads(entries):
     return [entry.payload for entry in entries]
 
 
-def test_acknowledged_sound_is_not_sent_again():
+def test_acknowledged_audio_is_not_resent():
     log = ReplayLog(None, 16000)
     for part in (b"aa", b"bbb", b"c"):
         log.add(part)
@@ -23,7 +23,7 @@ def test_acknowledged_sound_is_not_sent_again():
     assert log.resume() == [] and not log._entries
 
 
-def test_commands_are_counted_apart_and_keep_their_place():
+def test_commands_are_counted_separately_and_keep_their_order():
     log = ReplayLog(None, 16000)
     log.add(b"aa")
     log.add('{"type":"Finalize"}')
@@ -35,14 +35,14 @@ def test_commands_are_counted_apart_and_keep_their_place():
     assert payloads(log.resume()) == [b"bb", '{"type":"CloseStream"}']
 
 
-def test_a_new_session_gets_everything_after_the_last_final_and_times_go_on():
+def test_a_new_session_starts_after_the_last_final_with_continuous_times():
     log = ReplayLog(2, 10)
     log.add(bytes(range(20)))
     log.add('{"type":"Finalize"}')
     log.add(b"xxxx")
     log.acknowledge(24, 1)
-    log.decided(1.0)
-    log.answered("Finalize")
+    log.mark_final(1.0)
+    log.mark_answered("Finalize")
     assert payloads(log.restart()) == [b"xxxx"]
     assert log.offset_s == 1.0
     assert payloads(log.resume()) == [b"xxxx"]
@@ -50,16 +50,16 @@ def test_a_new_session_gets_everything_after_the_last_final_and_times_go_on():
     assert log.resume() == [] and log.unacknowledged_bytes == 0
 
 
-def test_a_final_in_the_middle_of_a_message_cuts_it():
+def test_a_final_within_a_message_splits_it():
     log = ReplayLog(2, 10)
     log.add(bytes(range(20)))
     log.acknowledge(20, 0)
-    log.decided(0.4)
+    log.mark_final(0.4)
     assert payloads(log.restart()) == [bytes(range(8, 20))]
     assert log.offset_s == 0.4
 
 
-def test_an_unanswered_finalize_is_asked_for_again():
+def test_an_unanswered_finalize_is_resent():
     log = ReplayLog(2, 10)
     log.add(b"abcd")
     log.add('{"type":"Finalize"}')
@@ -72,42 +72,43 @@ def test_an_unanswered_finalize_is_asked_for_again():
     st.lists(st.one_of(st.binary(min_size=1, max_size=9), st.just("command")), max_size=30),
     st.integers(0, 30),
 )
-def test_whatever_was_received_the_rest_follows_in_order(parts, received):
+def test_resume_returns_the_unreceived_messages_in_order(parts, received):
     log = ReplayLog(None, 16000)
     sent = []
     for number, part in enumerate(parts):
         payload = part if isinstance(part, bytes) else json.dumps({"type": "Marker", "name": str(number)})
         sent.append(payload)
         log.add(payload)
-    had = sent[:received]
+    acknowledged = sent[:received]
     log.acknowledge(
-        sum(len(one) for one in had if isinstance(one, bytes)), sum(isinstance(one, str) for one in had)
+        sum(len(one) for one in acknowledged if isinstance(one, bytes)),
+        sum(isinstance(one, str) for one in acknowledged),
     )
     assert payloads(log.resume()) == sent[received:]
 
 
 @given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=30))
-def test_what_is_final_and_acknowledged_is_let_go(parts):
+def test_final_and_acknowledged_messages_are_dropped(parts):
     log = ReplayLog(1, 10)
     for part in parts:
         log.add(part)
         log.acknowledge(log.sent_bytes, 0)
-        log.decided(log.sent_bytes / 10)
-        assert not log._entries, "a stream of a day holds no more than a stream of a minute"
+        log.mark_final(log.sent_bytes / 10)
+        assert not log._entries, "the log must not grow with the stream's length"
 
 
-def test_hours_of_silence_are_let_go_too_and_a_new_session_goes_on_at_their_end():
+def test_hours_of_silence_are_dropped():
     log = ReplayLog(2, 10)
     for _ in range(3 * 3600):
         log.add(bytes(20))
         log.acknowledge(log.sent_bytes, 0)
-    assert sum(len(entry.payload) for entry in log._entries) <= (MAX_UNDECIDED_S + 1) * 20
+    assert sum(len(entry.payload) for entry in log._entries) <= (MAX_PENDING_S + 1) * 20
     sent = log.restart()
-    assert log.offset_s == 3 * 3600 - MAX_UNDECIDED_S
-    assert sum(map(len, payloads(sent))) == MAX_UNDECIDED_S * 20
+    assert log.offset_s == 3 * 3600 - MAX_PENDING_S
+    assert sum(map(len, payloads(sent))) == MAX_PENDING_S * 20
 
 
-def test_silence_of_which_the_server_has_nothing_is_kept():
+def test_unacknowledged_silence_is_kept():
     log = ReplayLog(2, 10)
     for _ in range(3600):
         log.add(bytes(20))

@@ -1,4 +1,4 @@
-"""A server that says when to come again is asked again; one that says nothing, or too late a time, is not."""
+"""Requests are retried if the server sends a Retry-After that is not too long."""
 
 import pytest
 
@@ -7,30 +7,30 @@ from service.errors import ErrorCode, ServiceError
 
 
 def refusing(*waits_s, code=ErrorCode.CAPACITY):
-    """Refuses once for each wait, then answers."""
+    """A request that fails once per wait and then succeeds."""
     left = list(waits_s)
 
-    async def ask():
+    async def request():
         if left:
             raise ServiceError(code, "All streams are in use.", "Try again soon.", retry_after_s=left.pop(0))
-        return "heard"
+        return "response"
 
-    return ask
+    return request
 
 
-async def test_it_waits_as_it_is_told_and_says_so_once():
-    told = []
-    assert await with_retries(refusing(0.0, 0.0, 0.0), told.append) == "heard"
-    assert [error.message for error in told] == ["All streams are in use."]
+async def test_retries_report_the_wait_once():
+    reported = []
+    assert await with_retries(refusing(0.0, 0.0, 0.0), reported.append) == "response"
+    assert [error.message for error in reported] == ["All streams are in use."]
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "failing",
     [refusing(None), refusing(3600.0), refusing(0.0, code=ErrorCode.STORAGE)],
     ids=["never", "late", "disk"],
 )
-async def test_what_waiting_does_not_help_is_raised_at_once(ask):
-    told = []
+async def test_errors_that_waiting_cannot_fix_are_raised(failing):
+    reported = []
     with pytest.raises(ServiceError):
-        await with_retries(ask, told.append)
-    assert told == []
+        await with_retries(failing, reported.append)
+    assert reported == []

@@ -1,4 +1,4 @@
-"""Verbs that only tell something answer at once: PyTorch, which takes seconds, comes only with weights."""
+"""Commands that need no model do not import PyTorch, ONNX Runtime or Numba, which take seconds."""
 
 import os
 import subprocess
@@ -32,17 +32,17 @@ print({name for name in SLOW if name in sys.modules} or "", file=sys.stderr, end
     ],
     ids=" ".join,
 )
-def test_it_answers_without_what_takes_long(line: tuple[str, ...], tmp_path: Path) -> None:
+def test_slow_packages_are_not_imported(line: tuple[str, ...], tmp_path: Path) -> None:
     environment = {**os.environ, "SILICA_HOME": str(tmp_path)}
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PROGRAM, *line], env=environment, capture_output=True, text=True, check=True
     )
-    assert told.stdout != ""
-    assert told.stderr == ""
+    assert result.stdout != ""
+    assert result.stderr == ""
 
 
-def test_the_process_that_serves_loads_no_network() -> None:
-    """Its workers do: several fronts would hold as many copies."""
+def test_the_server_process_imports_no_model_runtime() -> None:
+    """The engine processes do."""
     program = f"import sys, service.http.server; print({{*sys.modules}} & {{*{SLOW}}})"
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert told.stdout == "set()\n"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "set()\n"

@@ -1,4 +1,4 @@
-"""`silica mic` keeps what was understood, however the session ends."""
+"""`silica mic` writes the results so far when the session fails."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from service.commands import main
 from service.errors import ErrorCode, ServiceError
 
 WORD = {"word": "hello", "start": 0.5, "end": 0.9, "confidence": 0.9}
-SETTLED = {
+FINAL = {
     "type": "Results",
     "is_final": True,
     "speech_final": False,
@@ -19,21 +19,21 @@ SETTLED = {
 }
 
 
-@pytest.mark.parametrize("form", ["txt", "srt", "json"])
-def test_words_before_the_network_went_are_written(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("output_format", ["text", "srt", "json"])
+def test_results_before_a_network_error_are_written(
+    output_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def run_session(
         microphone: object, client: object, display: terminal_display.TerminalDisplay, seconds: object
     ) -> None:
-        display.finished(display.transcript.take(SETTLED))
-        raise ServiceError(ErrorCode.NETWORK, "No server for 60 s.", "Is it running?")
+        display.add_lines(display.transcript.add_message(FINAL))
+        raise ServiceError(ErrorCode.NETWORK, "Cannot connect.", "Check the URL.")
 
     monkeypatch.setattr(terminal_display, "run_session", run_session)
-    sound, kept = tmp_path / "a.wav", tmp_path / f"kept.{form}"
-    soundfile.write(sound, np.zeros(1600), 16_000)
-    assert main(["mic", "--from", str(sound), "--output", form, "--out", str(kept)]) == 2
-    assert "hello" in kept.read_text()
-    assert "No server for 60 s." in capsys.readouterr().err
-    assert main(["mic", "--from", str(sound)]) == 2
+    audio, out = tmp_path / "a.wav", tmp_path / f"out.{output_format}"
+    soundfile.write(audio, np.zeros(1600), 16_000)
+    assert main(["mic", "--from", str(audio), "--format", output_format, "--out", str(out)]) == 2
+    assert "hello" in out.read_text()
+    assert "Cannot connect." in capsys.readouterr().err
+    assert main(["mic", "--from", str(audio)]) == 2
     assert capsys.readouterr().out == "hello\n"

@@ -1,4 +1,4 @@
-"""What the person at the keyboard did wrong is said in one sentence, whichever verb it was said to."""
+"""User errors are reported in one line by every command."""
 
 import json
 from pathlib import Path
@@ -26,12 +26,12 @@ def clip(tmp_path: Path) -> Path:
         ("models", "export", "tiny", "{nowhere}"),
         ("lm", "adapt", "{text}", "--out", "{nowhere}"),
         ("prepare", "{folder}", "--out", "{nowhere}"),
-        ("release", "{nowhere}", "--out", "{nowhere}", "--clips", "{clip}"),
+        ("export", "{nowhere}", "--out", "{nowhere}", "--clips", "{clip}"),
         ("transcribe", "{clip}", "--model", "tiny", "--hotword", "日本"),
     ],
     ids=" ".join,
 )
-def test_it_is_one_sentence(
+def test_the_error_is_one_line(
     line: tuple[str, ...],
     clip: Path,
     tmp_path: Path,
@@ -44,9 +44,9 @@ def test_it_is_one_sentence(
     places = {"clip": clip, "text": text, "folder": tmp_path, "nowhere": text / "out"}
     before = sorted(tmp_path.iterdir())
     assert main([part.format(**places) for part in line]) in (1, 2)
-    said = capsys.readouterr()
-    assert said.err.splitlines()[-1].startswith("silica: ")
-    assert said.out == ""
+    output = capsys.readouterr()
+    assert output.err.splitlines()[-1].startswith("silica: ")
+    assert output.out == ""
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != "home"] == before
 
 
@@ -62,23 +62,23 @@ def test_it_is_one_sentence(
     ],
     ids=" ".join,
 )
-def test_what_is_no_address_of_a_server_is_said_so(
+def test_an_invalid_server_url_is_an_error(
     line: tuple[str, ...], address: str, clip: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*(part.format(clip=clip) for part in line), "--server", address]) == 2
-    assert f"silica: {address!r} is no address of a server." in capsys.readouterr().err
+    assert f"silica: {address!r} is not a server URL." in capsys.readouterr().err
 
 
-def test_a_fault_of_ours_is_not_taken_for_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: object) -> int:
-        raise OSError("a socket of ours")
+        raise OSError("internal socket")
 
     monkeypatch.setattr("service.commands.models.run", broken)
-    with pytest.raises(OSError, match="of ours"):
+    with pytest.raises(OSError, match="internal socket"):
         main(["models", "list"])
 
 
-def test_a_recording_that_cannot_be_read_is_named_and_the_others_are_scored(
+def test_evaluate_skips_unreadable_recordings(
     clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad.flac").write_bytes(b"fLaC" + bytes(900))
@@ -86,18 +86,18 @@ def test_a_recording_that_cannot_be_read_is_named_and_the_others_are_scored(
     (tmp_path / "manifest.jsonl").write_text("\n".join(lines))
     line = ["evaluate", str(tmp_path), "--model", "tiny", "--decoder", "greedy"]
     assert main([*line, "--json"]) == 1
-    said = capsys.readouterr()
-    answer = json.loads(said.out)
-    assert answer["recordings"] == 1 and answer["unreadable"] == ["bad.flac", "gone.wav"]
-    assert "not counted" in said.err and "bad.flac" in said.err and "gone.wav" in said.err
+    output = capsys.readouterr()
+    report = json.loads(output.out)
+    assert report["recordings"] == 1 and report["unreadable"] == ["bad.flac", "gone.wav"]
+    assert "skipped" in output.err and "bad.flac" in output.err and "gone.wav" in output.err
     assert main(line) == 1
-    assert "2 more could not be read" in capsys.readouterr().out
+    assert "2 unreadable" in capsys.readouterr().out
     (tmp_path / clip.name).unlink()
     assert main(line) == 2
     assert "No recording of" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_named_and_no_fault_of_ours(
+def test_a_full_disk_is_a_one_line_error(
     clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SILICA_HOME", str(tmp_path / "home"))
@@ -106,13 +106,13 @@ def test_a_full_disk_is_named_and_no_fault_of_ours(
     assert main(line) == 0
     capsys.readouterr()
     with full_disk():
-        assert main([*line, "--save-log-probs", str(tmp_path / "kept")]) == 1
-    said = capsys.readouterr()
-    assert said.err.splitlines()[-1].startswith("silica: File too large")
-    assert said.out == ""
+        assert main([*line, "--save-log-probs", str(tmp_path / "saved")]) == 1
+    output = capsys.readouterr()
+    assert output.err.splitlines()[-1].startswith("silica: File too large")
+    assert output.out == ""
 
 
-def test_what_is_written_others_may_read(
+def test_written_files_have_default_permissions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SILICA_HOME", str(tmp_path / "home"))
@@ -123,7 +123,7 @@ def test_what_is_written_others_may_read(
     assert exported.stat().st_mode == ordinary.stat().st_mode
 
 
-def test_two_recordings_of_one_name_do_not_overwrite_each_other(
+def test_recordings_of_the_same_name_do_not_overwrite_each_other(
     clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "other" / clip.name
@@ -133,3 +133,10 @@ def test_two_recordings_of_one_name_do_not_overwrite_each_other(
     assert main([*line, "--out", str(tmp_path / "out")]) == 2
     assert "would both be written" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_option_names_are_not_abbreviated(clip: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["transcribe", str(clip), "--dev", "cpu"])
+    assert caught.value.code == 2
+    assert "unrecognized arguments: --dev" in capsys.readouterr().err

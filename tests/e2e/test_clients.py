@@ -88,7 +88,7 @@ def test_openai_errors_have_its_types(client: openai.OpenAI, wav: Path, tmp_path
     with pytest.raises(openai.BadRequestError) as format_error:
         client.audio.transcriptions.create(model="m", file=wav, response_format="diarized_json")
     assert format_error.value.param == "response_format"
-    text_file = tmp_path / "text_file.txt"
+    text_file = tmp_path / "text.txt"
     text_file.write_text("text, not audio")
     with pytest.raises(openai.BadRequestError, match="container"):
         client.audio.transcriptions.create(model="m", file=text_file)

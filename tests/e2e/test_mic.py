@@ -58,7 +58,7 @@ def test_every_output_format_is_written(
     server: ServerProcess, recording: Path, tmp_path: Path, form: str
 ) -> None:
     done = mic(
-        server, "--from", str(recording), "--output", form, "--out", str(tmp_path / "out"), "--seconds", "2"
+        server, "--from", str(recording), "--format", form, "--out", str(tmp_path / "out"), "--seconds", "2"
     )
     assert done.returncode == 0 and done.stdout == "", done.stderr
     text = (tmp_path / "out").read_text()
@@ -70,9 +70,9 @@ def test_every_output_format_is_written(
     ("file", "options", "message"),
     [
         ("talk.wav", ["--hotword", "word:99"], "weight"),
-        ("talk.wav", ["--server", "ws://127.0.0.1:9"], "No server at"),
+        ("talk.wav", ["--server", "ws://127.0.0.1:9"], "Cannot connect to"),
         ("absent.wav", [], "does not exist"),
-        ("not-audio.wav", [], "not readable as sound"),
+        ("not-audio.wav", [], "cannot be decoded as audio"),
     ],
 )
 def test_errors_are_one_line(
@@ -90,7 +90,7 @@ def test_a_missing_sound_card_is_a_clear_error(server: ServerProcess) -> None:
         pytest.skip(f"this machine has a sound card: {listed.stdout}")
     done = mic(server)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("silica: There is no microphone") and "silica mic --list" in done.stderr
+    assert done.stderr.startswith("silica: No microphone") and "silica mic --list" in done.stderr
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_audio_of_a_sound_card_is_transcribed(
         server.address,
         "--device",
         "room",
-        "--output",
+        "--format",
         "json",
     ]
     mic_process = subprocess.Popen(

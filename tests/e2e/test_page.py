@@ -36,31 +36,32 @@ window.AudioWorkletNode = class extends AudioWorkletNode {
 """
 # Every visible text whose contrast is below WCAG 2.1 AA: [text, ratio].
 LOW_CONTRAST = """() => {
-  const paint = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-  const over = (colors) => {
-    paint.clearRect(0, 0, 1, 1);
-    for (const color of colors) { paint.fillStyle = color; paint.fillRect(0, 0, 1, 1); }
-    return [...paint.getImageData(0, 0, 1, 1).data].slice(0, 3).map((part) => part / 255);
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const blend = (colors) => {
+    canvas.clearRect(0, 0, 1, 1);
+    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((part) => part / 255);
   };
-  const light = (rgb) => {
+  const luminance = (rgb) => {
     const [r, g, b] = rgb.map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const low = [];
+  const failures = [];
   const check = (text, node, color, size, weight) => {
-    const behind = [];
+    const backgrounds = [];
     let opacity = 1;
     for (let at = node; at; at = at.parentElement) {
       const style = getComputedStyle(at);
-      behind.unshift(style.backgroundColor);
+      backgrounds.unshift(style.backgroundColor);
       opacity *= Number(style.opacity);
     }
     if (opacity < 0.01) return;
-    const back = light(over(behind));
-    const front = light(over([...behind, color]));
-    const ratio = (Math.max(back, front) + 0.05) / (Math.min(back, front) + 0.05);
+    const backgroundLuminance = luminance(blend(backgrounds));
+    const textLuminance = luminance(blend([...backgrounds, color]));
+    const [dark, bright] = [backgroundLuminance, textLuminance].sort((a, b) => a - b);
+    const ratio = (bright + 0.05) / (dark + 0.05);
     const large = size >= 24 || (size >= 18.66 && weight >= 700);
-    if (ratio < (large ? 3 : 4.5)) low.push([text, ratio]);
+    if (ratio < (large ? 3 : 4.5)) failures.push([text, ratio]);
   };
   const open = document.querySelector("dialog[open]");
   const walker = document.createTreeWalker(open ?? document.body, NodeFilter.SHOW_TEXT);
@@ -75,7 +76,7 @@ LOW_CONTRAST = """() => {
   for (const field of open?.querySelectorAll("[placeholder]") ?? []) {
     check(field.placeholder, field, getComputedStyle(field, "::placeholder").color, 16, 400);
   }
-  return low;
+  return failures;
 }"""
 
 
@@ -238,7 +239,9 @@ def test_confidence_is_shown_on_hover_and_by_arrow_keys(recorded_session: Record
 
 
 def test_screen_readers_get_each_line_once(recorded_session: RecordedSession) -> None:
-    lines = recorded_session.page.get_by_role("log", name="Recognized speech").locator("p").all_text_contents()
+    lines = (
+        recorded_session.page.get_by_role("log", name="Recognized speech").locator("p").all_text_contents()
+    )
     assert " ".join(lines).split() == shown_words(recorded_session.page)
 
 
@@ -265,7 +268,7 @@ def test_text_has_enough_contrast_and_motion_can_be_reduced(
 ) -> None:
     """WCAG AA contrast, light and dark, in every state; no animations with prefers-reduced-motion."""
     page = recorded_session.page
-    text_file = tmp_path / "text_file.txt"
+    text_file = tmp_path / "text.txt"
     text_file.write_text("text, not audio. " * 50)
     page.emulate_media(reduced_motion="reduce")
     page.set_input_files("#file-input", text_file)
@@ -315,7 +318,7 @@ def test_several_files_are_transcribed_and_invalid_ones_show_their_error(
     page: Page, server: ServerProcess, recording: np.ndarray, tmp_path: Path
 ) -> None:
     good = write_wav(tmp_path / "talk.wav", recording, 48000)
-    empty, text_file = tmp_path / "empty.wav", tmp_path / "text_file.wav"
+    empty, text_file = tmp_path / "empty.wav", tmp_path / "text.wav"
     empty.touch()
     text_file.write_text("text, not audio. " * 50)
     page.set_input_files("#file-input", [text_file, empty, good])
@@ -362,9 +365,9 @@ def test_a_broken_connection_is_resumed_without_loss(page: Page, server: ServerP
                 upstream.send(message)
 
         def from_server(message: str | bytes) -> None:
-            event = json.loads(message)
-            if event["type"] == "Started":
-                starts.append(event["received_bytes"])
+            document = json.loads(message)
+            if document["type"] == "Started":
+                starts.append(document["received_bytes"])
             route.send(message)
 
         def cut() -> None:

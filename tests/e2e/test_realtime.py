@@ -36,8 +36,8 @@ def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
 def events_until_completed(connection: Any, audio: bytes, size: int, commit: bool) -> list[Any]:
     """Send audio in messages of `size` bytes; all events up to the first completed transcription."""
     for start in range(0, len(audio), size):
-        audio = base64.b64encode(audio[start : start + size]).decode()
-        connection.send({"type": "input_audio_buffer.append", "audio": audio})
+        encoded = base64.b64encode(audio[start : start + size]).decode()
+        connection.send({"type": "input_audio_buffer.append", "audio": encoded})
     if commit:
         connection.send({"type": "input_audio_buffer.commit"})
     events = []

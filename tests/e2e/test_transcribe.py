@@ -97,9 +97,9 @@ def test_real_time_without_a_server(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (("--server", "http://127.0.0.1:9"), b"Is it running?"),
-        (("--jobs", "--realtime"), b"cannot be watched"),
-        (("--jobs", "--width", "9"), b"--width is the server's own business"),
+        (("--server", "http://127.0.0.1:9"), b"Start a server with"),
+        (("--jobs", "--realtime"), b"exclude each other"),
+        (("--jobs", "--width", "9"), b"--width has no effect with --server"),
     ],
 )
 def test_invalid_command_lines_are_one_line_errors(

@@ -235,15 +235,15 @@ async def test_metrics_count_each_socket_once(make_server, open_client, speech):
     async with make_server() as server:
         async with open_client(server) as client:
             assert (
-                'silica_sockets_open{dialect="deepgram"} 1.0' in (await get(f"{server.address}/metrics"))[2]
+                'silica_sockets_open{protocol="deepgram"} 1.0' in (await get(f"{server.address}/metrics"))[2]
             )
             await client.send(speech, {"type": "CloseStream"})
             await client.read_to_end()
         await server.app[APP_STATE].client_streams.all_sockets_closed.wait()
         status, headers, text = await get(f"{server.address}/metrics")
         assert status == 200 and headers["Content-Type"].startswith("text/plain")
-        assert 'silica_sockets_open{dialect="deepgram"} 0.0' in text
-        assert 'silica_sockets_closed_total{code="1000",dialect="deepgram"} 1.0' in text
+        assert 'silica_sockets_open{protocol="deepgram"} 0.0' in text
+        assert 'silica_sockets_closed_total{code="1000",protocol="deepgram"} 1.0' in text
         assert f"silica_audio_received_bytes_total {float(len(speech))}" in text
 
 
@@ -256,8 +256,8 @@ async def test_close_codes_that_clients_make_up_are_one_series(make_server, open
         _, _, text = await get(f"{server.address}/metrics")
         closed = [line for line in text.splitlines() if line.startswith("silica_sockets_closed_total{")]
         assert sorted(closed) == [
-            'silica_sockets_closed_total{code="1001",dialect="deepgram"} 1.0',
-            'silica_sockets_closed_total{code="other",dialect="deepgram"} 3.0',
+            'silica_sockets_closed_total{code="1001",protocol="deepgram"} 1.0',
+            'silica_sockets_closed_total{code="other",protocol="deepgram"} 3.0',
         ]
 
 
@@ -315,10 +315,10 @@ async def test_tls_serves_the_same_over_wss(make_server, speech, tmp_path):
             kinds = [json.loads(message)["type"] async for message in socket]
         # Silica's clients do not trust the self-signed certificate, and report that.
         https = f"https://localhost:{server.port}"
-        with pytest.raises(ServiceError, match=r"No safe connection to .*self-signed"):
+        with pytest.raises(ServiceError, match=r"TLS connection to .*self-signed"):
             async with JobsClient(https) as jobs:
                 await jobs.list(None)
-        with pytest.raises(ServiceError, match=r"No safe connection to .*self-signed"):
+        with pytest.raises(ServiceError, match=r"TLS connection to .*self-signed"):
             async with StreamClient(https) as stream:
                 await anext(aiter(stream))
     assert kinds[-1] == "Metadata" and "Results" in kinds

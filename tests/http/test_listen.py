@@ -137,7 +137,7 @@ async def test_a_corrupt_container_is_counted_as_a_failed_decoder(server, open_c
         await client.send(b"fLaC" + bytes(range(256)) * 200, {"type": "CloseStream"})
         code, reason = await client.read_to_end()
     assert (code, reason.partition(":")[0]) == (1008, "DATA-0000")
-    assert failures.get() == before + 1 and server.metrics.container_children._value.get() == 0
+    assert failures.get() == before + 1 and server.metrics.audio_decoder_processes._value.get() == 0
 
 
 async def test_an_unmodified_client_never_receives_silicas_message_types(server, open_client):

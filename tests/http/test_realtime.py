@@ -170,7 +170,7 @@ async def test_messages_and_pings_reset_the_idle_timeout(server, speech, monkeyp
             await asyncio.sleep(1.2)
             await socket.ping()
         stream = (await send_audio(socket, speech, server)).stream
-        assert stream.settings.idle_limit_s == 2.0
+        assert stream.settings.idle_timeout_s == 2.0
         for activity in (send(socket, "session.update", session={}), socket.ping()):
             before_s = stream.last_activity_s
             answer = await activity

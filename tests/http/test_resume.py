@@ -178,7 +178,7 @@ async def test_the_client_reconnects_by_itself(server, open_client, speech, chun
     async with cuttable_proxy(server.port) as proxy:
         options = {"encoding": "linear16", "sample_rate": 16000, "source": "file"}
         async with StreamClient(
-            f"ws://127.0.0.1:{proxy.port}", first_wait_s=0.05, on_state=cut_twice, **options
+            f"ws://127.0.0.1:{proxy.port}", initial_backoff_s=0.05, on_state=cut_twice, **options
         ) as client:
             received = []
 
@@ -211,7 +211,9 @@ async def test_the_client_sends_audio_without_finals_again_to_a_new_session(make
         expected = await uninterrupted(open_client, server, speech)
         async with cuttable_proxy(server.port) as proxy:
             options = {"encoding": "linear16", "sample_rate": 16000, "source": "file"}
-            async with StreamClient(f"ws://127.0.0.1:{proxy.port}", first_wait_s=0.05, **options) as client:
+            async with StreamClient(
+                f"ws://127.0.0.1:{proxy.port}", initial_backoff_s=0.05, **options
+            ) as client:
                 received = []
                 await client.send(speech)
                 await client.finalize()
@@ -241,8 +243,8 @@ async def test_the_client_reports_why_it_was_refused(server, open_client):
 
 
 async def test_the_client_gives_up_when_no_server_answers():
-    async with StreamClient("ws://127.0.0.1:9", give_up_s=0.3, first_wait_s=0.05) as client:
-        with pytest.raises(ServiceError, match="No server at"):
+    async with StreamClient("ws://127.0.0.1:9", reconnect_timeout_s=0.3, initial_backoff_s=0.05) as client:
+        with pytest.raises(ServiceError, match="Cannot connect to"):
             async for _ in client:
                 pass
         with pytest.raises(ServiceError):

@@ -1,4 +1,4 @@
-"""One recognizer for all laws: real processes, the babbling model, beam search without a language model."""
+"""One recognizer for all invariants: real processes, the fake model, beam search without a language model."""
 
 import inspect
 from collections.abc import AsyncIterator
@@ -17,14 +17,14 @@ from service.scheduling.decode_worker import UtteranceTable
 from service.scheduling.served_models import ServedModels
 from service.settings import Settings
 from tests.invariants.fake_model import PROMPTS, make_fake_model, speech
-from tests.invariants.streaming import recognizer_of
+from tests.invariants.streaming import make_recognizer
 
-# Computed before ONNX Runtime lets denormal numbers be zero on this thread: numpy warns of it.
+# Computed before ONNX Runtime flushes denormals to zero on this thread: numpy would warn.
 np.finfo(np.float32), np.finfo(np.float64)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All laws share one event loop with the recognizer; without recorded prompts they say so."""
+    """All tests here share one event loop with the recognizer; without recorded prompts they are skipped."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
@@ -40,13 +40,13 @@ def fake_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sound() -> npt.NDArray[np.float32]:
+def audio() -> npt.NDArray[np.float32]:
     """Twenty seconds of recorded prompts."""
     return speech(20)
 
 
 class Reference:
-    """The same model and decoder in a plain loop: what every stream must hear."""
+    """The same model and decoder in a plain loop: the reference for every stream."""
 
     def __init__(self, model: Path) -> None:
         self.backend = open_backend(model)
@@ -59,27 +59,27 @@ def reference(fake_model: Path) -> Reference:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared_recognizer_model(
+async def shared_recognizer(
     fake_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Recognizer]:
-    live_recognizer = recognizer_of(fake_model, tmp_path_factory.mktemp("cache"), engine_workers=2)
-    await live_recognizer.start()
-    yield live_recognizer
-    await live_recognizer.stop()
+    recognizer = make_recognizer(fake_model, tmp_path_factory.mktemp("cache"), engine_workers=2)
+    await recognizer.start()
+    yield recognizer
+    await recognizer.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def live_recognizer(shared_recognizer_model: Recognizer) -> AsyncIterator[Recognizer]:
-    """The one for all laws; a law that fails leaves no stream in it for the next one to count."""
-    yield shared_recognizer_model
-    for stream in list(shared_recognizer_model._streams.values()):
+async def recognizer(shared_recognizer: Recognizer) -> AsyncIterator[Recognizer]:
+    """The shared recognizer, cleared of streams that a failed test left open."""
+    yield shared_recognizer
+    for stream in list(shared_recognizer._streams.values()):
         stream.cancel()
-    shared_recognizer_model._parked.clear()
+    shared_recognizer._parked.clear()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def server(fake_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
-    """The same behind a real port."""
+    """A server with the same model on a real port."""
     settings = Settings(
         port=0,
         model=str(fake_model),

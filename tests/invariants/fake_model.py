@@ -1,6 +1,6 @@
-"""A tiny model that babbles: random weights, sharpened so that speech makes letters and quiet makes blanks.
+"""A tiny model with random weights, scaled so that speech gives characters and silence gives blanks.
 
-The laws need no sense in what is heard, only that every bit of it depends on the sound.
+The text has no meaning; it only has to depend on every part of the audio.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ SPACE_BIAS = 4.0
 
 
 def speech(seconds: float, first: int = 0) -> npt.NDArray[np.float32]:
-    """Recorded prompts, one after the other with half a second of quiet between, float32 [1, n]."""
+    """Recorded prompts, one after the other with half a second of silence between, float32 [1, n]."""
     from service.audio.files import read_file
 
     parts: list[npt.NDArray[np.float32]] = []
@@ -33,7 +33,7 @@ def speech(seconds: float, first: int = 0) -> npt.NDArray[np.float32]:
 
 
 def make_fake_model(folder: Path, model: str | Checkpoint = "tiny") -> Path:
-    """Write the model; answers its path."""
+    """Write the model; returns its path."""
     tiny = model if isinstance(model, Checkpoint) else catalogue.find(model)
     mean = open_backend(tiny).whole(speech(20)[0]).mean(axis=0)
     state = dict(tiny.state)
@@ -42,4 +42,4 @@ def make_fake_model(folder: Path, model: str | Checkpoint = "tiny") -> Path:
     bias[:, 0] += SPACE_BIAS
     state["output.weight"] = state["output.weight"] * SHARPNESS
     state["output.bias"] = state["output.bias"].new_tensor(bias.ravel())
-    return save(folder / "babbler.safetensors", tiny.config, state, Checkpoint(tiny.config, state).card)
+    return save(folder / "fake.safetensors", tiny.config, state, Checkpoint(tiny.config, state).card)

@@ -1,4 +1,4 @@
-"""How the laws talk to a recognizer: whole streams, cut as asked, and what of the events must be equal."""
+"""Runs streams through a recognizer, sliced as requested, and reduces their events to what must be equal."""
 
 import asyncio
 from collections.abc import Iterable
@@ -15,12 +15,12 @@ from service.session.events import Closed, Event, Final, Partial, SpeechStarted,
 Samples = npt.NDArray[np.float32]
 
 
-def recognizer_of(model: Path, cache_folder: Path, **more: Any) -> Recognizer:
-    """Not started yet: one worker of each kind, no language model, room for everybody however busy the machine."""
-    room: dict[str, Any] = {"max_streams": 1000, "overcommit": True}
+def make_recognizer(model: Path, cache_folder: Path, **more: Any) -> Recognizer:
+    """A recognizer that is not started: one worker of each kind, no language model, unlimited streams."""
+    limits: dict[str, Any] = {"max_streams": 1000, "overcommit": True}
     workers: dict[str, Any] = {"engine_workers": 1, "decode_workers": 1, "language_model": None}
     return Recognizer(
-        str(model), options=RecognizerOptions(**(room | workers | {"cache_folder": cache_folder} | more))
+        str(model), options=RecognizerOptions(**(limits | workers | {"cache_folder": cache_folder} | more))
     )
 
 
@@ -29,13 +29,13 @@ async def collect(stream: Stream) -> list[Event]:
 
 
 async def stream_through(
-    live_recognizer: Recognizer,
+    recognizer: Recognizer,
     samples: Samples,
     settings: StreamSettings,
     cuts: Iterable[int] = (),
 ) -> list[Event]:
-    """One whole stream, pushed in pieces that end at the cuts."""
-    stream = live_recognizer.open(settings)
+    """Run one stream, pushed in pieces that end at the cuts."""
+    stream = recognizer.open(settings)
     reader = asyncio.ensure_future(collect(stream))
     edges = [0, *sorted(cuts), samples.shape[1]]
     for first, end in pairwise(edges):
@@ -48,12 +48,12 @@ ChannelResult = list[tuple[object, ...]]
 
 
 def results(events: Iterable[Event]) -> ChannelResult:
-    """What must be equal, whatever the company: words, times, utterance ends; scores are left to rounding."""
-    told: ChannelResult = []
+    """What must not depend on other streams: words, times, utterance ends. Scores may differ by rounding."""
+    found: ChannelResult = []
     for event in events:
         if isinstance(event, Final):
             words = tuple((word.text, word.start_s, word.end_s) for word in event.alternatives[0].words)
-            told.append(
+            found.append(
                 (
                     "final",
                     event.channel,
@@ -65,13 +65,13 @@ def results(events: Iterable[Event]) -> ChannelResult:
                 )
             )
         elif isinstance(event, SpeechStarted):
-            told.append(("speech", event.channel, event.time_s))
+            found.append(("speech", event.channel, event.time_s))
         elif isinstance(event, UtteranceEnded):
-            told.append(("ended", event.channel, event.last_word_end_s))
+            found.append(("ended", event.channel, event.last_word_end_s))
         elif isinstance(event, Closed):
-            told.append(("closed", event.reason, event.audio_s))
-    # Channels run side by side: their order among each other is not promised, each one's own is.
-    return sorted(told, key=lambda each: each[1] if isinstance(each[1], int) else 99)
+            found.append(("closed", event.reason, event.audio_s))
+    # Only the order within a channel is defined, not the order between channels.
+    return sorted(found, key=lambda result: result[1] if isinstance(result[1], int) else 99)
 
 
 def texts(events: Iterable[Event]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Age: minute sixty of a stream costs what minute one cost, in kept state and in work."""
+"""Age: minute 60 of a stream costs what minute 1 cost, in memory and in work."""
 
 import asyncio
 import sys
@@ -13,74 +13,74 @@ from tests.invariants.streaming import Samples, collect
 from tests.session.synchronous_driver import TINY, SynchronousDriver, spelling_model
 
 
-def size_of(thing: object, seen: set[int]) -> int:
-    """Bytes of a value and everything it holds."""
-    if id(thing) in seen or isinstance(thing, type) or callable(thing):
+def size_of(item: object, seen: set[int]) -> int:
+    """Bytes of an object and everything it references."""
+    if id(item) in seen or isinstance(item, type) or callable(item):
         return 0
-    seen.add(id(thing))
-    if isinstance(thing, np.ndarray):
-        return thing.nbytes if thing.base is None else size_of(thing.base, seen)
-    return sys.getsizeof(thing) + sum(size_of(part, seen) for part in parts(thing))
+    seen.add(id(item))
+    if isinstance(item, np.ndarray):
+        return item.nbytes if item.base is None else size_of(item.base, seen)
+    return sys.getsizeof(item) + sum(size_of(part, seen) for part in parts(item))
 
 
-def parts(thing: object) -> Iterator[object]:
-    if isinstance(thing, dict):
-        yield from thing.keys()
-        yield from thing.values()
-    elif isinstance(thing, list | tuple | set | frozenset) or type(thing).__name__ in (
+def parts(item: object) -> Iterator[object]:
+    if isinstance(item, dict):
+        yield from item.keys()
+        yield from item.values()
+    elif isinstance(item, list | tuple | set | frozenset) or type(item).__name__ in (
         "deque",
         "OrderedDict",
     ):
-        yield from thing  # type: ignore[misc]
-    elif hasattr(thing, "__dict__"):
-        yield from vars(thing).values()
-    elif hasattr(thing, "__slots__"):
-        yield from (getattr(thing, name) for name in thing.__slots__ if hasattr(thing, name))
+        yield from item  # type: ignore[misc]
+    elif hasattr(item, "__dict__"):
+        yield from vars(item).values()
+    elif hasattr(item, "__slots__"):
+        yield from (getattr(item, name) for name in item.__slots__ if hasattr(item, name))
 
 
 def kept_bytes(session: Session) -> int:
     return size_of(session, set())
 
 
-def stream_frames(frame: int) -> str | None:
-    """Six seconds of letters, then a pause, and again."""
+def character_at(frame: int) -> str | None:
+    """Six seconds of characters, then a pause, repeated."""
     return "abcdef "[frame // 4 % 7] if frame % 4 == 0 and frame % 350 < 300 else None
 
 
-def test_an_hour_of_one_session_keeps_no_more_than_a_minute() -> None:
-    loop = SynchronousDriver(spelling_model(stream_frames), StreamSettings(decoder="greedy"))
+def test_an_hour_of_a_session_keeps_no_more_than_a_minute() -> None:
+    driver = SynchronousDriver(spelling_model(character_at), StreamSettings(decoder="greedy"))
     second = np.zeros((1, 16000), np.float32)
     sizes, pushes = [], []
     for minute in range(60):
         for _ in range(60):
-            loop.take(AudioReceived(second))
-        sizes.append(kept_bytes(loop.session))
-        pushes.append(loop.session.last_serial)
-        loop.events.clear()
+            driver.handle(AudioReceived(second))
+        sizes.append(kept_bytes(driver.session))
+        pushes.append(driver.session.last_serial)
+        driver.events.clear()
         del minute
-    loop.take(Finish())
+    driver.handle(Finish())
     assert max(sizes[30:]) <= max(sizes[:5]) * 1.05
     work = np.diff(pushes)
-    # Speech and minutes do not divide evenly: which words a minute holds differs by a few commands.
-    assert work[30:].max() <= work[:5].max() * 1.02, "commands to the decoder, a minute"
+    # Speech and minutes do not divide evenly: the commands in a minute differ by a few.
+    assert work[30:].max() <= work[:5].max() * 1.02, "decoder commands a minute"
     assert TINY.name == "tiny"
 
 
-async def test_an_old_stream_and_its_house_keep_no_more(live_recognizer: Recognizer, sound: Samples) -> None:
-    stream = live_recognizer.open(StreamSettings(priority="batch"))
+async def test_a_long_stream_and_its_recognizer_keep_no_more(recognizer: Recognizer, audio: Samples) -> None:
+    stream = recognizer.open(StreamSettings(priority="batch"))
     reader = asyncio.ensure_future(collect(stream))
     sizes = []
     for _ in range(12):
-        await stream.push(sound)
-        # Whatever is just on its way differs from moment to moment.
-        await stream.wait_processed(60)
+        await stream.push(audio)
+        # Work in flight varies: wait until it is done.
+        await stream.wait_until_processed(60)
         sizes.append(
             size_of([stream.session, stream._ready_s, stream._serial_ready_s, stream._buffered], set())
         )
-        sizes[-1] += size_of(live_recognizer.device.engine._tasks, set())
+        sizes[-1] += size_of(recognizer.device.engine._tasks, set())
     await stream.finish()
     events = await reader
     assert max(sizes[6:]) <= max(sizes[:4]) * 1.1
-    assert len(list(stream._log)) <= 512
+    assert len(list(stream._event_log)) <= 512
     assert not stream._ready_s and not stream._serial_ready_s
     assert len(events) > 50

@@ -1,4 +1,4 @@
-"""Company: who else shares the batch, and how full the machine is, never changes a word."""
+"""Batch independence: other streams in the batch, and the load of the machine, never change a word."""
 
 import asyncio
 
@@ -16,81 +16,75 @@ from tests.invariants.streaming import (
 )
 
 
-async def test_alone_or_in_a_crowd(live_recognizer: Recognizer, sound: Samples) -> None:
+async def test_one_stream_or_many(recognizer: Recognizer, audio: Samples) -> None:
     settings = StreamSettings(n_best=3)
-    alone = [await stream_through(live_recognizer, shifted(sound, number), settings) for number in range(4)]
-    crowd = await asyncio.gather(
+    alone = [await stream_through(recognizer, shifted(audio, number), settings) for number in range(4)]
+    together = await asyncio.gather(
         *(
             stream_through(
-                live_recognizer,
-                shifted(sound, number % 4),
+                recognizer,
+                shifted(audio, number % 4),
                 settings,
-                cuts=range(800 * (number % 5 + 1), sound.shape[1], 800 * (number % 5 + 1)),
+                cuts=range(800 * (number % 5 + 1), audio.shape[1], 800 * (number % 5 + 1)),
             )
             for number in range(24)
         )
     )
-    for number, events in enumerate(crowd):
+    for number, events in enumerate(together):
         assert results(events) == results(alone[number % 4])
         check_committed_prefix_grows(events)
 
 
-async def test_files_and_live_hear_the_same(live_recognizer: Recognizer, sound: Samples) -> None:
+async def test_files_and_live_streams_give_the_same(recognizer: Recognizer, audio: Samples) -> None:
     live = StreamSettings()
-    file = StreamSettings(priority="batch", declared_file=True)
+    file = StreamSettings(priority="batch", faster_than_realtime=True)
     both = await asyncio.gather(
-        stream_through(live_recognizer, sound, live), stream_through(live_recognizer, sound, file)
+        stream_through(recognizer, audio, live), stream_through(recognizer, audio, file)
     )
     assert results(both[0]) == results(both[1])
 
 
-async def test_any_hop_hears_the_same(live_recognizer: Recognizer, sound: Samples) -> None:
-    told = []
+async def test_every_hop_gives_the_same(recognizer: Recognizer, audio: Samples) -> None:
+    found = []
     for hop_s in (0.16, 0.32, 0.64, 1.28):
-        live_recognizer.pin_hop(hop_s)
+        recognizer.pin_hop(hop_s)
         try:
-            told.append(
-                results(
-                    await stream_through(live_recognizer, sound, StreamSettings(), range(3200, 320000, 3200))
-                )
+            found.append(
+                results(await stream_through(recognizer, audio, StreamSettings(), range(3200, 320000, 3200)))
             )
         finally:
-            live_recognizer.pin_hop(None)
-    assert all(each == told[0] for each in told)
+            recognizer.pin_hop(None)
+    assert all(each == found[0] for each in found)
 
 
-async def test_channels_are_company_too(live_recognizer: Recognizer, sound: Samples) -> None:
-    other = shifted(sound, 1)
-    together = await stream_through(
-        live_recognizer, np.concatenate([sound, other]), StreamSettings(channels=2)
-    )
-    apart = [await stream_through(live_recognizer, each, StreamSettings()) for each in (sound, other)]
+async def test_channels_are_independent(recognizer: Recognizer, audio: Samples) -> None:
+    other = shifted(audio, 1)
+    together = await stream_through(recognizer, np.concatenate([audio, other]), StreamSettings(channels=2))
+    separate = [await stream_through(recognizer, each, StreamSettings()) for each in (audio, other)]
     for channel in (0, 1):
-        mine = [(each[0], *each[2:]) for each in results(together) if each[1] == channel]
-        alone = [(each[0], *each[2:]) for each in results(apart[channel]) if each[1] == 0]
-        assert mine == alone
+        in_stereo = [(each[0], *each[2:]) for each in results(together) if each[1] == channel]
+        alone = [(each[0], *each[2:]) for each in results(separate[channel]) if each[1] == 0]
+        assert in_stereo == alone
 
 
-def shifted(sound: Samples, number: int) -> Samples:
-    return np.roll(sound, 31_337 * number, axis=1)
+def shifted(audio: Samples, number: int) -> Samples:
+    return np.roll(audio, 31_337 * number, axis=1)
 
 
-async def test_what_came_in_a_burst_is_heard_without_more_sound(
-    live_recognizer: Recognizer, sound: Samples, monkeypatch: pytest.MonkeyPatch
+async def test_a_burst_is_processed_without_more_audio(
+    recognizer: Recognizer, audio: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a stream is behind its windows are wide; what is left over is not kept waiting for the next message."""
-    monkeypatch.setattr(
-        live_recognizer, "hop_frames", lambda widest: live_recognizer._hops[1.28 if widest else 0.16]
-    )
+    """A stream that lags has wide windows; the audio left over must not wait for the next message."""
+    monkeypatch.setattr(recognizer, "hop_frames", lambda widest: recognizer._hops[1.28 if widest else 0.16])
     settings, hop_s, look_ahead_s, frames_s = StreamSettings(), 0.16, 0.1, 0.05
     for seconds in (1.5, 2, 3, 4.5):
-        burst = sound[:, : int(seconds * 16_000)]
-        stream = live_recognizer.open(settings)
+        burst = audio[:, : int(seconds * 16_000)]
+        stream = recognizer.open(settings)
         reader = asyncio.ensure_future(collect(stream))
         try:
             await stream.push(burst)
-            await stream.wait_processed(60)
+            await stream.wait_until_processed(60)
             assert stream.session.processed_samples / 16_000 >= seconds - hop_s - look_ahead_s - frames_s
         finally:
             await stream.finish()
-        assert texts(await reader) == texts(await stream_through(live_recognizer, burst, settings))
+        assert texts(await reader) == texts(await stream_through(recognizer, burst, settings))

@@ -1,4 +1,4 @@
-"""Ends once: every accepted stream ends with exactly one Closed and one decrement, whatever happens to either side."""
+"""Ends once: every accepted stream ends with exactly one Closed and one decrement of the gauges, whatever happens."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from tests.invariants.streaming import (
     Samples,
     check_committed_prefix_grows,
     collect,
-    recognizer_of,
+    make_recognizer,
     results,
     stream_through,
 )
@@ -24,20 +24,20 @@ from tests.invariants.test_failure_stays_local import decoder_pids, engine_pids,
 
 
 class Client:
-    """Does to a stream, at random, what clients and networks do."""
+    """Random actions on a stream, as of clients and networks."""
 
-    def __init__(self, live_recognizer: Recognizer, sound: Samples, rng: random.Random) -> None:
-        self.live_recognizer, self.sound, self.rng = live_recognizer, sound, rng
+    def __init__(self, recognizer: Recognizer, audio: Samples, rng: random.Random) -> None:
+        self.recognizer, self.audio, self.rng = recognizer, audio, rng
         self.events: list[tuple[int, Event]] = []
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         settings = StreamSettings(
             channels=self.rng.choice((1, 1, 2)),
             interim=self.rng.random() < 0.7,
             priority=self.rng.choice(("live", "live", "batch")),
             max_utterance_s=2,
         )
-        stream = self.live_recognizer.open(settings)
+        stream = self.recognizer.open(settings)
         reader = asyncio.ensure_future(self.read(stream))
         try:
             for _ in range(self.rng.randrange(12)):
@@ -45,150 +45,148 @@ class Client:
             await stream.finish()
         except ServiceError as error:
             assert error.code == "closed"
-        if stream.id in self.live_recognizer._parked:
-            self.live_recognizer.resume(stream.id)
+        if stream.id in self.recognizer._parked:
+            self.recognizer.resume(stream.id)
             reader = asyncio.ensure_future(self.read(stream))
             await stream.finish()
         async with asyncio.timeout(60):
             await reader
 
     async def act(self, stream: Stream, reader: "asyncio.Future[None]") -> "asyncio.Future[None]":
-        what = self.rng.choice(
+        action = self.rng.choice(
             ("push",) * 6 + ("finalize", "mark", "drop", "park", "cancel", "fail", "kill", "nan")
         )
-        if what == "push":
+        if action == "push":
             at = self.rng.randrange(0, 200_000)
-            piece = self.sound[:, at : at + self.rng.randrange(0, 20_000)]
+            piece = self.audio[:, at : at + self.rng.randrange(0, 20_000)]
             await stream.push(np.repeat(piece, stream.settings.channels, axis=0))
-        elif what == "finalize":
+        elif action == "finalize":
             await stream.finalize()
-        elif what == "mark":
-            await stream.mark("m")
-        elif what == "park":
-            self.live_recognizer.park(stream)
+        elif action == "mark":
+            await stream.place_marker("m")
+        elif action == "park":
+            self.recognizer.park(stream)
             await reader
             await asyncio.sleep(0)
-            self.live_recognizer.resume(stream.id)
+            self.recognizer.resume(stream.id)
             return asyncio.ensure_future(self.read(stream))
-        elif what == "nan" and self.rng.random() < 0.2:
+        elif action == "nan" and self.rng.random() < 0.2:
             await stream.push(np.full((stream.settings.channels, 4000), np.nan, np.float32))
-        elif what == "cancel" and self.rng.random() < 0.3:
+        elif action == "cancel" and self.rng.random() < 0.3:
             stream.cancel()
-        elif what == "fail" and self.rng.random() < 0.3:
-            stream.fail(ErrorCode.INTERNAL, "broken", "mend it")
-        elif what == "kill" and self.rng.random() < 0.1:
-            pids = engine_pids(self.live_recognizer) + decoder_pids(self.live_recognizer)
+        elif action == "fail" and self.rng.random() < 0.3:
+            stream.fail(ErrorCode.INTERNAL, "failed", "try again")
+        elif action == "kill" and self.rng.random() < 0.1:
+            pids = engine_pids(self.recognizer) + decoder_pids(self.recognizer)
             if pids:
                 send(self.rng.choice(pids), signal.SIGKILL)
         return reader
 
     async def read(self, stream: Stream) -> None:
         after = self.events[-1][0] if self.events else 0
-        async for entry in stream.numbered(after):
+        async for entry in stream.numbered_events(after):
             self.events.append(entry)
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_whatever_happens(live_recognizer: Recognizer, sound: Samples, seed: int) -> None:
-    await until_ready(live_recognizer)
-    open_before = live_recognizer.metrics.sessions_open._value.get()
-    clients = [Client(live_recognizer, sound, random.Random(1000 * seed + number)) for number in range(20)]
-    await asyncio.gather(*(client.live() for client in clients))
+async def test_random_actions(recognizer: Recognizer, audio: Samples, seed: int) -> None:
+    await until_ready(recognizer)
+    open_before = recognizer.metrics.sessions_open._value.get()
+    clients = [Client(recognizer, audio, random.Random(1000 * seed + number)) for number in range(20)]
+    await asyncio.gather(*(client.run() for client in clients))
     for client in clients:
         numbers = [number for number, _ in client.events]
-        assert numbers == sorted(set(numbers)), "in order, nothing repeated"
+        assert numbers == sorted(set(numbers)), "in order, without repeats"
         check_committed_prefix_grows([event for _, event in client.events])
-    assert live_recognizer.metrics.sessions_open._value.get() == open_before
-    assert live_recognizer.capacity().streams == 0 and len(live_recognizer.device.engine.planner) == 0
-    await until_ready(live_recognizer)
+    assert recognizer.metrics.sessions_open._value.get() == open_before
+    assert recognizer.capacity().streams == 0 and len(recognizer.device.engine.planner) == 0
+    await until_ready(recognizer)
 
 
-async def test_a_resumed_stream_has_lost_and_repeated_nothing(
-    live_recognizer: Recognizer, sound: Samples
-) -> None:
-    alone = results(await stream_through(live_recognizer, sound, StreamSettings()))
-    stream = live_recognizer.open(StreamSettings(owner="key"))
+async def test_a_resumed_stream_loses_and_repeats_nothing(recognizer: Recognizer, audio: Samples) -> None:
+    alone = results(await stream_through(recognizer, audio, StreamSettings()))
+    stream = recognizer.open(StreamSettings(owner="key"))
     seen: list[tuple[int, Event]] = []
-    for at in range(0, sound.shape[1], 32_000):
+    for at in range(0, audio.shape[1], 32_000):
         reader = asyncio.ensure_future(read_some(stream, seen))
-        await stream.push(sound[:, at : at + 32_000])
-        live_recognizer.park(stream)
+        await stream.push(audio[:, at : at + 32_000])
+        recognizer.park(stream)
         await reader
-        # What was delivered but not seen is sent again, what was seen is not.
+        # Events that the client has not seen are sent again; others are not.
         del seen[max(0, len(seen) - 2) :]
         with pytest.raises(ServiceError):
-            live_recognizer.resume(stream.id, owner="somebody else")
-        assert live_recognizer.resume(stream.id, "key", seen[-1][0] if seen else 0) is stream
-        assert stream.received_samples == min(at + 32_000, sound.shape[1])
+            recognizer.resume(stream.id, owner="another key")
+        assert recognizer.resume(stream.id, "key", seen[-1][0] if seen else 0) is stream
+        assert stream.received_samples == min(at + 32_000, audio.shape[1])
     await stream.finish()
     await read_some(stream, seen)
     assert results([event for _, event in seen]) == alone
 
 
 async def read_some(stream: Stream, seen: list[tuple[int, Event]]) -> None:
-    async for entry in stream.numbered(seen[-1][0] if seen else 0):
+    async for entry in stream.numbered_events(seen[-1][0] if seen else 0):
         seen.append(entry)
 
 
-async def test_a_lost_client_is_closed_when_its_time_is_over(
-    live_recognizer: Recognizer, sound: Samples
+async def test_a_parked_stream_closes_after_the_resume_timeout(
+    recognizer: Recognizer, audio: Samples
 ) -> None:
-    stream = live_recognizer.open(StreamSettings())
-    await stream.push(sound[:, :32_000])
-    live_recognizer.park(stream)
-    live_recognizer._parked[stream.id] = (stream, 0.0)  # its thirty seconds are over
+    stream = recognizer.open(StreamSettings())
+    await stream.push(audio[:, :32_000])
+    recognizer.park(stream)
+    recognizer._parked[stream.id] = (stream, 0.0)  # the timeout is over
     async with asyncio.timeout(10):
         while not stream.closed:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     events = await collect(stream)
     assert events[-1] == Closed("lost", 2.0)
     with pytest.raises(ServiceError, match="unknown"):
-        live_recognizer.resume(stream.id)
+        recognizer.resume(stream.id)
 
 
-async def test_silence_beyond_the_limit_is_said_and_closed(live_recognizer: Recognizer) -> None:
-    stream = live_recognizer.open(StreamSettings(idle_limit_s=0.05))
+async def test_an_idle_stream_fails_after_its_timeout(recognizer: Recognizer) -> None:
+    stream = recognizer.open(StreamSettings(idle_timeout_s=0.05))
     events = await collect(stream)
     assert [type(event).__name__ for event in events] == ["Started", "Failed", "Closed"]
     assert isinstance(events[1], Failed) and events[1].code == "idle"
 
 
-async def test_while_the_server_stood_still_nobody_was_silent(live_recognizer: Recognizer) -> None:
-    """A machine that slept, or was held up, comes back to clients whose messages it has not read yet."""
-    stream, parked = (live_recognizer.open(StreamSettings(idle_limit_s=10.0)) for _ in range(2))
-    live_recognizer.park(parked)
+async def test_time_in_which_the_server_did_not_run_is_not_idle_time(recognizer: Recognizer) -> None:
+    """After a suspend or a long stall, clients may have sent messages that were not read yet."""
+    stream, parked = (recognizer.open(StreamSettings(idle_timeout_s=10.0)) for _ in range(2))
+    recognizer.park(parked)
 
     def sweep() -> None:
-        assert live_recognizer._sweeper is not None
-        live_recognizer._sweeper.cancel()
-        live_recognizer._sweep()
+        assert recognizer._sweeper is not None
+        recognizer._sweeper.cancel()
+        recognizer._sweep()
 
     stream.last_activity_s -= 100
-    live_recognizer._parked[parked.id] = (parked, live_recognizer.now_s() - 70)
-    live_recognizer._sweep_at_s -= 100
+    recognizer._parked[parked.id] = (parked, recognizer.now_s() - 70)
+    recognizer._sweep_at_s -= 100
     sweep()
     assert not stream.closed and not parked.closed
     stream.last_activity_s -= 100
-    live_recognizer._parked[parked.id] = (parked, live_recognizer.now_s() - 70)
+    recognizer._parked[parked.id] = (parked, recognizer.now_s() - 70)
     sweep()
     assert stream.closed and parked.closed
 
 
-async def test_stopping_delivers_what_is_open(
-    fake_model: Path, sound: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_stop_delivers_open_utterances(
+    fake_model: Path, audio: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recognizer_module, "FINISH_S", 100.0)
-    own = recognizer_of(fake_model, tmp_path)
-    await own.start()
-    open_stream, parked = own.open(StreamSettings()), own.open(StreamSettings())
+    monkeypatch.setattr(recognizer_module, "FINALS_TIMEOUT_S", 100.0)
+    stopped = make_recognizer(fake_model, tmp_path)
+    await stopped.start()
+    open_stream, parked = stopped.open(StreamSettings()), stopped.open(StreamSettings())
     for stream in (open_stream, parked):
-        await stream.push(sound[:, :64_000])
-    own.park(parked)
-    stopping = asyncio.ensure_future(own.stop(drain_s=0.05))
+        await stream.push(audio[:, :64_000])
+    stopped.park(parked)
+    stopping = asyncio.ensure_future(stopped.stop(drain_timeout_s=0.05))
     await asyncio.sleep(0)
-    assert not own.ready
+    assert not stopped.ready
     with pytest.raises(ServiceError) as refused:
-        own.open(StreamSettings())
+        stopped.open(StreamSettings())
     assert refused.value.code == "draining" and refused.value.retry_after_s
     await stopping
     for stream in (open_stream, parked):

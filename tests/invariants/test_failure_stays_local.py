@@ -1,4 +1,4 @@
-"""Failure stays local: one stream's bad sound, one dead or hung worker harms nobody else; the rest is replayed."""
+"""Failure stays local: a stream's invalid audio, a dead or hung worker affects no other stream; work is replayed."""
 
 import asyncio
 import contextlib
@@ -17,29 +17,27 @@ from tests.invariants.streaming import Samples, check_committed_prefix_grows, co
 SETTINGS = StreamSettings()
 
 
-async def test_a_stream_of_nans_fails_and_its_neighbours_do_not(
-    live_recognizer: Recognizer, sound: Samples
-) -> None:
-    poisoned = sound.copy()
-    poisoned[0, 100_000:100_050] = np.nan
-    infinite = sound.copy()
-    infinite[0, 50_000] = np.inf
-    alone = results(await stream_through(live_recognizer, sound, SETTINGS))
-    told = await asyncio.gather(
-        stream_through(live_recognizer, sound, SETTINGS),
-        transcribe_alone(live_recognizer, poisoned),
-        stream_through(live_recognizer, sound, SETTINGS),
-        transcribe_alone(live_recognizer, infinite),
+async def test_a_stream_with_nans_fails_and_others_do_not(recognizer: Recognizer, audio: Samples) -> None:
+    with_nan = audio.copy()
+    with_nan[0, 100_000:100_050] = np.nan
+    with_infinity = audio.copy()
+    with_infinity[0, 50_000] = np.inf
+    alone = results(await stream_through(recognizer, audio, SETTINGS))
+    streams = await asyncio.gather(
+        stream_through(recognizer, audio, SETTINGS),
+        push_until_closed(recognizer, with_nan),
+        stream_through(recognizer, audio, SETTINGS),
+        push_until_closed(recognizer, with_infinity),
     )
-    assert results(told[0]) == results(told[2]) == alone
-    for events in (told[1], told[3]):
+    assert results(streams[0]) == results(streams[2]) == alone
+    for events in (streams[1], streams[3]):
         assert isinstance(events[-2], Failed) and events[-2].code == "audio" and events[-2].advice
         assert isinstance(events[-1], Closed) and events[-1].reason == "failed"
 
 
-async def transcribe_alone(live_recognizer: Recognizer, samples: Samples) -> list[Event]:
-    """Push until refused, and read to the end."""
-    stream = live_recognizer.open(SETTINGS)
+async def push_until_closed(recognizer: Recognizer, samples: Samples) -> list[Event]:
+    """Push until refused, and read every event."""
+    stream = recognizer.open(SETTINGS)
     reader = asyncio.ensure_future(collect(stream))
     try:
         for at in range(0, samples.shape[1], 3200):
@@ -50,53 +48,51 @@ async def transcribe_alone(live_recognizer: Recognizer, samples: Samples) -> lis
     return await reader
 
 
-def engine_pids(live_recognizer: Recognizer) -> list[int]:
+def engine_pids(recognizer: Recognizer) -> list[int]:
     return [
         executor.process.pid
-        for executor in live_recognizer.device.engine.executors
+        for executor in recognizer.device.engine.executors
         if isinstance(executor, ProcessExecutor) and executor.process.pid
     ]
 
 
-def decoder_pids(live_recognizer: Recognizer) -> list[int]:
+def decoder_pids(recognizer: Recognizer) -> list[int]:
     return [
-        each.process.pid
-        for each in live_recognizer.device.decoders.workers
-        if each.process and each.process.pid
+        each.process.pid for each in recognizer.device.decoders.workers if each.process and each.process.pid
     ]
 
 
-def send(pid: int, what: signal.Signals) -> None:
-    """To a worker, unless it has ended and nobody has noticed yet."""
+def send(pid: int, number: signal.Signals) -> None:
+    """Signal a worker, unless it has already ended."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, what)
+        os.kill(pid, number)
 
 
-async def until_ready(live_recognizer: Recognizer, executors: int = 2) -> None:
+async def until_ready(recognizer: Recognizer, executors: int = 2) -> None:
     async with asyncio.timeout(60):
-        while not (live_recognizer.ready and len(live_recognizer.device.engine.executors) == executors):  # noqa: ASYNC110
+        while not (recognizer.ready and len(recognizer.device.engine.executors) == executors):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("victim", ["engine", "decoder"])
-async def test_a_killed_worker_is_replaced_and_no_client_notices(
-    live_recognizer: Recognizer, sound: Samples, victim: str
+async def test_a_killed_worker_is_replaced_without_effect_on_results(
+    recognizer: Recognizer, audio: Samples, victim: str
 ) -> None:
-    alone = results(await stream_through(live_recognizer, sound, SETTINGS))
-    streams = [live_recognizer.open(SETTINGS) for _ in range(6)]
+    alone = results(await stream_through(recognizer, audio, SETTINGS))
+    streams = [recognizer.open(SETTINGS) for _ in range(6)]
     readers = [asyncio.ensure_future(collect(stream)) for stream in streams]
-    restarts = live_recognizer.metrics.worker_restarts.labels(
+    restarts = recognizer.metrics.worker_restarts.labels(
         kind={"engine": "engine", "decoder": "decode"}[victim]
     )
     before = restarts._value.get()
 
     async def feed(stream: Stream, number: int) -> None:
-        for at in range(0, sound.shape[1], 8000):
+        for at in range(0, audio.shape[1], 8000):
             if number == 0 and at in (80_000, 160_000):
-                pids = engine_pids(live_recognizer) if victim == "engine" else decoder_pids(live_recognizer)
+                pids = engine_pids(recognizer) if victim == "engine" else decoder_pids(recognizer)
                 if pids:
                     send(pids[0], signal.SIGKILL)
-            await stream.push(sound[:, at : at + 8000])
+            await stream.push(audio[:, at : at + 8000])
         await stream.finish()
 
     await asyncio.gather(*(feed(stream, number) for number, stream in enumerate(streams)))
@@ -104,42 +100,42 @@ async def test_a_killed_worker_is_replaced_and_no_client_notices(
         assert results(events) == alone
         check_committed_prefix_grows(events)
     assert restarts._value.get() > before
-    await until_ready(live_recognizer)
+    await until_ready(recognizer)
 
 
 @pytest.mark.parametrize("victim", ["engine", "decoder"])
-async def test_a_hung_worker_is_replaced_too(
-    live_recognizer: Recognizer, sound: Samples, victim: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_hung_worker_is_replaced(
+    recognizer: Recognizer, audio: Samples, victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The patience is short only while those who hang are at work: a slow worker is no hung one."""
-    await until_ready(live_recognizer)
-    alone = results(await stream_through(live_recognizer, sound, SETTINGS))
-    pids = engine_pids(live_recognizer) if victim == "engine" else decoder_pids(live_recognizer)
+    """The timeout is short only until the hung workers have work: a slow worker must not count as hung."""
+    await until_ready(recognizer)
+    alone = results(await stream_through(recognizer, audio, SETTINGS))
+    pids = engine_pids(recognizer) if victim == "engine" else decoder_pids(recognizer)
     for pid in pids:
         send(pid, signal.SIGSTOP)
-    restarts = live_recognizer.metrics.worker_restarts.labels(kind={"decoder": "decode"}.get(victim, victim))
+    restarts = recognizer.metrics.worker_restarts.labels(kind={"decoder": "decode"}.get(victim, victim))
     before = restarts._value.get()
     with monkeypatch.context() as patch:
         patch.setattr(engine if victim == "engine" else decode_pool, "ANSWER_TIMEOUT_S", 0.5)
-        listening = asyncio.ensure_future(stream_through(live_recognizer, sound, SETTINGS))
-        running = live_recognizer.device.engine._running
+        listening = asyncio.ensure_future(stream_through(recognizer, audio, SETTINGS))
+        running = recognizer.device.engine._running
         hung = len(pids) if victim == "engine" else 0
         while len(running) < hung or (not hung and restarts._value.get() == before):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert results(await listening) == alone
     assert restarts._value.get() >= before + len(pids)
-    await until_ready(live_recognizer)
+    await until_ready(recognizer)
 
 
-async def test_a_window_that_kills_every_worker_takes_only_its_own_stream_along(
-    live_recognizer: Recognizer, sound: Samples
+async def test_a_window_that_crashes_every_worker_fails_only_its_stream(
+    recognizer: Recognizer, audio: Samples
 ) -> None:
-    """The deadly window is played by a lane that kills its own process when it is given that sound (stopped
-    first: a fast worker would have answered before the kill)."""
-    await until_ready(live_recognizer)
-    alone = results(await stream_through(live_recognizer, sound, SETTINGS))
-    deadly = sound.copy()
-    deadly[0, 32_000] = 0.987654
+    """An executor kills its own process when it gets a marked window (after SIGSTOP: a fast worker would answer
+    before the kill)."""
+    await until_ready(recognizer)
+    alone = results(await stream_through(recognizer, audio, SETTINGS))
+    crashing = audio.copy()
+    crashing[0, 32_000] = 0.987654
     original = ProcessExecutor.run
 
     def run(executor: ProcessExecutor, number: int, windows: list[object]) -> None:
@@ -152,23 +148,23 @@ async def test_a_window_that_kills_every_worker_takes_only_its_own_stream_along(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProcessExecutor, "run", run)
-        told = await asyncio.gather(
-            stream_through(live_recognizer, sound, SETTINGS),
-            transcribe_alone(live_recognizer, deadly),
-            stream_through(live_recognizer, sound, SETTINGS),
+        streams = await asyncio.gather(
+            stream_through(recognizer, audio, SETTINGS),
+            push_until_closed(recognizer, crashing),
+            stream_through(recognizer, audio, SETTINGS),
         )
-    assert results(told[0]) == results(told[2]) == alone
-    assert isinstance(told[1][-2], Failed)
-    assert "worker died" in told[1][-2].message
-    await until_ready(live_recognizer)
+    assert results(streams[0]) == results(streams[2]) == alone
+    assert isinstance(streams[1][-2], Failed)
+    assert "worker died" in streams[1][-2].message
+    await until_ready(recognizer)
 
 
-async def test_hotwords_that_cannot_be_spelled_are_refused_before_anything_starts(
-    live_recognizer: Recognizer,
+async def test_hotwords_outside_the_alphabet_are_refused(
+    recognizer: Recognizer,
 ) -> None:
     from lm.search.hotwords import Hotword
     from service.errors import ServiceError
 
     with pytest.raises(ServiceError, match="22") as refused:
-        live_recognizer.open(StreamSettings(hotwords=(Hotword("22", 5.0),)))
+        recognizer.open(StreamSettings(hotwords=(Hotword("22", 5.0),)))
     assert refused.value.code == "hotwords"

@@ -1,4 +1,4 @@
-"""The laws through a real port: websockets cut, crowded, broken off and fed garbage."""
+"""The invariants over a real port: sliced messages, many websockets, lost connections, invalid messages."""
 
 import asyncio
 import json
@@ -16,8 +16,8 @@ from tests.invariants.streaming import Samples, stream_through, texts
 QUERY = "encoding=linear16&sample_rate=16000&interim_results=true"
 
 
-def linear16(sound: Samples) -> bytes:
-    return bytes(np.round(sound[0] * 32767).astype("<i2").tobytes())
+def linear16(audio: Samples) -> bytes:
+    return bytes(np.round(audio[0] * 32767).astype("<i2").tobytes())
 
 
 def from_linear16(data: bytes) -> Samples:
@@ -34,15 +34,15 @@ def connected(server: Server) -> connect:
 
 
 async def finals(socket: ClientConnection) -> list[str]:
-    told = []
+    found = []
     async for message in socket:
         result = json.loads(message)
         if result["type"] == "Results" and result["is_final"]:
-            told.append(result["channel"]["alternatives"][0]["transcript"])
-    return told
+            found.append(result["channel"]["alternatives"][0]["transcript"])
+    return found
 
 
-async def talk(server: Server, data: bytes, size: int) -> list[str]:
+async def run_client(server: Server, data: bytes, size: int) -> list[str]:
     async with connected(server) as socket:
         reading = asyncio.ensure_future(finals(socket))
         for piece in cut(data, size):
@@ -52,18 +52,18 @@ async def talk(server: Server, data: bytes, size: int) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [1, 3, 997, 6400, 2**18])
-async def test_slicing(server: Server, live_recognizer: Recognizer, sound: Samples, size: int) -> None:
-    data = linear16(sound[:, :16_000] if size < 10 else sound[:, :160_000])
-    expected = texts(await stream_through(live_recognizer, from_linear16(data), StreamSettings()))
-    assert await talk(server, data, size) == expected
+async def test_slicing(server: Server, recognizer: Recognizer, audio: Samples, size: int) -> None:
+    data = linear16(audio[:, :16_000] if size < 10 else audio[:, :160_000])
+    expected = texts(await stream_through(recognizer, from_linear16(data), StreamSettings()))
+    assert await run_client(server, data, size) == expected
     assert "".join(expected) or size < 10
 
 
-async def test_company_of_the_broken_and_the_mad(
-    server: Server, live_recognizer: Recognizer, sound: Samples
+async def test_failing_clients_do_not_change_other_results(
+    server: Server, recognizer: Recognizer, audio: Samples
 ) -> None:
-    data = linear16(sound[:, :160_000])
-    expected = texts(await stream_through(live_recognizer, from_linear16(data), StreamSettings()))
+    data = linear16(audio[:, :160_000])
+    expected = texts(await stream_through(recognizer, from_linear16(data), StreamSettings()))
 
     async def disconnects() -> None:
         socket = await connected(server)
@@ -73,7 +73,7 @@ async def test_company_of_the_broken_and_the_mad(
     async def sends_garbage() -> None:
         async with connected(server) as socket:
             await socket.send(data[:50_000])
-            await socket.send("\x00 this is no JSON")
+            await socket.send("\x00 not JSON")
             with pytest.raises(ConnectionClosed):
                 while True:
                     await socket.recv()
@@ -86,9 +86,9 @@ async def test_company_of_the_broken_and_the_mad(
                 while True:
                     await socket.recv()
 
-    sane = [asyncio.ensure_future(talk(server, data, 3200 + 100 * number)) for number in range(4)]
+    valid = [asyncio.ensure_future(run_client(server, data, 3200 + 100 * number)) for number in range(4)]
     await asyncio.gather(*(each() for each in (disconnects, sends_garbage, sends_nan) for _ in range(3)))
-    assert await asyncio.gather(*sane) == [expected] * 4
+    assert await asyncio.gather(*valid) == [expected] * 4
     async with asyncio.timeout(30):
-        while b"silica_sessions_open 0.0" not in server.metrics.expose():  # noqa: ASYNC110 (the law: it comes to 0)
+        while b"silica_sessions_open 0.0" not in server.metrics.expose():  # noqa: ASYNC110 (waits for the gauge)
             await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Carried state, served: company, slicing, hops, Finalize and a killed worker change nothing of what is heard."""
+"""Stream state, served: other streams, slicing, hops, Finalize and a killed worker change no result."""
 
 import asyncio
 import signal
@@ -18,13 +18,13 @@ from service.scheduling.decode_worker import UtteranceTable
 from service.scheduling.executors import ProcessExecutor
 from service.session.events import Closed, Event, Final
 from tests.invariants.fake_model import make_fake_model
-from tests.invariants.streaming import Samples, collect, recognizer_of, results, stream_through
+from tests.invariants.streaming import Samples, collect, make_recognizer, results, stream_through
 from tests.invariants.test_failure_stays_local import send
 from tests.session.synchronous_driver import transcribe
 
 SETTINGS = StreamSettings()
-# Like the model in the box, but small: steps of 80 ms, little look-ahead, a long way back.
-STEPS = replace(
+# Like the shipped model, but small: steps of 80 ms, a short look-ahead, a long receptive field to the left.
+CONFIG = replace(
     published["tiny"],
     blocks=(
         *(BlockConfig(5, 16, stride=2, look_ahead=1) for _ in range(3)),
@@ -35,51 +35,58 @@ STEPS = replace(
 
 
 @pytest.fixture(scope="module")
-def stepping(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_fake_model(tmp_path_factory.mktemp("stepping"), catalogue.untrained(STEPS))
+def stateful_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_fake_model(tmp_path_factory.mktemp("stateful"), catalogue.untrained(CONFIG))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def carrying(stepping: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Recognizer]:
-    live_recognizer = recognizer_of(stepping, tmp_path_factory.mktemp("cache"))
-    await live_recognizer.start()
-    yield live_recognizer
-    await live_recognizer.stop()
+async def stateful_recognizer(
+    stateful_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Recognizer]:
+    recognizer = make_recognizer(stateful_model, tmp_path_factory.mktemp("cache"))
+    await recognizer.start()
+    yield recognizer
+    await recognizer.stop()
 
 
-async def test_a_stream_in_company_hears_what_it_hears_alone(
-    carrying: Recognizer, stepping: Path, sound: Samples
+async def test_many_streams_give_the_results_of_one(
+    stateful_recognizer: Recognizer, stateful_model: Path, audio: Samples
 ) -> None:
-    """Against a plain loop with one held hop: here the hops change with the load, and pushes are ragged."""
-    assert carrying.device.engine.plan.stateful
-    backend = open_backend(stepping)
+    """The reference is a plain loop with a fixed hop; here the hop changes with the load and pushes are uneven."""
+    assert stateful_recognizer.device.engine.plan.stateful
+    backend = open_backend(stateful_model)
     plan = with_hop(backend.config, backend.plan, 0.32)
     utterances = UtteranceTable(backend.config.alphabet, None)
-    sounds = [sound[:, : 16_000 * seconds] for seconds in (20, 13, 7, 16)]
-    told = await asyncio.gather(
-        *(stream_through(carrying, each, SETTINGS, range(1_234, each.shape[1], 5_678)) for each in sounds)
+    recordings = [audio[:, : 16_000 * seconds] for seconds in (20, 13, 7, 16)]
+    streams = await asyncio.gather(
+        *(
+            stream_through(stateful_recognizer, each, SETTINGS, range(1_234, each.shape[1], 5_678))
+            for each in recordings
+        )
     )
-    for each, events in zip(sounds, told, strict=True):
+    for each, events in zip(recordings, streams, strict=True):
         alone = transcribe(
             lambda w: backend.forward([w])[0], each, SETTINGS, backend.config, plan, utterances
         )
-        assert spoken(events) == spoken(alone)
+        assert final_results(events) == final_results(alone)
         assert isinstance(events[-1], Closed) and events[-1].reason == "finished"
-    assert any(spoken(events) for events in told)
+    assert any(final_results(events) for events in streams)
 
 
-def spoken(events: list[Event]) -> list[object]:
-    """Words and their times: where an utterance is cut does not depend on the windows either."""
-    return [what for what in results(events) if what[0] == "final"]
+def final_results(events: list[Event]) -> list[object]:
+    """Finals with words and times: the ends of utterances do not depend on the windows either."""
+    return [result for result in results(events) if result[0] == "final"]
 
 
-async def test_after_a_finalize_the_stream_goes_on_as_a_new_one(carrying: Recognizer, sound: Samples) -> None:
-    """What follows a Finalize begins without state: it hears what a stream that begins there hears."""
-    later = sound[:, 96_000:200_000]
-    alone = texts_of(await stream_through(carrying, later, SETTINGS))
-    stream = carrying.open(SETTINGS)
+async def test_after_finalize_the_stream_continues_like_a_new_one(
+    stateful_recognizer: Recognizer, audio: Samples
+) -> None:
+    """Audio after a Finalize starts without state: its results are those of a stream that starts there."""
+    later = audio[:, 96_000:200_000]
+    alone = texts_of(await stream_through(stateful_recognizer, later, SETTINGS))
+    stream = stateful_recognizer.open(SETTINGS)
     reader = asyncio.ensure_future(collect(stream))
-    await stream.push(sound[:, :96_000])
+    await stream.push(audio[:, :96_000])
     await stream.finalize()
     for at in range(0, later.shape[1], 3_200):
         await stream.push(later[:, at : at + 3_200])
@@ -94,21 +101,23 @@ def texts_of(events: Sequence[Event]) -> list[str]:
     return [" ".join(word.text for word in final.alternatives[0].words) for final in finals]
 
 
-async def test_a_killed_worker_loses_no_state(carrying: Recognizer, sound: Samples) -> None:
-    alone = results(await stream_through(carrying, sound, SETTINGS))
-    streams = [carrying.open(SETTINGS) for _ in range(4)]
+async def test_a_killed_worker_does_not_lose_stream_state(
+    stateful_recognizer: Recognizer, audio: Samples
+) -> None:
+    alone = results(await stream_through(stateful_recognizer, audio, SETTINGS))
+    streams = [stateful_recognizer.open(SETTINGS) for _ in range(4)]
     readers = [asyncio.ensure_future(collect(stream)) for stream in streams]
 
     async def feed(stream: Stream, number: int) -> None:
-        for at in range(0, sound.shape[1], 8_000):
+        for at in range(0, audio.shape[1], 8_000):
             if number == 0 and at in (80_000, 160_000):
-                for executor in carrying.device.engine.executors:
+                for executor in stateful_recognizer.device.engine.executors:
                     assert isinstance(executor, ProcessExecutor) and executor.process.pid
                     send(executor.process.pid, signal.SIGKILL)
-            await stream.push(sound[:, at : at + 8_000])
+            await stream.push(audio[:, at : at + 8_000])
         await stream.finish()
 
-    restarts = carrying.metrics.worker_restarts.labels(kind="engine")
+    restarts = stateful_recognizer.metrics.worker_restarts.labels(kind="engine")
     before = restarts._value.get()
     await asyncio.gather(*(feed(stream, number) for number, stream in enumerate(streams)))
     for events in await asyncio.gather(*readers):

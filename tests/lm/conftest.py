@@ -1,4 +1,4 @@
-"""Tiny KenLM files made from data/tiny.txt (data/README.md says how)."""
+"""Tiny KenLM models in data/ (data/README.md says how they are built)."""
 
 from pathlib import Path
 

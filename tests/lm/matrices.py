@@ -1,4 +1,4 @@
-"""Matrices of log-probabilities for the decoder tests: made from text, made at random, and read the slow sure way."""
+"""Log-probabilities for decoder tests, from text or random, and a brute-force sum over all CTC alignments."""
 
 import itertools
 from collections import defaultdict
@@ -18,10 +18,10 @@ def random_frames(
     return log_softmax(generator.normal(size=(frames, classes)) * sharpness)
 
 
-def spoken(
+def frames_for(
     text: str, alphabet: str, generator: np.random.Generator, sharpness: float = 8.0
 ) -> NDArray[np.float32]:
-    """Frames as a network would emit them for a text: a few frames a letter, blanks between, noise everywhere."""
+    """Frames as a network outputs them for a text: a few frames per character, blanks between, noise everywhere."""
     labels = []
     before = ""
     for character in text:
@@ -35,8 +35,8 @@ def spoken(
     return log_softmax(logits)
 
 
-def all_readings(frames: NDArray[np.float32], alphabet: str) -> dict[str, float]:
-    """Probability of every text: each alignment collapsed and added up. Spaces only part words."""
+def all_alignments(frames: NDArray[np.float32], alphabet: str) -> dict[str, float]:
+    """The probability of every text, as the sum over its alignments. Repeated and outer spaces are ignored."""
     totals: dict[str, float] = defaultdict(float)
     values = np.exp(frames.astype(np.float64))
     blank = len(alphabet)

@@ -1,4 +1,4 @@
-"""One door to three decoders: they agree where they should, and the door says what it does not know."""
+"""`open_decoder`: the three decoders agree, and invalid alphabets and names are refused."""
 
 import math
 from pathlib import Path
@@ -13,13 +13,13 @@ from lm.errors import LanguageError
 from lm.hypothesis import Hypothesis
 from lm.ngram.trie import NGram
 from tests.lm.conftest import ALPHABET
-from tests.lm.matrices import random_frames, spoken
+from tests.lm.matrices import frames_for, random_frames
 
 WIDE = SearchSettings(width=512, token_floor=-30.0, beam_spread=80.0, lm_weight=0.6, word_bonus=1.2)
 SMALL = " abn"
 
 
-def finished(decoder: Decoder, frames: np.ndarray, search: SearchSettings) -> Hypothesis:
+def decode(decoder: Decoder, frames: np.ndarray, search: SearchSettings) -> Hypothesis:
     utterance = decoder.start(search)
     utterance.push(frames)
     return utterance.finish()[0]
@@ -27,34 +27,34 @@ def finished(decoder: Decoder, frames: np.ndarray, search: SearchSettings) -> Hy
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("language", [True, False])
-def test_pyctcdecode_hears_the_same_with_the_same_score(tiny: NGram, seed: int, language: bool) -> None:
+def test_beam_and_pyctcdecode_agree_on_text_and_score(tiny: NGram, seed: int, language: bool) -> None:
     frames = random_frames(np.random.default_rng(seed), 8, 5, 2.0)
-    # Speech ends in a letter here: of "word" and "word " pyctcdecode may keep the one whose last word it then scores
-    # as an unknown empty one.
+    # The frames end in a letter: of "word" and "word ", pyctcdecode may keep the one with a space, and then scores its
+    # empty last word as unknown.
     frames[-1] = -100.0
     frames[-1, SMALL.index("n")] = 0.0
     ngram = tiny if language else None
-    ours = finished(open_decoder("beam", SMALL, ngram), frames, WIDE)
-    theirs = finished(open_decoder("pyctcdecode", SMALL, ngram), frames, WIDE)
+    ours = decode(open_decoder("beam", SMALL, ngram), frames, WIDE)
+    theirs = decode(open_decoder("pyctcdecode", SMALL, ngram), frames, WIDE)
     assert ours.text == theirs.text
     assert math.isclose(ours.score, theirs.score, abs_tol=2e-3)
     assert math.isclose(ours.acoustic_score, theirs.acoustic_score, abs_tol=2e-3)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_all_three_hear_clear_speech_alike(tiny: NGram, seed: int) -> None:
+def test_all_decoders_agree_on_clear_speech(tiny: NGram, seed: int) -> None:
     text = "the quick brown fox plays on and on"
-    frames = spoken(text, ALPHABET, np.random.default_rng(seed), 11.0)
+    frames = frames_for(text, ALPHABET, np.random.default_rng(seed), 11.0)
     for kind in ("beam", "greedy", "pyctcdecode"):
-        heard = finished(open_decoder(kind, ALPHABET, tiny), frames, SearchSettings())  # type: ignore[arg-type]
-        assert heard.text == text
-        assert [word.text for word in heard.words] == text.split()
+        hypothesis = decode(open_decoder(kind, ALPHABET, tiny), frames, SearchSettings())  # type: ignore[arg-type]
+        assert hypothesis.text == text
+        assert [word.text for word in hypothesis.words] == text.split()
 
 
-def test_the_spans_of_pyctcdecode_and_ours_are_close(tiny: NGram) -> None:
-    frames = spoken("a bad man and a band", ALPHABET, np.random.default_rng(2), 11.0)
+def test_word_frames_of_beam_and_pyctcdecode_are_close(tiny: NGram) -> None:
+    frames = frames_for("a bad man and a band", ALPHABET, np.random.default_rng(2), 11.0)
     ours, theirs = (
-        finished(open_decoder(kind, ALPHABET, tiny), frames, SearchSettings()).words  # type: ignore[arg-type]
+        decode(open_decoder(kind, ALPHABET, tiny), frames, SearchSettings()).words  # type: ignore[arg-type]
         for kind in ("beam", "pyctcdecode")
     )
     for one, other in zip(ours, theirs, strict=True):
@@ -63,24 +63,24 @@ def test_the_spans_of_pyctcdecode_and_ours_are_close(tiny: NGram) -> None:
 
 
 @pytest.mark.parametrize("alphabet", ["", "aa", " abca"])
-def test_an_alphabet_must_name_each_character_once(alphabet: str) -> None:
+def test_an_alphabet_with_duplicates_or_without_characters_is_refused(alphabet: str) -> None:
     with pytest.raises(LanguageError, match="alphabet"):
         open_decoder("beam", alphabet)
 
 
-def test_an_unknown_decoder_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_decoder_is_refused_with_a_list_of_decoders() -> None:
     with pytest.raises(LanguageError, match="beam, greedy, pyctcdecode"):
         open_decoder("magic", ALPHABET)  # type: ignore[arg-type]
 
 
-def test_a_language_model_needs_an_alphabet_it_can_spell(tiny: NGram) -> None:
+def test_a_language_model_needs_an_ascii_alphabet_of_at_most_64_characters(tiny: NGram) -> None:
     with pytest.raises(LanguageError, match="ASCII"):
         open_decoder("beam", " aäb", tiny)
     with pytest.raises(LanguageError, match="at most 64"):
         open_decoder("beam", "".join(map(chr, range(33, 120))), tiny)
 
 
-def test_every_file_of_kernels_counts_for_the_cache() -> None:
+def test_all_modules_with_kernels_are_in_the_cache_key() -> None:
     package = Path(lm.__file__).parent
     kernels = {
         ".".join(path.relative_to(package.parent).with_suffix("").parts)

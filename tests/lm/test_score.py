@@ -1,4 +1,4 @@
-"""Word and character errors: known counts, and the laws every edit distance keeps."""
+"""Word and character error counts: known examples and the properties of the edit distance."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ _TEXTS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=8).map(" ".join)
 
 
 def _distance(left: list[str], right: list[str]) -> int:
-    """The textbook recursion, row by row."""
+    """The Levenshtein distance by the recursive definition, row by row."""
     row = list(range(len(right) + 1))
     for first, item in enumerate(left, start=1):
         before, row[0] = row[0], first
@@ -21,7 +21,7 @@ def _distance(left: list[str], right: list[str]) -> int:
     return row[-1]
 
 
-def test_each_kind_is_counted() -> None:
+def test_substitutions_insertions_and_deletions_are_counted() -> None:
     counts = word_errors("the cat sat on the mat", "the cat sit on mat now")
     assert counts == ErrorCounts(words=6, substitutions=1, insertions=1, deletions=1)
     assert counts.errors == 3
@@ -40,14 +40,14 @@ def test_empty_texts() -> None:
     assert word_errors("one two", "") == ErrorCounts(words=2, deletions=2)
 
 
-def test_characters_count_the_space_between_words_once() -> None:
+def test_runs_of_spaces_count_as_one_character() -> None:
     assert character_errors("ab  cd", "ab cd") == ErrorCounts(words=5)
     assert character_errors("ab cd", "abcd") == ErrorCounts(words=5, deletions=1)
 
 
 @settings(max_examples=200, deadline=None)
 @given(_TEXTS, _TEXTS)
-def test_what_is_counted_is_what_is_aligned(reference: str, hypothesis: str) -> None:
+def test_counts_match_the_alignment(reference: str, hypothesis: str) -> None:
     kinds = [edit.kind for edit in align(reference.split(), hypothesis.split())]
     counts = word_errors(reference, hypothesis)
     assert counts.substitutions == kinds.count("substitution")
@@ -56,7 +56,7 @@ def test_what_is_counted_is_what_is_aligned(reference: str, hypothesis: str) -> 
 
 @settings(max_examples=200, deadline=None)
 @given(_TEXTS, _TEXTS)
-def test_as_few_edits_as_the_textbook_says(reference: str, hypothesis: str) -> None:
+def test_the_number_of_edits_is_the_levenshtein_distance(reference: str, hypothesis: str) -> None:
     left, right = reference.split(), hypothesis.split()
     counts = word_errors(reference, hypothesis)
     assert counts.errors == _distance(left, right)

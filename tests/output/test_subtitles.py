@@ -1,4 +1,4 @@
-"""Subtitles a person can read: no word lost or split, short lines, times that go forward."""
+"""Subtitles: every word once, short lines, increasing times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.output.subtitles import CueRules, clock, cues, to_srt, to_vtt
+from service.output.subtitles import CueRules, cues, format_time, to_srt, to_vtt
 from service.session.events import Word
 
 RULES = CueRules()
@@ -25,7 +25,9 @@ def placed(parts: list[tuple[str, float, float]]) -> list[Word]:
 
 
 @given(st.lists(PLACED, max_size=120))
-def test_every_word_once_in_short_lines_and_forward_in_time(parts: list[tuple[str, float, float]]) -> None:
+def test_every_word_is_in_one_cue_with_short_lines_and_increasing_times(
+    parts: list[tuple[str, float, float]],
+) -> None:
     words = placed(parts)
     made = cues(words)
     assert " ".join(line for cue in made for line in cue.lines).split() == [word.text for word in words]
@@ -37,18 +39,18 @@ def test_every_word_once_in_short_lines_and_forward_in_time(parts: list[tuple[st
         assert earlier.end_s <= later.start_s + 1e-9
 
 
-def test_a_pause_starts_a_new_cue_and_a_short_one_stays_up_for_a_second() -> None:
+def test_a_pause_starts_a_new_cue_and_short_cues_last_a_second() -> None:
     made = cues([Word("yes", 1.0, 1.2, 1.0), Word("no", 4.0, 4.2, 1.0)])
     assert [(cue.start_s, cue.end_s) for cue in made] == [(1.0, 2.0), (4.0, 5.0)]
 
 
-def test_two_lines_are_of_about_the_same_length() -> None:
+def test_two_lines_have_about_the_same_length() -> None:
     text = "we choose to go to the moon in this decade and"
     words = [Word(part, i * 0.3, i * 0.3 + 0.3, 1.0) for i, part in enumerate(text.split())]
     assert cues(words)[0].lines == ("we choose to go to the", "moon in this decade and")
 
 
-def test_a_word_longer_than_a_line_keeps_its_letters() -> None:
+def test_a_word_longer_than_a_line_is_not_split() -> None:
     assert cues([Word("x" * 60, 0.0, 1.0, 1.0)])[0].lines == ("x" * 60,)
 
 
@@ -60,6 +62,6 @@ def test_srt_and_vtt() -> None:
 
 
 @given(st.floats(0, 400_000))
-def test_a_clock_never_shows_a_sixtieth_second(seconds: float) -> None:
-    shown = re.fullmatch(r"\d{2,}:([0-5]\d):([0-5]\d)\.(\d{3})", clock(seconds, "."))
+def test_seconds_and_minutes_are_below_60(seconds: float) -> None:
+    shown = re.fullmatch(r"\d{2,}:([0-5]\d):([0-5]\d)\.(\d{3})", format_time(seconds, "."))
     assert shown

@@ -1,4 +1,4 @@
-"""The curve, what it allows, and the file it is kept in."""
+"""The cost model, the hop and stream capacity that it gives, and its file."""
 
 from pathlib import Path
 
@@ -13,10 +13,10 @@ from service.scheduling.capacity import (
     TARGET_LOAD,
     CapacityModel,
     Costs,
-    Curve,
-    curve_key,
-    load_capacity,
-    save_capacity,
+    ForwardTimeCurve,
+    cost_cache_key,
+    load_costs,
+    save_costs,
 )
 from service.scheduling.device import DeviceOptions, session_s_per_s
 
@@ -25,37 +25,39 @@ HOPS_S = (0.16, 0.32, 0.64, 1.28)
 
 def model(**more: object) -> CapacityModel:
     given = {
-        "costs": Costs(Curve(0.001, 1e-7), 0.01, 0.003, 0.001),
+        "costs": Costs(ForwardTimeCurve(0.001, 1e-7), 0.01, 0.003, 0.001),
         "executors": 2,
         "processors": 2.0,
         "context_samples": 48_000,
         "hops_s": HOPS_S,
-        "batch": 1,
+        "expected_batch": 1,
     }
     return CapacityModel(**{**given, **more})  # type: ignore[arg-type]
 
 
-def test_a_first_guess_of_the_loop_grows_with_how_slow_the_machine_is() -> None:
-    quick, slow = (Costs.guessed(Curve(), 0.002, session_s) for session_s in (0.0003, 0.0012))
-    assert quick.decode_s_per_s == slow.decode_s_per_s == 0.002
-    assert slow.loop_s(3.0, 2.0) == pytest.approx(4 * quick.loop_s(3.0, 2.0))
+def test_the_initial_estimate_of_the_event_loop_scales_with_the_session_cost() -> None:
+    fast, slow = (
+        Costs.initial_estimate(ForwardTimeCurve(), 0.002, session_s) for session_s in (0.0003, 0.0012)
+    )
+    assert fast.decode_s_per_s == slow.decode_s_per_s == 0.002
+    assert slow.loop_s(3.0, 2.0) == pytest.approx(4 * fast.loop_s(3.0, 2.0))
 
 
-def test_a_session_tells_what_it_costs() -> None:
+def test_the_cost_of_a_session_is_measured() -> None:
     config = published["tiny"]
     assert 0 < session_s_per_s(config, default_plan(config)) < 1
 
 
-def test_pauses_cut_windows_short_and_every_window_is_paid_for() -> None:
-    by_window = model(costs=Costs(Curve(0.01, 1e-12), 0.0, 0.0, 0.002))
+def test_load_counts_early_cuts_and_the_context_of_every_window() -> None:
+    by_window = model(costs=Costs(ForwardTimeCurve(0.01, 1e-12), 0.0, 0.0, 0.002))
     each_s, windows = 0.012, 1 / 1.28 + EARLY_CUTS_PER_S
     assert by_window.load(10, 1.28) == pytest.approx(10 * windows * each_s / 2, rel=1e-3)
-    by_sound = model(costs=Costs(Curve(1e-12, 1e-7), 0.0, 0.0, 0.0), context_samples=8_000)
+    by_audio = model(costs=Costs(ForwardTimeCurve(1e-12, 1e-7), 0.0, 0.0, 0.0), context_samples=8_000)
     samples = 16_000 + windows * 8_000
-    assert by_sound.load(10, 1.28) == pytest.approx(10 * samples * 1e-7 / 2, rel=1e-3)
+    assert by_audio.load(10, 1.28) == pytest.approx(10 * samples * 1e-7 / 2, rel=1e-3)
 
 
-def test_no_more_are_taken_in_than_fit_unless_told_so() -> None:
+def test_stream_limit_and_overcommit() -> None:
     assert DeviceOptions().limit_streams(70) == 70
     assert DeviceOptions(max_streams=400).limit_streams(70) == 70
     assert DeviceOptions(max_streams=40).limit_streams(70) == 40
@@ -63,22 +65,22 @@ def test_no_more_are_taken_in_than_fit_unless_told_so() -> None:
     assert DeviceOptions(overcommit=True).limit_streams(70) == 70
 
 
-def test_the_curve_goes_through_what_was_measured() -> None:
-    true = Curve(0.002, 3e-8)
+def test_the_curve_fits_measured_points() -> None:
+    true = ForwardTimeCurve(0.002, 3e-8)
     points = [(n, s, true.forward_s(n, s)) for n in (1, 4) for s in (40_000, 70_000)]
-    found = Curve.through(points)
+    found = ForwardTimeCurve.fit(points)
     assert found.base_s == pytest.approx(true.base_s)
     assert found.per_sample_s == pytest.approx(true.per_sample_s)
 
 
-def test_a_senseless_measurement_is_still_a_usable_curve() -> None:
-    falling = Curve.through([(1, 40_000, 0.5), (4, 70_000, 0.1)])
+def test_an_implausible_measurement_gives_a_usable_curve() -> None:
+    falling = ForwardTimeCurve.fit([(1, 40_000, 0.5), (4, 70_000, 0.1)])
     assert 0 < falling.forward_s(1, 40_000) <= falling.forward_s(4, 70_000)
-    assert Curve.through([(1, 100, 0.5)]).forward_s(1, 100) > 0
+    assert ForwardTimeCurve.fit([(1, 100, 0.5)]).forward_s(1, 100) > 0
 
 
-def test_what_is_seen_live_moves_the_curve_slowly_and_within_bounds() -> None:
-    curve = Curve(0.01, 0.0)
+def test_observed_batches_move_the_curve_slowly_and_within_bounds() -> None:
+    curve = ForwardTimeCurve(0.01, 0.0)
     curve.observe(1, 1, 0.02)
     assert 0.01 < curve.forward_s(1, 1) < 0.011
     for _ in range(2000):
@@ -89,38 +91,38 @@ def test_what_is_seen_live_moves_the_curve_slowly_and_within_bounds() -> None:
     assert curve.scale <= 20
 
 
-def test_the_hop_widens_step_by_step_before_anybody_is_refused() -> None:
+def test_the_hop_widens_step_by_step_up_to_the_capacity() -> None:
     capacity = model()
-    most = capacity.stream_capacity()
-    hops = [capacity.choose_hop(streams) for streams in range(1, most + 1)]
+    max_streams = capacity.stream_capacity()
+    hops = [capacity.choose_hop(streams) for streams in range(1, max_streams + 1)]
     assert hops == sorted(hops)
     assert set(hops) == set(HOPS_S)
-    assert capacity.load(most, HOPS_S[-1]) <= TARGET_LOAD < capacity.load(most + 1, HOPS_S[-1])
+    assert capacity.load(max_streams, HOPS_S[-1]) <= TARGET_LOAD < capacity.load(max_streams + 1, HOPS_S[-1])
 
 
 def test_the_hop_narrows_only_with_room_to_spare() -> None:
     capacity = model()
     widened_at = next(n for n in range(1, 1000) if capacity.choose_hop(n) > HOPS_S[0])
-    assert capacity.choose_hop(widened_at - 1) > HOPS_S[0], "one stream less is no reason"
+    assert capacity.choose_hop(widened_at - 1) > HOPS_S[0], "one stream less is not enough"
     assert capacity.choose_hop(1) == HOPS_S[0]
 
 
-def test_what_everything_costs_is_followed_upwards_and_downwards() -> None:
+def test_costs_follow_observations_up_and_down() -> None:
     capacity = model()
-    most = capacity.stream_capacity()
+    max_streams = capacity.stream_capacity()
     for _ in range(200):
         capacity.costs.observe(processed_s=50.0, windows=40, decode_s=5.0, loop_s=1.0)
     assert capacity.costs.decode_s_per_s == pytest.approx(0.1, rel=0.01)
     assert capacity.costs.loop_s(50.0, 40) == pytest.approx(1.0, rel=0.01)
-    assert capacity.stream_capacity() < most
+    assert capacity.stream_capacity() < max_streams
     for _ in range(200):
         capacity.costs.observe(processed_s=50.0, windows=40, decode_s=0.05, loop_s=0.05)
-    assert capacity.stream_capacity() > most
+    assert capacity.stream_capacity() > max_streams
 
 
-def test_hops_of_different_widths_tell_what_windows_cost_and_what_sound() -> None:
-    costs = Costs(Curve(0.001, 1e-7), 0.005, 0.002, 0.0008)
-    true = Costs(Curve(0.001, 1e-7), 0.005, loop_s_per_s=0.004, loop_s_per_window=0.0005)
+def test_hops_of_different_widths_separate_the_costs_of_windows_and_audio() -> None:
+    costs = Costs(ForwardTimeCurve(0.001, 1e-7), 0.005, 0.002, 0.0008)
+    true = Costs(ForwardTimeCurve(0.001, 1e-7), 0.005, loop_s_per_s=0.004, loop_s_per_window=0.0005)
     for turn in range(4000):
         windows = (312, 156, 78, 39)[turn % 4]
         costs.observe(50.0, windows, 0.1, true.loop_s(50.0, windows))
@@ -128,14 +130,14 @@ def test_hops_of_different_widths_tell_what_windows_cost_and_what_sound() -> Non
     assert costs.loop_s_per_window == pytest.approx(0.0005, rel=0.1)
 
 
-def test_one_strange_moment_moves_the_costs_little() -> None:
-    costs = Costs(Curve(0.001, 1e-7), 0.01, 0.004, 0.0008)
+def test_an_outlier_moves_the_costs_little() -> None:
+    costs = Costs(ForwardTimeCurve(0.001, 1e-7), 0.01, 0.004, 0.0008)
     costs.observe(processed_s=10.0, windows=10, decode_s=1000.0, loop_s=1000.0)
     assert costs.decode_s_per_s < 0.5 and costs.loop_s(1.0, 1.0) < 0.05
 
 
-def test_fronts_share_the_loops_work_but_for_what_their_house_does() -> None:
-    busy = Costs(Curve(0.0001, 1e-9), 0.001, 0.02, 0.0)
+def test_workers_share_the_event_loop_cost_except_the_supervisors_part() -> None:
+    busy = Costs(ForwardTimeCurve(0.0001, 1e-9), 0.001, 0.02, 0.0)
     one, two, three, many = (
         model(
             costs=busy, processors=64.0, executors=64, decode_executors=32, server_processes=server_processes
@@ -144,38 +146,41 @@ def test_fronts_share_the_loops_work_but_for_what_their_house_does() -> None:
     )
     assert one == int(TARGET_LOAD / 0.02)
     assert two == int(TARGET_LOAD / (0.02 * (1 - SUPERVISOR_SHARE) / 2))
-    assert three == many == int(TARGET_LOAD / (0.02 * SUPERVISOR_SHARE)), "then the house is full"
+    assert three == many == int(TARGET_LOAD / (0.02 * SUPERVISOR_SHARE)), "the supervisor is the bottleneck"
 
 
-def test_several_fronts_are_guessed_to_need_more_of_their_loops() -> None:
-    alone, several = (Costs.guessed(Curve(), 0.002, 0.0003, server_processes) for server_processes in (1, 2))
-    assert several.loop_s(1.0, 1.0) == pytest.approx(IPC_OVERHEAD * alone.loop_s(1.0, 1.0))
+def test_several_workers_have_a_higher_initial_estimate() -> None:
+    single, several = (
+        Costs.initial_estimate(ForwardTimeCurve(), 0.002, 0.0003, server_processes)
+        for server_processes in (1, 2)
+    )
+    assert several.loop_s(1.0, 1.0) == pytest.approx(IPC_OVERHEAD * single.loop_s(1.0, 1.0))
 
 
-def test_lateness_widens_the_hop_and_takes_fewer_streams_until_it_passes() -> None:
+def test_late_windows_widen_the_hop_and_lower_the_capacity_for_a_while() -> None:
     capacity = model()
-    most, hop_s = capacity.stream_capacity(), capacity.choose_hop(1)
+    max_streams, hop_s = capacity.stream_capacity(), capacity.choose_hop(1)
     for _ in range(10):
         capacity.observe_wait(hop_s)
-    assert capacity.stream_capacity() < most
+    assert capacity.stream_capacity() < max_streams
     assert capacity.choose_hop(4) > hop_s
     for _ in range(100):
         capacity.observe_wait(None)
-    assert (capacity.stream_capacity(), capacity.choose_hop(1)) == (most, hop_s)
+    assert (capacity.stream_capacity(), capacity.choose_hop(1)) == (max_streams, hop_s)
 
 
-def test_a_device_of_its_own_does_not_share_the_processors() -> None:
+def test_a_gpu_does_not_share_the_processors() -> None:
     assert model(processors=float("inf"), executors=2).stream_capacity() >= model().stream_capacity()
 
 
-def test_costs_are_kept_as_believed_and_a_spoiled_file_is_measured_again(tmp_path: Path) -> None:
-    key = curve_key("tiny", "cpu", 2)
-    assert key != curve_key("tiny", "cuda", 2)
-    assert load_capacity(tmp_path, key) is None
-    save_capacity(tmp_path / "deep", key, Costs(Curve(0.5, 0.25, scale=2.0), 0.01, 0.002, 0.001))
-    assert load_capacity(tmp_path / "deep", key) == Costs(Curve(1.0, 0.5), 0.01, 0.002, 0.001)
+def test_costs_are_saved_and_an_invalid_file_is_ignored(tmp_path: Path) -> None:
+    key = cost_cache_key("tiny", "cpu", 2)
+    assert key != cost_cache_key("tiny", "cuda", 2)
+    assert load_costs(tmp_path, key) is None
+    save_costs(tmp_path / "deep", key, Costs(ForwardTimeCurve(0.5, 0.25, scale=2.0), 0.01, 0.002, 0.001))
+    assert load_costs(tmp_path / "deep", key) == Costs(ForwardTimeCurve(1.0, 0.5), 0.01, 0.002, 0.001)
     rest = '"decode_s_per_s": 1, "loop_s_per_s": 1, "loop_s_per_window": 1}'
-    for spoiled in (
+    for invalid in (
         "",
         "{}",
         "[1]",
@@ -184,10 +189,10 @@ def test_costs_are_kept_as_believed_and_a_spoiled_file_is_measured_again(tmp_pat
         '{"base_s": 0, "per_sample_s": 0, ' + rest,
         '{"base_s": -1, "per_sample_s": 1, ' + rest,
     ):
-        (tmp_path / f"capacity-{key}.json").write_text(spoiled)
-        assert load_capacity(tmp_path, key) is None
+        (tmp_path / f"capacity-{key}.json").write_text(invalid)
+        assert load_costs(tmp_path, key) is None
 
 
-def test_a_folder_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    save_capacity(tmp_path / "file" / "below", "key", Costs(Curve(), 0.005, 0.002, 0.0008))
+    save_costs(tmp_path / "file" / "below", "key", Costs(ForwardTimeCurve(), 0.005, 0.002, 0.0008))

@@ -1,4 +1,4 @@
-"""The engine's lanes with the real tiny model: threads as for a GPU, order for running normalization, refusals."""
+"""The engine with the model `tiny` on thread executors (as on a GPU), and models that cannot be opened."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,51 +18,51 @@ from service.scheduling.engine_worker import BatchFailed
 from service.scheduling.executors import Executor, ThreadExecutor
 from service.session.messages import WindowKey
 
-np.finfo(np.float32), np.finfo(np.float64)  # before ONNX Runtime makes denormal numbers zero on this thread
+np.finfo(np.float32), np.finfo(np.float64)  # before ONNX Runtime flushes denormals to zero on this thread
 
 
 class Results:
-    """What an engine says, and when it has said enough."""
+    """Collects an engine's outputs."""
 
     def __init__(self) -> None:
-        self.heard: dict[WindowKey, WindowOutput] = {}
-        self.news = asyncio.Event()
+        self.outputs: dict[WindowKey, WindowOutput] = {}
+        self.changed = asyncio.Event()
 
-    def __call__(self, stream: str, key: WindowKey, heard: WindowOutput) -> None:
-        self.heard[key] = heard
-        self.news.set()
+    def __call__(self, stream: str, key: WindowKey, output: WindowOutput) -> None:
+        self.outputs[key] = output
+        self.changed.set()
 
-    async def wait(self, enough: Callable[[], bool]) -> None:
+    async def wait(self, done: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
-            while not enough():
-                self.news.clear()
-                await self.news.wait()
+            while not done():
+                self.changed.clear()
+                await self.changed.wait()
 
 
 def thread_engine(results: Results, executors: int = 1, model: str = "tiny") -> Engine:
-    """As on a GPU, but for the device."""
+    """An engine with thread executors, as on a GPU, but with the CPU backend."""
     engine = Engine(model, "cpu", None, executors, Metrics(), results)
-    engine._kind = ThreadExecutor
+    engine._executor_type = ThreadExecutor
     return engine
 
 
-async def test_a_thread_lane_hears_what_the_backend_hears() -> None:
+async def test_a_thread_executor_gives_the_backends_outputs() -> None:
     results = Results()
     engine = thread_engine(results)
     await engine.start()
     windows = StreamWindows(engine.config, engine.plan)
-    sound = np.random.default_rng(0).normal(0, 0.1, 80_000).astype(np.float32)
-    ready = windows.push(sound) + windows.finish()
+    audio = np.random.default_rng(0).normal(0, 0.1, 80_000).astype(np.float32)
+    ready = windows.push(audio) + windows.finish()
     for window in ready:
         engine.submit("s", WindowKey(0, 0, window.span.index), window, live=True, urgent=window.span.last)
-    await results.wait(lambda: len(results.heard) == len(ready))
+    await results.wait(lambda: len(results.outputs) == len(ready))
     for window, expected in zip(ready, open_backend("tiny").forward(ready), strict=True):
-        heard = results.heard[WindowKey(0, 0, window.span.index)]
-        np.testing.assert_array_equal(heard.log_probs, expected.log_probs)
+        output = results.outputs[WindowKey(0, 0, window.span.index)]
+        np.testing.assert_array_equal(output.log_probs, expected.log_probs)
     await engine.stop()
 
 
-async def test_a_hung_thread_is_given_up_and_its_windows_run_again() -> None:
+async def test_a_hung_thread_is_abandoned_and_its_windows_run_again() -> None:
     results = Results()
     engine = thread_engine(results)
     await engine.start()
@@ -72,13 +72,13 @@ async def test_a_hung_thread_is_given_up_and_its_windows_run_again() -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     stuck.kill()
-    await results.wait(lambda: bool(results.heard))
-    assert results.heard[WindowKey(0, 0, 0)].error is None
+    await results.wait(lambda: bool(results.outputs))
+    assert results.outputs[WindowKey(0, 0, 0)].error is None
     assert stuck not in engine.executors
     await engine.stop()
 
 
-async def test_a_batch_on_which_the_backend_raises_is_run_again_window_by_window() -> None:
+async def test_a_failed_batch_runs_again_window_by_window() -> None:
     results = Results()
     engine = thread_engine(results)
     await engine.start()
@@ -102,13 +102,17 @@ async def test_a_batch_on_which_the_backend_raises_is_run_again_window_by_window
     good, bad = (noise_window(engine.config, engine.plan) for _ in range(2))
     for index, window in enumerate((good, bad, good)):
         engine.submit("s", WindowKey(0, 0, index), window, live=True, urgent=False)
-    await results.wait(lambda: len(results.heard) == 3)
-    assert [results.heard[WindowKey(0, 0, index)].error is None for index in range(3)] == [True, False, True]
+    await results.wait(lambda: len(results.outputs) == 3)
+    assert [results.outputs[WindowKey(0, 0, index)].error is None for index in range(3)] == [
+        True,
+        False,
+        True,
+    ]
     assert sizes[0] == 3 and set(sizes[1:]) == {1}
     await engine.stop()
 
 
-async def test_a_forgotten_stream_is_told_nothing() -> None:
+async def test_a_forgotten_stream_gets_no_outputs() -> None:
     results = Results()
     engine = thread_engine(results)
     await engine.start()
@@ -119,13 +123,13 @@ async def test_a_forgotten_stream_is_told_nothing() -> None:
     engine.submit("here", WindowKey(0, 9, 0), window, live=True, urgent=False)
     await asyncio.sleep(0)
     engine.forget("gone", keys)
-    await results.wait(lambda: bool(results.heard))
-    assert set(results.heard) == {WindowKey(0, 9, 0)}
+    await results.wait(lambda: bool(results.outputs))
+    assert set(results.outputs) == {WindowKey(0, 9, 0)}
     assert not engine._tasks and len(engine.planner) == 0
     await engine.stop()
 
 
-async def test_measuring_gives_a_usable_curve() -> None:
+async def test_measure_gives_a_usable_curve() -> None:
     engine = thread_engine(Results())
     await engine.start()
     curve = await engine.measure((0.16, 1.28))
@@ -134,18 +138,18 @@ async def test_measuring_gives_a_usable_curve() -> None:
 
 
 @pytest.mark.parametrize("kind", ["process", "thread"])
-async def test_a_model_that_is_not_there_is_refused_in_words(kind: str, tmp_path: Path) -> None:
+async def test_a_missing_model_raises_a_service_error(kind: str, tmp_path: Path) -> None:
     engine = Engine(str(tmp_path / "nothing.safetensors"), "cpu", None, 1, Metrics(), Results())
     if kind == "thread":
-        engine._kind = ThreadExecutor
+        engine._executor_type = ThreadExecutor
     with pytest.raises(ServiceError, match="nothing") as refused:
         await engine.start()
     assert refused.value.code == "model"
     await engine.stop()
 
 
-async def test_whatever_a_gpu_raises_while_it_opens_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody else would tell who waits for the lane: a start without end."""
+async def test_any_exception_while_a_gpu_opens_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise `start` would wait forever."""
 
     def out_of_memory(*arguments: object) -> Backend:
         raise RuntimeError("CUDA error: out of memory")

@@ -1,4 +1,4 @@
-"""The planner: a thousand situations without a clock, a lane or a window's sound."""
+"""The planner without a clock, executors or audio."""
 
 import random
 from collections import Counter
@@ -6,17 +6,17 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.scheduling.capacity import Curve
+from service.scheduling.capacity import ForwardTimeCurve
 from service.scheduling.planner import Planner, PlannerLimits, Schedule, WaitingWindow
 from service.session.messages import WindowKey
 
-CURVE = Curve(base_s=0.005, per_sample_s=1e-7)
+CURVE = ForwardTimeCurve(base_s=0.005, per_sample_s=1e-7)
 SHAPE = 50_000
 
 
 def waiting(stream: str, index: int = 0, ready_s: float = 0.0, **more: object) -> WaitingWindow:
-    given_ = {"samples": SHAPE, "hop_s": 0.64, **more}
-    return WaitingWindow(stream, WindowKey(0, 0, index), ready_s=ready_s, **given_)  # type: ignore[arg-type]
+    fields = {"samples": SHAPE, "hop_s": 0.64, **more}
+    return WaitingWindow(stream, WindowKey(0, 0, index), ready_s=ready_s, **fields)  # type: ignore[arg-type]
 
 
 def plan(
@@ -29,14 +29,14 @@ def names(plan_: Schedule) -> list[list[str]]:
     return [[item.stream for item in batch] for batch in plan_.batches]
 
 
-def test_an_idle_lane_takes_what_waits_at_once() -> None:
+def test_an_idle_executor_takes_waiting_windows_at_once() -> None:
     planner = Planner()
     planner.add(waiting("a", ready_s=10.0))
     assert names(plan(planner, now_s=10.0)) == [["a"]]
     assert len(planner) == 0
 
 
-def test_two_idle_lanes_share_what_waits() -> None:
+def test_two_idle_executors_share_waiting_windows() -> None:
     planner = Planner()
     for name in "abcd":
         planner.add(waiting(name))
@@ -52,29 +52,29 @@ def test_earliest_deadline_first_and_one_shape_a_batch() -> None:
     assert names(plan(planner, idle=1)) == [["early", "late"]]
 
 
-def test_the_end_of_what_somebody_said_goes_first_with_all_it_follows() -> None:
+def test_an_urgent_window_goes_first_with_the_earlier_windows_of_its_stream() -> None:
     planner = Planner(PlannerLimits(max_batch=1))
-    planner.add(waiting("patient", ready_s=0.0))
-    planner.add(waiting("hurried", 0, ready_s=0.1))
-    planner.add(waiting("hurried", 1, ready_s=0.2, urgent=True))
+    planner.add(waiting("regular", ready_s=0.0))
+    planner.add(waiting("urgent", 0, ready_s=0.1))
+    planner.add(waiting("urgent", 1, ready_s=0.2, urgent=True))
     order = [plan(planner).batches[0][0] for _ in range(3)]
     assert [(item.stream, item.key.index) for item in order] == [
-        ("hurried", 0),
-        ("hurried", 1),
-        ("patient", 0),
+        ("urgent", 0),
+        ("urgent", 1),
+        ("regular", 0),
     ]
 
 
-def test_a_flood_from_one_stream_waits_for_its_own_pace() -> None:
+def test_a_burst_of_one_stream_does_not_delay_others() -> None:
     planner = Planner(PlannerLimits(max_batch=1))
     for index in range(50):
-        planner.add(waiting("flood", index, ready_s=0.0))
-    planner.add(waiting("patient", ready_s=0.5))
+        planner.add(waiting("burst", index, ready_s=0.0))
+    planner.add(waiting("regular", ready_s=0.5))
     order = [plan(planner).batches[0][0].stream for _ in range(51)]
-    assert order.index("patient") <= 2
+    assert order.index("regular") <= 2
 
 
-def test_files_run_only_when_no_live_window_waits_and_leave_a_lane_free() -> None:
+def test_files_run_only_without_live_windows_and_leave_an_executor_free() -> None:
     planner = Planner()
     for index in range(8):
         planner.add(waiting("file", index, live=False))
@@ -91,12 +91,12 @@ def test_a_file_batch_is_short_enough_for_a_live_window_to_wait() -> None:
         planner.add(waiting("file", index, live=False))
     batch = plan(planner).batches[0]
     assert CURVE.forward_s(len(batch), SHAPE) <= 0.08
-    slow = Curve(base_s=5.0, per_sample_s=0.0)
-    assert len(planner.plan(10.0, 1, 1, 0, slow).batches[0]) == 1, "one window always may"
+    slow = ForwardTimeCurve(base_s=5.0, per_sample_s=0.0)
+    assert len(planner.plan(10.0, 1, 1, 0, slow).batches[0]) == 1, "a single window always runs"
 
 
-def test_windows_that_wait_for_long_go_in_longer_batches() -> None:
-    slow = Curve(base_s=0.0, per_sample_s=0.02 / SHAPE)
+def test_a_long_wait_allows_longer_batches() -> None:
+    slow = ForwardTimeCurve(base_s=0.0, per_sample_s=0.02 / SHAPE)
 
     def batch(now_s: float) -> int:
         planner = Planner(PlannerLimits(max_live_batch_s=0.04))
@@ -107,13 +107,13 @@ def test_windows_that_wait_for_long_go_in_longer_batches() -> None:
     assert (batch(0.0), batch(0.5), batch(60.0)) == (2, 8, 16)
 
 
-def test_company_is_waited_for_only_when_it_is_likely() -> None:
+def test_it_waits_for_more_windows_only_if_they_are_likely() -> None:
     planner = Planner(PlannerLimits(gather_s=0.004))
     planner.add(waiting("a", ready_s=10.0))
     assert plan(planner, now_s=10.0, live=1000) == Schedule((), wake_s=10.004)
     assert names(plan(planner, now_s=10.004, live=1000)) == [["a"]]
     planner.add(waiting("a", 1, ready_s=11.0, urgent=True))
-    assert names(plan(planner, now_s=11.0, live=1000)) == [["a"]], "an end waits for nobody"
+    assert names(plan(planner, now_s=11.0, live=1000)) == [["a"]], "an urgent window does not wait"
 
 
 def test_a_forgotten_stream_is_not_run() -> None:
@@ -125,10 +125,10 @@ def test_a_forgotten_stream_is_not_run() -> None:
     assert plan(planner).batches == ()
 
 
-def test_a_suspect_runs_alone() -> None:
+def test_an_isolated_window_runs_in_its_own_batch() -> None:
     planner = Planner()
     planner.add(waiting("a"))
-    planner.add(waiting("suspect", alone=True))
+    planner.add(waiting("suspect", isolated=True))
     planner.add(waiting("b"))
     assert names(plan(planner)) == [["suspect"]]
     assert names(plan(planner)) == [["a", "b"]]
@@ -136,11 +136,9 @@ def test_a_suspect_runs_alone() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 64))
-def test_any_traffic_every_window_runs_once_and_live_before_files(
-    seed: int, executors: int, largest: int
-) -> None:
+def test_every_window_runs_once_and_live_before_files(seed: int, executors: int, max_batch: int) -> None:
     rng = random.Random(seed)
-    planner = Planner(PlannerLimits(max_batch=largest))
+    planner = Planner(PlannerLimits(max_batch=max_batch))
     added: Counter[tuple[str, WindowKey]] = Counter()
     ran: Counter[tuple[str, WindowKey]] = Counter()
     forgotten: set[str] = set()
@@ -159,7 +157,7 @@ def test_any_traffic_every_window_runs_once_and_live_before_files(
                 samples=rng.choice((SHAPE, 60_000)),
                 live=stream < "d",
                 urgent=rng.random() < 0.1,
-                alone=rng.random() < 0.02,
+                isolated=rng.random() < 0.02,
             )
             added[item.stream, item.key] += 1
             planner.add(item)
@@ -180,14 +178,14 @@ def run(
     assert len(batches) <= idle
     for batch in batches:
         assert batch and len({(item.samples, item.live) for item in batch}) == 1
-        if not batch[0].live and not batch[0].alone:
+        if not batch[0].live and not batch[0].isolated:
             assert planner.live_queued == 0
         for item in batch:
             ran[item.stream, item.key] += 1
 
 
-def test_a_thousand_streams_cost_as_much_each_as_ten() -> None:
-    """Counts comparisons, not seconds: the heap's work for one window grows with the logarithm only."""
+def test_the_cost_of_a_window_grows_logarithmically() -> None:
+    """Counts the heap's comparisons, not seconds."""
 
     class Counted(float):
         comparisons = 0

@@ -1,4 +1,4 @@
-"""Readings ranked again when an utterance ends: other streams pass, a stream's own answers keep their order."""
+"""Rescoring in the decode worker: other streams continue meanwhile, and each stream's answers keep their order."""
 
 import asyncio
 import time
@@ -27,14 +27,14 @@ from service.session.events import Final
 from service.session.messages import EndUtterance, PushFrames
 from service.session.stream_settings import StreamSettings
 from tests.lm.conftest import DATA
-from tests.session.synchronous_driver import noise, spelling_model, spoken, transcribe
+from tests.session.synchronous_driver import alignment, noise, spelling_model, transcribe
 
 Frames = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
 @pytest.fixture
 def language_model(tmp_path: Path) -> str:
-    """A rescoring that turns the order of the search around."""
+    """A rescoring that reverses the order of the search."""
     settings = RescoreSettings(0.0, 1.5, (6.0,), max_hypotheses=12)
     search = DATA / "tiny-bigram.binary"
     rescoring = Rescoring((NGramRescorer(DATA / "tiny-plain.binary"),), settings, str(search))
@@ -48,10 +48,12 @@ def frames() -> Frames:
     return np.asarray(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)), np.float32)
 
 
-def test_other_streams_pass_and_the_own_order_stays(language_model: str, frames: Frames) -> None:
+def test_rescoring_does_not_block_other_streams_and_keeps_the_order_of_each(
+    language_model: str, frames: Frames
+) -> None:
     utterances = UtteranceTable(ALPHABET, language_model)
     utterances.warm_up()
-    assert utterances.rescore_slice() is None  # nothing is left of the rehearsal
+    assert utterances.rescore_slice() is None  # nothing is left from the warm-up
     opened = OpenStream(3, (), "beam")
     batch = [
         ("a", opened),
@@ -59,10 +61,10 @@ def test_other_streams_pass_and_the_own_order_stays(language_model: str, frames:
         ("a", PushFrames(1, 0, 1, frames, True)),
         ("a", EndUtterance(2, 0, 1)),
     ]
-    at_once = utterances.handle(
+    immediate = utterances.handle(
         [*batch, ("a", PushFrames(3, 0, 2, frames, True)), ("b", PushFrames(4, 0, 1, frames, True))]
     )
-    assert [(answer.stream, answer.serial) for answer in at_once] == [("a", 1), ("b", 4)]
+    assert [(answer.stream, answer.serial) for answer in immediate] == [("a", 1), ("b", 4)]
     utterances.handle([("b", EndUtterance(5, 0, 1)), ("a", ForgetStream())])
     slices: list[list[DecodeResult]] = []
     while (done := utterances.rescore_slice()) is not None:
@@ -73,15 +75,15 @@ def test_other_streams_pass_and_the_own_order_stays(language_model: str, frames:
     assert all(answer.error is None for done in slices for answer in done)
 
 
-def test_a_worker_ranks_as_a_decoder_in_this_process_does(language_model: str, frames: Frames) -> None:
+def test_a_worker_rescores_like_a_decoder_in_this_process(language_model: str, frames: Frames) -> None:
     async def answers() -> list[DecodeResult]:
-        heard: list[DecodeResult] = []
-        over = asyncio.Event()
+        results: list[DecodeResult] = []
+        done = asyncio.Event()
 
         def take(stream: str, answer: DecodeResult) -> None:
-            heard.append(answer)
-            if len(heard) == 4:
-                over.set()
+            results.append(answer)
+            if len(results) == 4:
+                done.set()
 
         pool = DecodePool(language_model, 1, Metrics(), take, lambda _: None, lambda _: None)
         await pool.start(ALPHABET)
@@ -90,13 +92,13 @@ def test_a_worker_ranks_as_a_decoder_in_this_process_does(language_model: str, f
                 pool.pin(stream, OpenStream(3, (), "beam"))
                 pool.send(stream, PushFrames(1, 0, 1, frames, True))
                 pool.send(stream, EndUtterance(2, 0, 1))
-            await asyncio.wait_for(over.wait(), 60.0)
+            await asyncio.wait_for(done.wait(), 60.0)
             assert not pool.workers[0].in_flight
         finally:
             await pool.stop()
-        return heard
+        return results
 
-    heard = asyncio.run(answers())
+    results = asyncio.run(answers())
     utterances = UtteranceTable(ALPHABET, language_model)
     utterances.handle(
         [
@@ -107,7 +109,7 @@ def test_a_worker_ranks_as_a_decoder_in_this_process_does(language_model: str, f
     )
     expected = [answer for done in iter(utterances.rescore_slice, None) for answer in done]
     for stream in ("a", "b"):
-        finals = [answer for answer in heard if answer.stream == stream and answer.serial == 2]
+        finals = [answer for answer in results if answer.stream == stream and answer.serial == 2]
         assert [answer.hypotheses for answer in finals] == [expected[0].hypotheses]
         assert len(finals[0].hypotheses) == 3
 
@@ -117,32 +119,32 @@ def test_a_worker_ranks_as_a_decoder_in_this_process_does(language_model: str, f
     assert searched.hypotheses[0].score != expected[0].hypotheses[0].score
 
 
-def test_the_plain_loop_tells_finals_that_are_ranked_by_the_box() -> None:
+def test_the_synchronous_driver_rescores_with_the_shipped_model() -> None:
     utterances = UtteranceTable(ALPHABET, "shipped")
     events = transcribe(
-        spelling_model(spoken("the house ")), noise(3.0), StreamSettings(), utterances=utterances
+        spelling_model(alignment("the house ")), noise(3.0), StreamSettings(), utterances=utterances
     )
     finals = [event for event in events if isinstance(event, Final)]
     assert [final.text for final in finals] == ["the house"]
     assert utterances.rescore_slice() is None
 
 
-def test_what_ranking_costs_is_measured_at_the_start(language_model: str) -> None:
-    """A rescorer that works for a fifth of a second is told of, spread over the rehearsed words."""
+def test_the_warm_up_measures_the_cost_of_rescoring(language_model: str) -> None:
+    """A rescorer that takes 0.2 s adds that, divided by the seconds of the warm-up text."""
     utterances = UtteranceTable(ALPHABET, language_model)
     rescoring = utterances._language.rescoring
     assert rescoring is not None
-    ranked: list[int] = []
+    sizes: list[int] = []
 
     def slow(texts: Sequence[str], *more: Any) -> Iterator[list[float] | None]:
-        ranked.append(len(texts))
+        sizes.append(len(texts))
         until_s = time.process_time() + (0.2 if len(texts) == WARM_UP_HYPOTHESES else 0.0)
         while time.process_time() < until_s:
             pass
         yield [0.0] * len(texts)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rescoring.rescorers[0], "slices", slow)
-        told_s_per_s = utterances.warm_up()
-    assert ranked[-1] == WARM_UP_HYPOTHESES
-    assert told_s_per_s >= 0.2 / (len(WARM_UP_TEXT) * FRAMES_PER_CHARACTER * OUTPUT_S)
+        patch.setattr(rescoring.rescorers[0], "score_in_slices", slow)
+        decode_s_per_s = utterances.warm_up()
+    assert sizes[-1] == WARM_UP_HYPOTHESES
+    assert decode_s_per_s >= 0.2 / (len(WARM_UP_TEXT) * FRAMES_PER_CHARACTER * OUTPUT_S)

@@ -1,4 +1,4 @@
-"""Starting: engine and decoders side by side, one failure ends all, a parent that dies leaves no noise behind."""
+"""Start of the workers: one failure cancels the others, and orphaned workers end silently."""
 
 import asyncio
 import os
@@ -20,10 +20,10 @@ from service.recognizer import Recognizer, RecognizerOptions
 
 async def main():
     start = WorkerProcess.start
-    async def told(self):
+    async def reporting_start(self):
         await start(self)
         print("a worker is starting", flush=True)
-    WorkerProcess.start = told
+    WorkerProcess.start = reporting_start
     options = RecognizerOptions(engine_workers=1, decode_workers=1, language_model=None)
     await Recognizer("tiny", options=options).start()
 
@@ -40,14 +40,14 @@ start_fork_server()
 first = forkserver._forkserver._forkserver_pid
 print("importing", flush=True)
 sys.stdin.readline()
-worker = context.Process(target=print, args=("a worker was here",))
+worker = context.Process(target=print, args=("worker ran",))
 start_in_fork_server(worker)
 worker.join()
-print("of the first fork server:", first == forkserver._forkserver._forkserver_pid)
+print("same fork server:", first == forkserver._forkserver._forkserver_pid)
 """
 
 
-async def test_one_failure_ends_what_started_with_it() -> None:
+async def test_one_failure_cancels_the_others() -> None:
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def endless() -> None:
@@ -66,7 +66,7 @@ async def test_one_failure_ends_what_started_with_it() -> None:
     assert ended.is_set()
 
 
-async def test_a_start_that_fails_says_why_and_counts_no_lost_worker(tmp_path: Path) -> None:
+async def test_a_failed_start_gives_the_reason_and_counts_no_restart(tmp_path: Path) -> None:
     options = RecognizerOptions(engine_workers=1, decode_workers=1, language_model=tmp_path / "none.lm")
     recognizer = Recognizer("tiny", options=options)
     with pytest.raises(ServiceError) as refused:
@@ -80,14 +80,14 @@ async def test_a_start_that_fails_says_why_and_counts_no_lost_worker(tmp_path: P
         assert b"silica_worker_restarts_total{" not in each.metrics.expose()
 
 
-def test_workers_whose_parent_dies_while_they_start_end_without_a_word() -> None:
+def test_starting_workers_end_silently_when_their_parent_dies() -> None:
     starting = subprocess.Popen(
         [sys.executable, "-c", KILLED_EARLY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path.cwd()
     )
     assert starting.stdout is not None and starting.stderr is not None
     assert starting.stdout.readline() == b"a worker is starting\n"
     starting.send_signal(signal.SIGKILL)
-    # Ends when the last process that holds it has ended: the fork server and both workers.
+    # Reads until the last holder of the pipe has ended: the fork server and both workers.
     assert starting.stderr.read().decode() == ""
     starting.stdout.close()
     starting.stderr.close()
@@ -106,5 +106,5 @@ def test_an_interrupt_does_not_break_the_imports_of_the_fork_server() -> None:
     assert serving.stdout is not None
     assert serving.stdout.readline() == b"importing\n"
     os.killpg(serving.pid, signal.SIGINT)
-    said, complaints = serving.communicate(b"\n")
-    assert (said, complaints.decode()) == (b"a worker was here\nof the first fork server: True\n", "")
+    output, errors = serving.communicate(b"\n")
+    assert (output, errors.decode()) == (b"worker ran\nsame fork server: True\n", "")

@@ -1,8 +1,8 @@
-"""Every error code has an HTTP status, a close code and a meaning; the documentation is generated from them."""
+"""Every error code has an HTTP status, a close code and a meaning."""
 
 import pytest
 
-from service.errors import ErrorCode, code_named
+from service.errors import ErrorCode, find_error_code
 
 CLOSE_CODES = {1008, 1009, 1011, 1012, 1013}
 
@@ -15,7 +15,7 @@ def test_each_code_has_a_status_and_a_close_code(code):
     assert code.meaning
 
 
-def test_there_is_no_code_by_default():
+def test_an_unknown_code_is_an_error():
     with pytest.raises(ValueError):
         ErrorCode("no such code")
 
@@ -32,5 +32,5 @@ def test_there_is_no_code_by_default():
         ("418", ErrorCode.REFUSED),
     ],
 )
-def test_a_client_knows_the_code_that_a_server_sent(sent, code):
-    assert code_named(sent) is code
+def test_clients_map_the_codes_of_servers(sent, code):
+    assert find_error_code(sent) is code

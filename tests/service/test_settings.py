@@ -1,4 +1,4 @@
-"""Settings: who overrules whom, and complaints that say what was wrong and where."""
+"""Settings: precedence of their sources, conversion, and error messages."""
 
 import argparse
 from dataclasses import fields
@@ -10,40 +10,38 @@ from service.errors import ServiceError
 from service.settings import Settings, add_settings_arguments, as_toml, load_settings
 
 
-def parsed(*line: str) -> dict:
+def parse(*line: str) -> dict:
     parser = argparse.ArgumentParser()
     add_settings_arguments(parser)
     return vars(parser.parse_args(line))
 
 
-def test_file_then_environment_then_line(tmp_path):
+def test_the_command_line_overrides_the_environment_and_the_file(tmp_path):
     file = tmp_path / "silica.toml"
     file.write_text(
         'port = 1\n[network]\nhost = "localhost"\n[limits]\nidle_timeout_s = 5\nsend_timeout_s = 6\n'
     )
-    found = load_settings(file, {"SILICA_PORT": "2", "SILICA_IDLE_TIMEOUT_S": "7"}, parsed("--port", "3"))
+    found = load_settings(file, {"SILICA_PORT": "2", "SILICA_IDLE_TIMEOUT_S": "7"}, parse("--port", "3"))
     assert (found.port, found.host, found.idle_timeout_s, found.send_timeout_s) == (3, "localhost", 7.0, 6.0)
 
 
-def test_the_environment_may_name_the_file(tmp_path):
+def test_silica_config_names_the_file(tmp_path):
     file = tmp_path / "silica.toml"
     file.write_text("port = 4")
     assert load_settings(environment={"SILICA_CONFIG": str(file)}).port == 4
 
 
-def test_every_setting_can_be_given_everywhere():
-    assert set(parsed()) == {item.name for item in fields(Settings)}
-    line = parsed(
-        "--no-uvloop", "--insecure", "--hops-s", "0.3,0.6", "--allowed-origins", "https://a.example"
-    )
+def test_every_setting_is_an_option():
+    assert set(parse()) == {item.name for item in fields(Settings)}
+    line = parse("--no-uvloop", "--insecure", "--hops-s", "0.3,0.6", "--allowed-origins", "https://a.example")
     found = load_settings(environment={}, line=line)
     assert (found.uvloop, found.insecure, found.hops_s) == (False, True, (0.3, 0.6))
     assert found.allowed_origins == ("https://a.example",)
 
 
-def test_what_is_printed_gives_the_same_again(tmp_path):
+def test_the_printed_toml_loads_as_the_same_settings(tmp_path):
     changed = load_settings(
-        environment={}, line=parsed("--port", "5", "--precision", "int8", "--hops-s", "1,2")
+        environment={}, line=parse("--port", "5", "--precision", "int8", "--hops-s", "1,2")
     )
     (tmp_path / "printed.toml").write_text(as_toml(changed))
     assert load_settings(tmp_path / "printed.toml", {}) == changed
@@ -63,13 +61,13 @@ def test_what_is_printed_gives_the_same_again(tmp_path):
         ("jobs_retention_days", "1", 1.0),
     ],
 )
-def test_text_becomes_the_type_of_its_setting(name, text, value):
+def test_text_is_converted_to_the_type_of_the_setting(name, text, value):
     found = getattr(load_settings(environment={f"SILICA_{name.upper()}": text}), name)
     assert found == value and type(found) is type(value)
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "message"),
     [
         (
             {"SILICA_PORT": "70000"},
@@ -84,14 +82,14 @@ def test_text_becomes_the_type_of_its_setting(name, text, value):
         ({"SILICA_TLS_KEY": "key.pem"}, "both"),
     ],
 )
-def test_complaints_say_what_was_expected(environment, told):
+def test_errors_say_what_was_expected(environment, message):
     with pytest.raises(ServiceError) as error:
         load_settings(environment=environment)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("prot = 1", "Did you mean 'port'?"),
         ("port = [", "is not TOML"),
@@ -104,14 +102,14 @@ def test_complaints_say_what_was_expected(environment, told):
         ('[limits]\nidle_timeout_s = "x"', "idle_timeout_s in"),
     ],
 )
-def test_complaints_about_files(tmp_path, text, told):
+def test_errors_in_files(tmp_path, text, message):
     file = tmp_path / "silica.toml"
     file.write_text(text)
     with pytest.raises(ServiceError) as error:
         load_settings(file, {})
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(ServiceError, match="cannot read the settings file"):
         load_settings(tmp_path / "none.toml", {})

@@ -1,4 +1,4 @@
-"""Drives a session in a plain loop, without engine, workers or clock: the reference that services must equal."""
+"""Runs a session in a plain loop, without engine, workers or clock: the reference for the served results."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ PLAN = default_plan(TINY)
 
 
 class SynchronousDriver:
-    """A session, a function for the network, and a real decoder, each effect carried out at once."""
+    """A session, a function in place of the network, and a real decoder. Every effect is carried out at once."""
 
     def __init__(
         self,
@@ -46,23 +46,23 @@ class SynchronousDriver:
         self.utterances = utterances or UtteranceTable(config.alphabet, None)
         self.utterances.handle([("s", OpenStream(settings.n_best, settings.hotwords, settings.decoder))])
         self.events: list[Event] = []
-        self.take(Configured("s", config.name))
+        self.handle(Configured("s", config.name))
 
-    def take(self, what: Input) -> None:
-        """Let it happen, with everything that follows, in the order in which it follows."""
-        following = deque(self.session.take(what))
+    def handle(self, message: Input) -> None:
+        """Process an input and all effects that follow from it, in order."""
+        following = deque(self.session.handle(message))
         while following:
-            following.extend(self.carried_out(following.popleft()))
+            following.extend(self.execute(following.popleft()))
 
-    def carried_out(self, effect: Effect) -> Iterator[Effect]:
+    def execute(self, effect: Effect) -> Iterator[Effect]:
         if isinstance(effect, RunWindow):
-            yield from self.session.take(WindowDone(effect.key, self.network(effect.window)))
+            yield from self.session.handle(WindowDone(effect.key, self.network(effect.window)))
         elif isinstance(effect, PushFrames | EndUtterance | Replay):
-            at_once = self.utterances.handle([("s", effect)])
-            ranked = (answer for done in iter(self.utterances.rescore_slice, None) for answer in done)
-            for answer in (*at_once, *ranked):
+            immediate = self.utterances.handle([("s", effect)])
+            rescored = (answer for done in iter(self.utterances.rescore_slice, None) for answer in done)
+            for answer in (*immediate, *rescored):
                 assert answer.error is None, answer.error
-                yield from self.session.take(Decoded(answer.serial, answer.hypotheses))
+                yield from self.session.handle(Decoded(answer.serial, answer.hypotheses))
         elif isinstance(effect, Emit):
             self.events.append(effect.event)
 
@@ -79,41 +79,41 @@ def transcribe(
     plan: WindowPlan = PLAN,
     utterances: UtteranceTable | None = None,
 ) -> list[Event]:
-    """A whole recording [channels, n] in one push."""
-    loop = SynchronousDriver(network, settings, config, plan, utterances)
-    loop.take(AudioReceived(samples))
-    loop.take(Finish())
-    return loop.events
+    """Transcribe a recording [channels, n] in one push."""
+    driver = SynchronousDriver(network, settings, config, plan, utterances)
+    driver.handle(AudioReceived(samples))
+    driver.handle(Finish())
+    return driver.events
 
 
-def spelling_model(text_at: Callable[[int], str | None]) -> Callable[[Window], WindowOutput]:
-    """A network that hears `text_at(output frame)`: a letter, or None for blank."""
+def spelling_model(character_at: Callable[[int], str | None]) -> Callable[[Window], WindowOutput]:
+    """A network that outputs `character_at(output frame)`: a character, or None for blank."""
 
-    def hear(window: Window) -> WindowOutput:
+    def forward(window: Window) -> WindowOutput:
         span = window.span
         log_probs = np.full((span.kept, TINY.classes), -9.0, np.float32)
         for row, frame in enumerate(range(span.keep_first, span.keep_end)):
-            letter = text_at(frame)
-            column = TINY.blank if letter is None else TINY.alphabet.index(letter)
+            character = character_at(frame)
+            column = TINY.blank if character is None else TINY.alphabet.index(character)
             log_probs[row, column] = -0.01
         return WindowOutput(span, log_probs)
 
-    return hear
+    return forward
 
 
-def spoken(text: str, every: int = 3, lead: int = 10) -> Callable[[int], str | None]:
-    """One letter each `every` frames after a lead of blanks; then blanks for ever. `_` is a blank in its place."""
+def alignment(text: str, every: int = 3, lead: int = 10) -> Callable[[int], str | None]:
+    """One character every `every` frames, after `lead` blanks; then only blanks. `_` stands for a blank."""
 
-    def text_at(frame: int) -> str | None:
-        at, rest = divmod(frame - lead, every)
-        if rest or not 0 <= at < len(text) or text[at] == "_":
+    def character_at(frame: int) -> str | None:
+        index, rest = divmod(frame - lead, every)
+        if rest or not 0 <= index < len(text) or text[index] == "_":
             return None
-        return text[at]
+        return text[index]
 
-    return text_at
+    return character_at
 
 
-def noise(seconds: float, channels: int = 1, loudness: float = 0.1, seed: int = 0) -> np.ndarray:
-    """Loud where somebody would speak."""
+def noise(seconds: float, channels: int = 1, level: float = 0.1, seed: int = 0) -> np.ndarray:
+    """Noise in place of speech; `level` 0 is silence."""
     rng = np.random.default_rng(seed)
-    return rng.normal(0, loudness, (channels, round(seconds * 16000))).astype(np.float32)
+    return rng.normal(0, level, (channels, round(seconds * 16000))).astype(np.float32)

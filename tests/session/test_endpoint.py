@@ -1,31 +1,32 @@
-"""When an utterance begins and ends: the table of utterance states, frame by frame."""
+"""When an utterance starts and ends: the utterance states, frame by frame."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.session.endpoint import Endpointer, EndpointRule, EndpointSignal, SilenceDetector, UtteranceState
+from service.session.endpoint import Endpointer, EndpointRule, EndpointSignal, UtteranceState
+from service.session.energy import SilenceDetector
 
-LETTER, BLANK = 0.9, 0.0
+SPEECH_MASS, BLANK = 0.9, 0.0
 LOUD_DB, QUIET_DB = -20.0, -70.0
 
 
-def run(
-    rule: EndpointRule, frames: list[tuple[float, float]], looking_ahead: bool = False
+def signals_of(
+    rule: EndpointRule, frames: list[tuple[float, float]], look_ahead: bool = False
 ) -> list[tuple[int, EndpointSignal]]:
     endpointer, quiet = Endpointer(rule), SilenceDetector()
     energies = [quiet.step(energy_db) for _, energy_db in frames]
-    later = energies[rule.energy_ahead_frames if looking_ahead else len(energies) :] + [0] * len(energies)
+    later = energies[rule.energy_ahead_frames if look_ahead else len(energies) :] + [0] * len(energies)
     signals = [(at, endpointer.step(mass, energies[at], later[at])) for at, (mass, _) in enumerate(frames)]
     return [(at, signal) for at, signal in signals if signal is not None]
 
 
-RULE = EndpointRule.of(endpointing_ms=300, max_utterance_s=30)
-SPEECH = [(LETTER, LOUD_DB)] * 10
+RULE = EndpointRule.from_settings(endpointing_ms=300, max_utterance_s=30)
+SPEECH = [(SPEECH_MASS, LOUD_DB)] * 10
 
 
-def test_speech_then_silence_is_an_early_candidate_and_then_the_end() -> None:
-    signals = run(RULE, [(BLANK, QUIET_DB)] * 5 + SPEECH + [(BLANK, QUIET_DB)] * 40)
+def test_silence_makes_a_candidate_and_then_ends_the_utterance() -> None:
+    signals = signals_of(RULE, [(BLANK, QUIET_DB)] * 5 + SPEECH + [(BLANK, QUIET_DB)] * 40)
     assert signals == [
         (5, EndpointSignal.STARTED),
         (21, EndpointSignal.CANDIDATE),
@@ -33,60 +34,62 @@ def test_speech_then_silence_is_an_early_candidate_and_then_the_end() -> None:
     ]
 
 
-def test_energy_that_is_known_ahead_ends_it_as_soon_as_letters_are_silent_for_half_the_limit() -> None:
+def test_low_energy_in_the_look_ahead_ends_the_utterance_after_half_the_limit() -> None:
     frames = [(BLANK, QUIET_DB)] * 5 + SPEECH + [(BLANK, QUIET_DB)] * 40
-    assert run(RULE, frames, looking_ahead=True)[-1] == (21, EndpointSignal.ENDED)
+    assert signals_of(RULE, frames, look_ahead=True)[-1] == (21, EndpointSignal.ENDED)
 
 
-def test_in_a_pause_it_is_known_when_the_utterance_may_end_next() -> None:
+def test_frames_to_the_next_decision_in_a_pause() -> None:
     endpointer = Endpointer(RULE)
     assert endpointer.frames_to_next_decision is None
     for mass, _ in SPEECH:
         endpointer.step(mass, 0)
-    assert endpointer.frames_to_next_decision is None, "somebody speaks"
-    asked = []
+    assert endpointer.frames_to_next_decision is None, "in speech"
+    remaining = []
     for _ in range(21):
         endpointer.step(BLANK, 0)
-        asked.append(endpointer.frames_to_next_decision)
-    assert asked == [*range(6, 0, -1), *range(8, 0, -1), *range(7, 0, -1)], "7, 15 and 22 frames of silence"
-    endless = Endpointer(EndpointRule.of(None, 30))
-    endless.step(LETTER, 0)
+        remaining.append(endpointer.frames_to_next_decision)
+    assert remaining == [*range(6, 0, -1), *range(8, 0, -1), *range(7, 0, -1)], (
+        "7, 15 and 22 frames of silence"
+    )
+    endless = Endpointer(EndpointRule.from_settings(None, 30))
+    endless.step(SPEECH_MASS, 0)
     endless.step(BLANK, 0)
     assert endless.frames_to_next_decision is None
 
 
-def test_sound_ahead_keeps_it_open() -> None:
+def test_energy_in_the_look_ahead_keeps_the_utterance_open() -> None:
     pause = SPEECH + [(BLANK, QUIET_DB)] * 12 + SPEECH + [(BLANK, QUIET_DB)] * 40
-    ends = [at for at, signal in run(RULE, pause, looking_ahead=True) if signal is EndpointSignal.ENDED]
+    ends = [at for at, signal in signals_of(RULE, pause, look_ahead=True) if signal is EndpointSignal.ENDED]
     assert ends == [10 + 12 + 10 + 6]
 
 
-def test_quiet_is_counted_over_the_floor_of_the_room() -> None:
+def test_quiet_is_relative_to_the_noise_floor() -> None:
     quiet = SilenceDetector()
-    humming = [quiet.step(-45.0) for _ in range(3)]
-    assert humming == [1, 2, 3] and quiet.step(-20.0) == 0
+    hum = [quiet.step(-45.0) for _ in range(3)]
+    assert hum == [1, 2, 3] and quiet.step(-20.0) == 0
     assert [quiet.step(-44.0) for _ in range(2)] == [1, 2]
 
 
-def test_digital_silence_does_not_deafen_it_to_a_room() -> None:
+def test_digital_silence_does_not_set_the_noise_floor() -> None:
     quiet = SilenceDetector()
     for energy_db in [-100.0] * 50 + [-52.0] * 205:
         quiet.step(energy_db)
     assert quiet.step(-51.0) > 0 and quiet.step(-30.0) == 0
 
 
-def test_the_hurry_comes_when_the_letters_before_the_pause_can_be_known() -> None:
-    assert RULE.half_frames == 7 and RULE.energy_ahead_frames == 8
+def test_early_cuts_come_after_the_look_ahead_and_half_the_limit() -> None:
+    assert RULE.half_silence_frames == 7 and RULE.energy_ahead_frames == 8
     assert RULE.early_cut_frames(24) == (32, 40)
     assert (
-        EndpointRule.of(None, 30).early_cut_frames(24) == ()
-        and EndpointRule.of(None, 30).energy_ahead_frames == 0
+        EndpointRule.from_settings(None, 30).early_cut_frames(24) == ()
+        and EndpointRule.from_settings(None, 30).energy_ahead_frames == 0
     )
 
 
 def test_a_candidate_is_withdrawn_when_speech_goes_on() -> None:
     frames = SPEECH + [(BLANK, QUIET_DB)] * 9 + SPEECH + [(BLANK, QUIET_DB)] * 15
-    assert [signal for _, signal in run(RULE, frames)] == [
+    assert [signal for _, signal in signals_of(RULE, frames)] == [
         EndpointSignal.STARTED,
         EndpointSignal.CANDIDATE,
         EndpointSignal.WITHDRAWN,
@@ -95,22 +98,22 @@ def test_a_candidate_is_withdrawn_when_speech_goes_on() -> None:
     ]
 
 
-def test_sound_without_letters_needs_the_longer_silence() -> None:
-    quiet_room = [(BLANK, QUIET_DB)] * 5
-    ended = run(RULE, quiet_room + SPEECH + [(BLANK, LOUD_DB)] * 60)[-1]
+def test_noise_without_characters_needs_the_longest_silence() -> None:
+    lead_in = [(BLANK, QUIET_DB)] * 5
+    ended = signals_of(RULE, lead_in + SPEECH + [(BLANK, LOUD_DB)] * 60)[-1]
     assert ended == (5 + 10 + 15 + 7 - 1, EndpointSignal.ENDED)
 
 
-def test_without_endpointing_only_the_length_ends_it() -> None:
-    rule = EndpointRule.of(endpointing_ms=None, max_utterance_s=10)
-    signals = run(rule, SPEECH + [(BLANK, QUIET_DB)] * 1000)
+def test_without_endpointing_only_the_length_limit_ends_the_utterance() -> None:
+    rule = EndpointRule.from_settings(endpointing_ms=None, max_utterance_s=10)
+    signals = signals_of(rule, SPEECH + [(BLANK, QUIET_DB)] * 1000)
     # The first pause after three quarters of the limit.
     assert signals == [(0, EndpointSignal.STARTED), (374, EndpointSignal.CUT)]
 
 
-def test_silence_ends_no_utterance_that_is_shorter_than_the_least_length() -> None:
-    rule = EndpointRule.of(endpointing_ms=300, max_utterance_s=30, min_utterance_s=1)
-    signals = run(rule, SPEECH + [(BLANK, QUIET_DB)] * 100, looking_ahead=True)
+def test_silence_ends_no_utterance_below_the_minimum_length() -> None:
+    rule = EndpointRule.from_settings(endpointing_ms=300, max_utterance_s=30, min_utterance_s=1)
+    signals = signals_of(rule, SPEECH + [(BLANK, QUIET_DB)] * 100, look_ahead=True)
     assert signals == [
         (0, EndpointSignal.STARTED),
         (16, EndpointSignal.CANDIDATE),
@@ -118,9 +121,9 @@ def test_silence_ends_no_utterance_that_is_shorter_than_the_least_length() -> No
     ]
 
 
-def test_endless_speech_is_cut_at_the_limit_and_goes_on() -> None:
-    rule = EndpointRule.of(endpointing_ms=300, max_utterance_s=2)
-    signals = run(rule, [(LETTER, LOUD_DB)] * 250)
+def test_endless_speech_is_cut_at_the_limit_and_continues() -> None:
+    rule = EndpointRule.from_settings(endpointing_ms=300, max_utterance_s=2)
+    signals = signals_of(rule, [(SPEECH_MASS, LOUD_DB)] * 250)
     assert signals == [
         (0, EndpointSignal.STARTED),
         (99, EndpointSignal.CUT),
@@ -130,9 +133,9 @@ def test_endless_speech_is_cut_at_the_limit_and_goes_on() -> None:
     ]
 
 
-@pytest.mark.parametrize("asked_ms", [0, 10, 90])
-def test_no_setting_ends_a_word_between_two_letters(asked_ms: int) -> None:
-    rule = EndpointRule.of(asked_ms, 30)
+@pytest.mark.parametrize("endpointing_ms", [0, 10, 90])
+def test_silence_limit_has_a_minimum(endpointing_ms: int) -> None:
+    rule = EndpointRule.from_settings(endpointing_ms, 30)
     assert rule.silence_frames == 5
 
 
@@ -140,10 +143,10 @@ def test_no_setting_ends_a_word_between_two_letters(asked_ms: int) -> None:
     st.lists(st.tuples(st.floats(0, 1), st.floats(-100, 0)), max_size=400),
     st.sampled_from([None, 10, 300, 1000]),
 )
-def test_started_and_ended_alternate_and_no_utterance_outlives_its_limit(
+def test_started_and_ended_alternate_and_no_utterance_exceeds_its_limit(
     frames: list[tuple[float, float]], endpointing_ms: int | None
 ) -> None:
-    rule = EndpointRule.of(endpointing_ms, 2)
+    rule = EndpointRule.from_settings(endpointing_ms, 2)
     endpointer = Endpointer(rule)
     open_since: int | None = None
     quiet = SilenceDetector()
@@ -156,4 +159,4 @@ def test_started_and_ended_alternate_and_no_utterance_outlives_its_limit(
             assert open_since is not None
             assert at - open_since < rule.max_frames
             open_since = None
-        assert (endpointer.state is UtteranceState.QUIET) == (open_since is None)
+        assert (endpointer.state is UtteranceState.SILENCE) == (open_since is None)

@@ -1,4 +1,4 @@
-"""Ten short sentences spoken by flite, and a network small enough to learn them by heart in half a minute."""
+"""Ten short sentences synthesized by flite, and a network small enough to overfit them in half a minute."""
 
 import shutil
 import subprocess
@@ -39,7 +39,7 @@ def limit_to_one_thread() -> None:
 def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ten clips and their manifest."""
     if shutil.which("flite") is None:
-        pytest.skip("flite speaks the sentences of this test: install the Debian package `flite`")
+        pytest.skip("this test synthesizes speech with flite: install the Debian package `flite`")
     folder = tmp_path_factory.mktemp("spoken")
     clips = []
     for number, text in enumerate(SENTENCES):
@@ -54,7 +54,7 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_network() -> ModelConfig:
-    """A hundred thousand parameters in the shape of QuartzNet."""
+    """A QuartzNet with a hundred thousand parameters."""
     blocks = (
         BlockConfig(11, 96, stride=2, separable=True),
         BlockConfig(13, 96, 2, separable=True, residual="residual"),
@@ -66,14 +66,14 @@ def small_network() -> ModelConfig:
 
 @pytest.fixture(scope="session")
 def teacher(small_network: ModelConfig) -> Checkpoint:
-    """Random weights whose blocks 1 and 2 a student may learn."""
+    """A teacher with random weights, for blocks 1 and 2."""
     torch.manual_seed(5)
     return Checkpoint(small_network, build(small_network).eval().state_dict())
 
 
 @pytest.fixture(scope="session")
 def student() -> ModelConfig:
-    """Blocks 0 and 1 of it make as many channels as the teacher's blocks 1 and 2, at its rate."""
+    """A student whose blocks 0 and 1 have the channels and frame rate of the teacher's blocks 1 and 2."""
     blocks = (
         BlockConfig(7, 96, 2, stride=2, separable=True, look_ahead=1),
         BlockConfig(7, 96, 2, separable=True, residual="residual", look_ahead=1),

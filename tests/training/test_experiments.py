@@ -1,4 +1,4 @@
-"""training/experiments.csv parses, and every row says what a reader needs to find and judge a run."""
+"""training/experiments.csv parses, and every row has what a reader needs to judge a run."""
 
 import csv
 from datetime import date
@@ -57,12 +57,12 @@ def test_decisions_come_from_a_fixed_list(rows: list[dict[str, str]]) -> None:
     assert {row["decision"] for row in rows} <= DECISIONS
 
 
-def test_figures_are_numbers_or_blank(rows: list[dict[str, str]]) -> None:
-    figures = [(row, name) for row in rows for name in NUMBERS if row[name]]
-    assert all(float(row[name]) >= 0 for row, name in figures)
-    # A rate says what it was measured on.
-    assert all(row["evaluation"] for row, name in figures if name.startswith(("wer", "cer")))
+def test_measurements_are_numbers_or_blank(rows: list[dict[str, str]]) -> None:
+    values = [(row, name) for row in rows for name in NUMBERS if row[name]]
+    assert all(float(row[name]) >= 0 for row, name in values)
+    # An error rate has its evaluation set.
+    assert all(row["evaluation"] for row, name in values if name.startswith(("wer", "cer")))
 
 
-def test_a_row_says_what_was_tried(rows: list[dict[str, str]]) -> None:
+def test_every_row_has_a_hypothesis_and_a_change(rows: list[dict[str, str]]) -> None:
     assert all(row["hypothesis"] and row["change"] for row in rows)

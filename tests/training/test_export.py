@@ -1,4 +1,4 @@
-"""From a trained network to files that are served: read again, compared, and learnt on from."""
+"""Export: files are reloaded and compared with the trained network; training can continue from them."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from training.run.finetune import start_from
 
 @pytest.fixture
 def trained(small_network: ModelConfig, tmp_path: Path) -> Path:
-    """A network whose batch norms have seen something."""
+    """A network with batch norm statistics."""
     torch.manual_seed(0)
     network = build(small_network).train()
     with torch.no_grad():
@@ -30,72 +30,84 @@ def trained(small_network: ModelConfig, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def minute(spoken: Path) -> list[Clip]:
-    """As much speech as INT8's ranges want."""
+def calibration_clips(spoken: Path) -> list[Clip]:
+    """Enough speech for INT8 calibration."""
     return read_manifest(spoken) * 5
 
 
-@pytest.mark.parametrize(("keep_norms", "weights"), [(False, "fp16"), (True, "fp16"), (True, "int8")])
-def test_a_release_hears_what_the_trained_network_hears(
-    trained: Path, minute: list[Clip], tmp_path: Path, keep_norms: bool, weights: checkpoint.Dtype
+@pytest.mark.parametrize(("keep_batchnorm", "weights"), [(False, "fp16"), (True, "fp16"), (True, "int8")])
+def test_an_exported_model_agrees_with_the_trained_network(
+    trained: Path,
+    calibration_clips: list[Clip],
+    tmp_path: Path,
+    keep_batchnorm: bool,
+    weights: checkpoint.Dtype,
 ) -> None:
-    half, byte = export_model(trained, tmp_path / "out", minute, keep_norms=keep_norms, weights=weights)
-    assert (half.form, byte.form) == ("fp16" if weights == "fp16" else "int8 weights", "int8")
-    assert half.max_difference < (0.01 if weights == "fp16" else 0.05)
-    assert half.same_best_symbol > (0.99 if weights == "fp16" else 0.97)
-    assert byte.same_best_symbol > 0.9
-    assert all(Path(result.file).stat().st_size == result.bytes for result in (half, byte))
-    served = checkpoint.load(Path(half.file))
-    assert served.config.norm == ("batch" if keep_norms else "folded")
+    file, onnx = export_model(
+        trained, tmp_path / "out", calibration_clips, keep_batchnorm=keep_batchnorm, weights=weights
+    )
+    assert (file.form, onnx.form) == ("fp16" if weights == "fp16" else "int8 weights", "int8")
+    assert file.max_difference < (0.01 if weights == "fp16" else 0.05)
+    assert file.same_best_symbol > (0.99 if weights == "fp16" else 0.97)
+    assert onnx.same_best_symbol > 0.9
+    assert all(Path(result.file).stat().st_size == result.bytes for result in (file, onnx))
+    served = checkpoint.load(Path(file.file))
+    assert served.config.norm == ("batch" if keep_batchnorm else "folded")
 
 
-def test_the_card_says_which_search_suits_the_model(
-    trained: Path, minute: list[Clip], tmp_path: Path
+def test_search_settings_are_stored_in_the_card(
+    trained: Path, calibration_clips: list[Clip], tmp_path: Path
 ) -> None:
     search = {"lm_weight": 0.6, "width": 128.0}
-    (file,) = export_model(trained, tmp_path / "out", minute[:1], int8=False, search=search)
+    (file,) = export_model(trained, tmp_path / "out", calibration_clips[:1], int8=False, search=search)
     assert checkpoint.load(Path(file.file)).card["search"] == search
     assert alphabet_and_search(file.file)[1] == SearchSettings(lm_weight=0.6, width=128)
 
 
-def test_a_release_leans_away_from_writing_nothing(trained: Path, minute: list[Clip], tmp_path: Path) -> None:
-    plain, leaning = (
+def test_blank_bias_is_added_to_the_blank_logit(
+    trained: Path, calibration_clips: list[Clip], tmp_path: Path
+) -> None:
+    plain, biased = (
         checkpoint.load(
-            Path(export_model(trained, tmp_path / name, minute[:1], int8=False, blank=nats)[0].file)
+            Path(
+                export_model(trained, tmp_path / name, calibration_clips[:1], int8=False, blank_bias=nats)[
+                    0
+                ].file
+            )
         )
-        for name, nats in (("plain", 0.0), ("leaning", -0.5))
+        for name, nats in (("plain", 0.0), ("biased", -0.5))
     )
     features = torch.randn(1, 64, 100)
     with torch.no_grad():
-        before, after = (file.network().eval().logits(features) for file in (plain, leaning))
-    moved = torch.zeros(plain.config.classes)
-    moved[plain.config.blank] = -0.5
-    assert torch.allclose(after - before, moved.expand_as(before), atol=1e-2)
+        before, after = (file.network().eval().logits(features) for file in (plain, biased))
+    expected = torch.zeros(plain.config.classes)
+    expected[plain.config.blank] = -0.5
+    assert torch.allclose(after - before, expected.expand_as(before), atol=1e-2)
 
 
-def test_training_goes_on_from_a_release_that_keeps_its_norms(
-    trained: Path, minute: list[Clip], tmp_path: Path
+def test_training_continues_from_an_export_that_keeps_batch_norm(
+    trained: Path, calibration_clips: list[Clip], tmp_path: Path
 ) -> None:
-    (file,) = export_model(trained, tmp_path / "out", minute[:1], int8=False, keep_norms=True)
+    (file,) = export_model(trained, tmp_path / "out", calibration_clips[:1], int8=False, keep_batchnorm=True)
     network, _ = start_from(checkpoint.load(Path(file.file)))
     before = checkpoint.load(trained).state
     for name, value in network.state_dict().items():
         assert torch.allclose(value.float(), before[name].float(), atol=2e-3, rtol=2e-3), name
 
 
-def test_too_little_speech_for_int8_and_no_run_are_said(
-    trained: Path, minute: list[Clip], tmp_path: Path
+def test_too_little_calibration_speech_and_missing_runs_are_reported(
+    trained: Path, calibration_clips: list[Clip], tmp_path: Path
 ) -> None:
-    with pytest.raises(TrainingError, match="too little to find the ranges of INT8"):
-        export_model(trained, tmp_path / "out", minute[:1])
-    with pytest.raises(TrainingError, match="expected a run's folder or a checkpoint file"):
-        export_model(tmp_path / "nowhere", tmp_path / "out", minute)
-    with pytest.raises(TrainingError, match="name a manifest"):
+    with pytest.raises(TrainingError, match="too little for INT8 calibration"):
+        export_model(trained, tmp_path / "out", calibration_clips[:1])
+    with pytest.raises(TrainingError, match="expected a run folder or a checkpoint file"):
+        export_model(tmp_path / "nowhere", tmp_path / "out", calibration_clips)
+    with pytest.raises(TrainingError, match="expected a manifest"):
         export_model(trained, tmp_path / "out", [])
 
 
-def test_the_mean_of_states_weighs_each_as_it_is_told(small_network: ModelConfig, tmp_path: Path) -> None:
-    script = Path(__file__).parents[2] / "scripts" / "mean_weights.py"
+def test_averaging_checkpoints_uses_the_given_shares(small_network: ModelConfig, tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "scripts" / "average_checkpoints.py"
     files = []
     for value in (1.0, 2.0, 6.0):
         state = {

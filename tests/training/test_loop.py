@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from acoustic import checkpoint
 from acoustic.config import ModelConfig
@@ -24,17 +24,18 @@ from acoustic.network import build
 from lm.score import ErrorCounts
 from tests.full_disk import full_disk
 from tests.training.worker import make
+from training.data.batch_shapes import BatchShape
 from training.data.loader import Batch, Loader
 from training.data.manifests import read_manifest
 from training.errors import TrainingError
-from training.objectives.objective import CtcObjective, Loss, PreparedBatch
+from training.objectives.objective import CtcObjective, ForwardPass, Graphed, Loss, PreparedBatch
 from training.optim.optimizers import build_optimizer
 from training.optim.schedules import Schedule
 from training.run.checkpoints import RunFolder
 from training.run.distributed import World
 from training.run.evaluate import Evaluation, Score
 from training.run.loop import Loop, LoopSettings
-from training.run.precision import quickest
+from training.run.precision import fastest_precision
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -69,11 +70,11 @@ def test_ten_utterances_are_learnt_by_heart(spoken: Path, small_network: ModelCo
         model,
         small_network,
         CtcObjective(small_network, torch.device("cpu")),
-        Loader(clips, small_network.alphabet, batch_seconds=10.0, resident=True),
-        build_optimizer("adamw", model, rate=0.005, decay=0.001),
+        Loader(clips, small_network.alphabet, batch_duration_s=10.0, resident=True),
+        build_optimizer("adamw", model, learning_rate=0.005, weight_decay=0.001),
         Schedule(peak=0.005, total_steps=120, warmup_steps=20),
         RunFolder(tmp_path),
-        settings=LoopSettings(clip=5.0, log_every=40, evaluate_every=60, average_decay=0.9),
+        settings=LoopSettings(grad_clip=5.0, log_every=40, evaluate_every=60, ema_decay=0.9),
         evaluate=Evaluation(clips, small_network, World()),
     )
     progress = loop.run()
@@ -120,8 +121,8 @@ def train_in_two(spoken: Path, out: Path, settings: dict[str, Any]) -> None:
 
 def test_two_processes_have_the_losses_of_one_with_the_joint_batch(spoken: Path, tmp_path: Path) -> None:
     settings = {"steps": 6, "dropout": False, "dither": 0.0, "save_every_s": 1e9}
-    make(spoken, tmp_path / "one", World(), batch_seconds=40.0, **settings).run()
-    train_in_two(spoken, tmp_path / "two", {**settings, "batch_seconds": 20.0})
+    make(spoken, tmp_path / "one", World(), batch_duration_s=40.0, **settings).run()
+    train_in_two(spoken, tmp_path / "two", {**settings, "batch_duration_s": 20.0})
     one, two = records(tmp_path / "one"), records(tmp_path / "two")
     assert len(one) == len(two) == 6
     assert [float(loss) for _, loss in two] == pytest.approx([float(loss) for _, loss in one], rel=2e-4)
@@ -142,19 +143,19 @@ def test_processes_with_their_own_norms_are_the_pieces_of_a_step(
         "dropout": False,
         "dither": 0.0,
         "save_every_s": 1e9,
-        "batch_seconds": 20.0,
+        "batch_duration_s": 20.0,
     }
     settings["optimizer"] = optimizer
     make(spoken, tmp_path / "pieces", World(), accumulation=2, **settings).run()
-    train_in_two(spoken, tmp_path / "two", {**settings, "joint_norms": False})
+    train_in_two(spoken, tmp_path / "two", {**settings, "sync_batchnorm": False})
     pieces, two = ([float(loss) for _, loss in records(tmp_path / name)] for name in ("pieces", "two"))
     assert two == pytest.approx(pieces, rel=2e-4)
 
 
 def test_accumulated_pieces_make_the_step_of_the_whole_batch(spoken: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"steps": 4, "norm": "layer", "dither": 0.0, "save_every_s": 1e9}
-    make(spoken, tmp_path / "whole", World(), batch_seconds=40.0, **settings).run()
-    make(spoken, tmp_path / "pieces", World(), batch_seconds=20.0, accumulation=2, **settings).run()
+    make(spoken, tmp_path / "whole", World(), batch_duration_s=40.0, **settings).run()
+    make(spoken, tmp_path / "pieces", World(), batch_duration_s=20.0, accumulation=2, **settings).run()
     whole, pieces = ([float(loss) for _, loss in records(tmp_path / name)] for name in ("whole", "pieces"))
     assert pieces == pytest.approx(whole, rel=1e-4)
 
@@ -165,13 +166,18 @@ class Poisoned:
     def __init__(self, inner: CtcObjective, steps: range) -> None:
         self.inner, self.steps, self.calls = inner, steps, 0
 
-    def hear(self, batch: Batch) -> PreparedBatch:
-        return self.inner.hear(batch)
+    graphed: Sequence[Graphed] = ()
 
-    def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
-        loss = self.inner(model, heard)
+    def prepare(self, batch: Batch) -> PreparedBatch:
+        return self.inner.prepare(batch)
+
+    def forward(self, model: nn.Module, prepared: PreparedBatch) -> ForwardPass:
+        return self.inner.forward(model, prepared)
+
+    def transcript_loss(self, prepared: PreparedBatch, log_probs: Tensor) -> Loss:
+        loss = self.inner.transcript_loss(prepared, log_probs)
         self.calls += 1
-        return Loss(loss.total * float("nan"), loss.rows) if self.calls - 1 in self.steps else loss
+        return Loss(loss.total * float("nan")) if self.calls - 1 in self.steps else loss
 
 
 def poison(loop: Loop, steps: range) -> Loop:
@@ -220,7 +226,7 @@ def test_bf16_trains_on_a_cpu_and_fp16_is_refused_there(spoken: Path, tmp_path: 
     wide, narrow = ([float(loss) for _, loss in records(tmp_path / name)] for name in ("wide", "narrow"))
     assert narrow == pytest.approx(wide, rel=0.05)
     assert narrow != wide
-    with pytest.raises(TrainingError, match="fp16 needs a CUDA device; on a CPU take fp32 or bf16"):
+    with pytest.raises(TrainingError, match="fp16 needs a CUDA device; on a CPU use fp32 or bf16"):
         make(spoken, tmp_path, World(), precision="fp16")
 
 
@@ -229,12 +235,12 @@ def test_auto_takes_16_bits_only_where_they_are_quicker(
     narrow_s: float, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {torch.float32: 1.0, torch.bfloat16: narrow_s}
-    monkeypatch.setattr("training.run.precision._product_s", lambda dtype: times[dtype])
-    assert quickest(torch.device("cpu")) == chosen
+    monkeypatch.setattr("training.run.precision._matmul_s", lambda dtype: times[dtype])
+    assert fastest_precision(torch.device("cpu")) == chosen
 
 
 def test_the_quickest_precision_is_one_that_trains_here(spoken: Path, tmp_path: Path) -> None:
-    chosen = quickest(torch.device("cpu"))
+    chosen = fastest_precision(torch.device("cpu"))
     assert make(spoken, tmp_path, World(), steps=1, precision=chosen).run().finished
 
 
@@ -253,7 +259,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_goes_on(
     assert (tmp_path / "last.pt").read_bytes() == good
     assert not list(tmp_path.glob(".*.part"))
     assert "could not be written" in caplog.text
-    assert "the last good one stays" in caplog.text
+    assert "the last good one is kept" in caplog.text
     assert loop.run().finished
     assert torch.load(tmp_path / "last.pt", weights_only=True)["step"] == 3
 
@@ -313,10 +319,10 @@ def test_a_best_model_that_could_not_be_written_is_not_the_best_so_far(spoken: P
     loop = make(spoken, tmp_path, World(), steps=1)
     loop.evaluate = scored(20)
     with full_disk():
-        loop.hear()
+        loop.validate()
     assert loop.progress.best_rate is None
     loop.evaluate = scored(30)
-    loop.hear()
+    loop.validate()
     assert loop.progress.best_rate == checkpoint.load(loop.folder.best).card["dev_wer"] == 0.3
 
 
@@ -338,7 +344,7 @@ def test_all_processes_agree_on_the_best_model(
 ) -> None:
     loop = make(spoken, tmp_path, Following(told=told), steps=1)
     loop.evaluate = scored(20)
-    loop.hear()
+    loop.validate()
     assert loop.progress.best_rate == best
     assert not loop.folder.best.exists()
 
@@ -370,9 +376,11 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(
 
 def test_the_loop_takes_any_source_of_batches(spoken: Path, tmp_path: Path) -> None:
     loop = make(spoken, tmp_path, World(), steps=2)
-    inner = loop.feed
+    inner = loop.source
 
     class Doubled:
+        shapes: Sequence[BatchShape] = ()
+
         def from_step(self, first_step: int) -> Iterator[list[Batch]]:
             for batches in inner.from_step(first_step):
                 yield [*batches, *batches]
@@ -380,5 +388,5 @@ def test_the_loop_takes_any_source_of_batches(spoken: Path, tmp_path: Path) -> N
         def place(self, step: int) -> tuple[int, int]:
             return inner.place(step)
 
-    loop.feed = Doubled()
+    loop.source = Doubled()
     assert loop.run().finished

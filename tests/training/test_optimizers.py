@@ -1,4 +1,4 @@
-"""NovoGrad and Muon against their papers' formulas, schedules against theirs, and the moving average."""
+"""NovoGrad, Muon and the schedules follow their formulas; weight averaging."""
 
 import math
 
@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from training.errors import TrainingError
-from training.optim.ema import MovingAverage
-from training.optim.optimizers import NovoGrad, build_optimizer, clip_gradients, orthogonalized
+from training.optim.ema import EmaWeights
+from training.optim.optimizers import NovoGrad, build_optimizer, clip_gradients, orthogonalize
 from training.optim.schedules import Schedule
 
 
-def test_novograd_is_algorithm_1_of_its_paper() -> None:
+def test_novograd_follows_algorithm_1_of_its_paper() -> None:
     generator = torch.Generator().manual_seed(1)
     layers = [
         nn.Parameter(torch.randn(3, 4, generator=generator)),
@@ -55,23 +55,23 @@ def test_novograd_does_not_depend_on_the_scale_of_the_gradient() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 24, 24), (2, 8, 40), (2, 40, 8)])
-def test_orthogonalized_matrices_have_singular_values_near_one(shape: tuple[int, int, int]) -> None:
+def test_orthogonalize_gives_matrices_with_singular_values_near_one(shape: tuple[int, int, int]) -> None:
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(2))
-    made = orthogonalized(matrices).float()
-    torch.testing.assert_close(orthogonalized(matrices[1]).float(), made[1], rtol=0, atol=0.02)
-    values = torch.linalg.svdvals(made)
+    result = orthogonalize(matrices).float()
+    torch.testing.assert_close(orthogonalize(matrices[1]).float(), result[1], rtol=0, atol=0.02)
+    values = torch.linalg.svdvals(result)
     assert float(values.min()) > 0.5 and float(values.max()) < 1.35
     directions = torch.linalg.svd(matrices, full_matrices=False)
     nearest = directions.U @ directions.Vh
-    likeness = (made * nearest).sum((1, 2)) / nearest.square().sum((1, 2))
-    assert float(likeness.min()) > 0.7
+    similarity = (result * nearest).sum((1, 2)) / nearest.square().sum((1, 2))
+    assert float(similarity.min()) > 0.7
 
 
-def test_muon_steps_matrices_by_their_direction_and_the_rest_as_adam() -> None:
+def test_muon_orthogonalizes_updates_of_matrices_and_uses_adam_for_the_rest() -> None:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Conv1d(16, 16, 3), nn.Conv1d(16, 16, 5, groups=16), nn.Conv1d(16, 4, 1))
     rate = 0.01
-    muon = build_optimizer("muon", model, rate=rate, betas=(0.9, 0.99), momentum=0.95)
+    muon = build_optimizer("muon", model, learning_rate=rate, betas=(0.9, 0.99), momentum=0.95)
     twin = [weight.detach().clone().requires_grad_() for weight in model.parameters()]
     adam = torch.optim.AdamW(twin, lr=rate, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0)
     before = model[0].weight.detach().clone()
@@ -94,11 +94,11 @@ def test_an_optimizer_resumes_from_its_state(name: str) -> None:
     def run(interrupted: bool) -> torch.Tensor:
         torch.manual_seed(4)
         model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))
-        optimizer = build_optimizer(name, model, rate=0.1)
+        optimizer = build_optimizer(name, model, learning_rate=0.1)
         for step in range(4):
             if step == 2 and interrupted:
                 state = optimizer.state_dict()
-                optimizer = build_optimizer(name, model, rate=0.1)
+                optimizer = build_optimizer(name, model, learning_rate=0.1)
                 optimizer.load_state_dict(state)
             optimizer.zero_grad()
             model(torch.eye(6)).square().sum().backward()
@@ -108,22 +108,22 @@ def test_an_optimizer_resumes_from_its_state(name: str) -> None:
     assert torch.equal(run(interrupted=True), run(interrupted=False))
 
 
-def test_frozen_parameters_stay_out_and_vectors_are_not_decayed() -> None:
+def test_frozen_parameters_are_left_out_and_vectors_get_no_weight_decay() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
-    optimizer = build_optimizer("adamw", model, rate=0.1, decay=0.5)
+    optimizer = build_optimizer("adamw", model, learning_rate=0.1, weight_decay=0.5)
     assert [(len(group["params"]), group["weight_decay"]) for group in optimizer.param_groups] == [
         (1, 0.5),
         (1, 0.0),
     ]
     model.requires_grad_(False)
     with pytest.raises(TrainingError, match="frozen"):
-        build_optimizer("sgd", model, rate=0.1)
+        build_optimizer("sgd", model, learning_rate=0.1)
     with pytest.raises(TrainingError, match="novograd, muon, adamw, sgd"):
-        build_optimizer("adam", nn.Linear(1, 1), rate=0.1)
+        build_optimizer("adam", nn.Linear(1, 1), learning_rate=0.1)
 
 
-def test_clipping_says_the_norm_and_keeps_the_direction() -> None:
+def test_clipping_returns_the_norm_and_keeps_the_direction() -> None:
     weight = nn.Parameter(torch.zeros(2))
     weight.grad = torch.tensor([3.0, 4.0])
     assert float(clip_gradients([weight], 1.0)) == pytest.approx(5.0)
@@ -144,28 +144,28 @@ def test_warmup_hold_and_exponential_decay() -> None:
 @pytest.mark.parametrize(
     ("decay", "middle"), [("cosine", 0.5), ("linear", 0.5), ("polynomial", 0.25), ("constant", 1)]
 )
-def test_decays_at_their_middle_and_end(decay: str, middle: float) -> None:
+def test_decays_have_their_values_at_the_middle_and_the_end(decay: str, middle: float) -> None:
     schedule = Schedule(peak=1.0, total_steps=110, decay=decay, warmup_steps=10)
     assert schedule.rate(60) == pytest.approx(middle)
     assert schedule.rate(110) == pytest.approx(1.0 if decay == "constant" else 0.0)
 
 
-def test_a_schedule_that_cannot_be_is_refused_in_words() -> None:
+def test_invalid_schedules_are_refused() -> None:
     with pytest.raises(TrainingError, match="longer than the 10 steps"):
         Schedule(peak=1.0, total_steps=10, warmup_steps=8, hold_steps=8)
     with pytest.raises(TrainingError, match="cosine"):
         Schedule(peak=1.0, total_steps=10, decay="stairs")
 
 
-def test_moving_average_follows_and_steps_aside() -> None:
+def test_moving_average_follows_the_weights_and_is_swapped_in_and_out() -> None:
     model = nn.BatchNorm1d(2)
-    average = MovingAverage(model, 0.5)
+    average = EmaWeights(model, 0.5)
     with torch.no_grad():
         model.weight.fill_(3.0)
         model.running_mean.fill_(7.0)  # type: ignore[union-attr]
     average.update(model)
     decay = 2 / 5
-    with average.in_place_of(model):
+    with average.swapped_into(model):
         assert model.weight.tolist() == pytest.approx([decay * 1 + (1 - decay) * 3] * 2)
         assert model.running_mean.tolist() == [7.0, 7.0]  # type: ignore[union-attr]
     assert model.weight.tolist() == [3.0, 3.0]

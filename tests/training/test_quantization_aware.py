@@ -1,4 +1,4 @@
-"""Rounding in training is the rounding of the served graph, and leaves the network as it was."""
+"""Quantization-aware training rounds as the exported INT8 graph does, and leaves the weights as they are."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,15 +19,15 @@ from acoustic.runtime.cpu import open_session
 from training.data.audio import read_clip
 from training.errors import TrainingError
 from training.optim import quantization_aware
-from training.optim.quantization_aware import attach_rounding, rounded_activation, rounded_weight
-from training.recipe import from_values
+from training.optim.quantization_aware import attach_quantization, quantized_activation, quantized_weight
+from training.recipe import parse_recipe
 from training.run.build import assemble
 
 
-def rounding_network(checkpoint: Checkpoint) -> Network:
-    """In training, but for its norms, which keep what they know."""
+def quantized_network(checkpoint: Checkpoint) -> Network:
+    """The network in training mode with its batch norms in evaluation mode."""
     network = checkpoint.network()
-    attach_rounding(network)
+    attach_quantization(network)
     network.train()
     for module in network.modules():
         if isinstance(module, nn.BatchNorm1d):
@@ -47,28 +47,30 @@ def checkpoint(small_network: ModelConfig) -> Checkpoint:
     return Checkpoint(small_network, network.eval().state_dict())
 
 
-def test_training_rounds_as_the_served_graph_does(
+def test_training_rounds_as_the_exported_graph_does(
     checkpoint: Checkpoint, spoken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same ranges, what is left is a sum in another order that falls on the other side of a step."""
-    sound = torch.cat([torch.from_numpy(read_clip(spoken / f"{n}.wav")) for n in range(10)]).repeat(5)
-    samples = sound[: 70 * SAMPLE_RATE].numpy()
+    """With equal ranges the only difference is the order of sums, which can change a rounding."""
+    audio = torch.cat([torch.from_numpy(read_clip(spoken / f"{n}.wav")) for n in range(10)]).repeat(5)
+    samples = audio[: 70 * SAMPLE_RATE].numpy()
     ranges = calibrate(checkpoint, [samples], keep=False)
     in_order = iter(ranges.values())
-    monkeypatch.setattr(quantization_aware, "extremes", lambda x: torch.tensor(next(in_order)).unbind())
+    monkeypatch.setattr(
+        quantization_aware, "activation_range", lambda x: torch.tensor(next(in_order)).unbind()
+    )
     features = whole_features(FrontEnd(checkpoint.config.features), checkpoint.config.features, samples)[None]
     (served,) = open_session(onnx_bytes(checkpoint, ranges)).run(None, {"features": features.numpy()})
     with torch.no_grad():
         exact, _ = checkpoint.network().eval()(features)
-        rounded, _ = rounding_network(checkpoint)(features)
-    assert next(in_order, None) is None, "every place that the graph rounds at is rounded here"
-    apart = (torch.from_numpy(served) - exact).square().mean().sqrt()
-    left = (torch.from_numpy(served) - rounded).square().mean().sqrt()
-    assert left < apart / 3
+        quantized, _ = quantized_network(checkpoint)(features)
+    assert next(in_order, None) is None, "the network rounds at every point where the graph rounds"
+    int8_error = (torch.from_numpy(served) - exact).square().mean().sqrt()
+    difference = (torch.from_numpy(served) - quantized).square().mean().sqrt()
+    assert difference < int8_error / 3
 
 
-def test_the_network_is_as_it_was_and_all_weights_learn(checkpoint: Checkpoint) -> None:
-    network = rounding_network(checkpoint)
+def test_weights_stay_exact_and_all_get_gradients(checkpoint: Checkpoint) -> None:
+    network = quantized_network(checkpoint)
     features = torch.randn(2, 64, 80)
     log_probs, _ = network(features)
     log_probs[..., 0].sum().backward()
@@ -83,30 +85,32 @@ def test_the_network_is_as_it_was_and_all_weights_learn(checkpoint: Checkpoint) 
         assert torch.equal(network(features)[0], checkpoint.network().eval()(features)[0])
 
 
-def test_what_is_rounded_is_off_by_half_a_step_at_most() -> None:
+def test_rounding_errors_are_at_most_half_a_step() -> None:
     weight = torch.randn(7, 5, 3)
     steps = weight.abs().amax((1, 2), keepdim=True) / 63
-    assert ((rounded_weight(weight) - weight).abs() <= steps / 2 + 1e-6).all()
+    assert ((quantized_weight(weight) - weight).abs() <= steps / 2 + 1e-6).all()
     x = torch.randn(2, 9, 50).relu()
-    assert (rounded_activation(x) - x).abs().max() <= x.max() * quantization_aware.FARTHER / 255 / 2 + 1e-6
-    assert not rounded_activation(torch.zeros(1, 2, 3)).any()
+    assert (
+        quantized_activation(x) - x
+    ).abs().max() <= x.max() * quantization_aware.RANGE_MARGIN / 255 / 2 + 1e-6
+    assert not quantized_activation(torch.zeros(1, 2, 3)).any()
 
 
-def test_a_recipe_asks_for_it(spoken: Path, tmp_path: Path) -> None:
+def test_a_recipe_enables_it(spoken: Path, tmp_path: Path) -> None:
     values = {
-        "title": "rounded",
+        "title": "quantization aware",
         "model": {"name": "silica-small"},
-        "data": {"train": [str(spoken)], "batch_seconds": 8.0},
-        "optimizer": {"name": "adamw", "rate": 1e-3},
+        "data": {"train": [str(spoken)], "batch_duration_s": 8.0},
+        "optimizer": {"name": "adamw", "learning_rate": 1e-3},
         "schedule": {"steps": 2},
-        "run": {"rounded": True, "evaluate_every": 0},
+        "run": {"quantization_aware": True, "evaluate_every": 0},
     }
-    loop = assemble(from_values(values, "test"), tmp_path / "run", live=False)
+    loop = assemble(parse_recipe(values, "test"), tmp_path / "run", live=False)
     progress = loop.run()
     assert progress.finished and progress.losses[-1] > 0
 
 
-def test_networks_it_does_not_know_are_refused(small_network: ModelConfig) -> None:
+def test_unsupported_networks_are_refused(small_network: ModelConfig) -> None:
     first, *others = small_network.blocks
     dense = (first, *(replace(block, residual="dense_residual") for block in others[:-1]), others[-1])
     for config in (
@@ -114,5 +118,5 @@ def test_networks_it_does_not_know_are_refused(small_network: ModelConfig) -> No
         replace(small_network, norm="weight"),
         replace(small_network, activation="leaky_relu"),
     ):
-        with pytest.raises(TrainingError, match=f"cannot round {config.name} as INT8 does"):
-            attach_rounding(build(config))
+        with pytest.raises(TrainingError, match=f"does not support {config.name}"):
+            attach_quantization(build(config))

@@ -1,4 +1,4 @@
-"""Recipes are read strictly, forecast without data, and the commands run them from start to served model."""
+"""Recipes are validated, dry-run without data, and the commands take them from training to an exported model."""
 
 import json
 from pathlib import Path
@@ -13,10 +13,10 @@ from acoustic.config import ModelConfig
 from service.commands import main
 from training.errors import TrainingError
 from training.export import trained_model
-from training.recipe import from_values, load_recipe, shipped, with_settings
+from training.recipe import load_recipe, parse_recipe, shipped_recipes, with_settings
 from training.run.build import assemble, read_material, schedule_for, shape_of, starting_model
 from training.run.checkpoints import RunFolder
-from training.run.dry_run import forecast, multiply_adds_per_second
+from training.run.dry_run import dry_run, multiply_adds_per_second
 from training.run.finetune import freeze, start_from, train_mode
 
 SMALL = """
@@ -26,10 +26,10 @@ name = "tiny"
 [data]
 train = ["manifest.jsonl"]
 dev = ["manifest.jsonl"]
-batch_seconds = 10.0
+batch_duration_s = 10.0
 [optimizer]
 name = "adamw"
-rate = 0.005
+learning_rate = 0.005
 [schedule]
 steps = 4
 warmup_steps = 1
@@ -39,26 +39,26 @@ log_every = 2
 """
 
 
-@pytest.mark.parametrize("name", shipped())
-def test_every_shipped_recipe_forecasts_itself(name: str) -> None:
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_shipped_recipe_has_a_dry_run(name: str) -> None:
     recipe = load_recipe(name)
-    told = forecast(recipe)
-    assert told.model["parameters"] > 100_000
+    report = dry_run(recipe)
+    assert report.model["parameters"] > 100_000
     if recipe.data.hours:
-        assert told.schedule["steps"] >= 1
-        assert told.time["estimate_s"] > 0
+        assert report.schedule["steps"] >= 1
+        assert report.time["estimate_s"] > 0
     else:
-        assert "--data" in told.time["estimate_on_this_machine"]
-    assert "not known" not in told.text() or not recipe.data.hours
+        assert "--data" in report.time["estimate_on_this_machine"]
+    assert "unknown" not in report.text() or not recipe.data.hours
     assert recipe.source
-    assert name.startswith(("finetune", "silica")) or told.published
+    assert name.startswith(("finetune", "silica")) or report.published
 
 
-def test_the_papers_sizes_and_layers_stand_in_the_forecast() -> None:
-    jasper = forecast(load_recipe("jasper10x5dr"))
+def test_dry_runs_have_the_sizes_and_layers_of_the_papers() -> None:
+    jasper = dry_run(load_recipe("jasper10x5dr"))
     assert jasper.model["parameters"] == 332_632_349
     assert jasper.model["convolutions"] == 54
-    assert forecast(load_recipe("quartznet15x5")).model["convolutions"] == 79
+    assert dry_run(load_recipe("quartznet15x5")).model["convolutions"] == 79
     assert multiply_adds_per_second(published["quartznet15x5"]) / 1e9 == pytest.approx(0.94, abs=0.01)
     assert multiply_adds_per_second(published["jasper10x5dr"]) / 1e9 == pytest.approx(16.63, abs=0.02)
 
@@ -71,7 +71,7 @@ def test_a_schedule_in_epochs_becomes_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "message"),
     [
         ({}, "needs a `title`"),
         ({"title": "x", "schedule": {"steps": 1}}, "needs `name`"),
@@ -85,70 +85,70 @@ def test_a_schedule_in_epochs_becomes_steps() -> None:
         ),
     ],
 )
-def test_a_wrong_recipe_is_refused_in_words(values: dict[str, object], words: str) -> None:
-    with pytest.raises(TrainingError, match=words):
-        from_values(values, "r.toml")
+def test_an_invalid_recipe_is_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        parse_recipe(values, "r.toml")
 
 
-def test_settings_on_the_line_replace_values() -> None:
+def test_settings_on_the_command_line_replace_values() -> None:
     recipe = with_settings(
-        load_recipe("finetune"), ["optimizer.rate=0.01", 'data.dev=["a", "b"]', "model.start=tiny"]
+        load_recipe("finetune"), ["optimizer.learning_rate=0.01", 'data.dev=["a", "b"]', "model.start=tiny"]
     )
-    assert recipe.optimizer.rate == 0.01
+    assert recipe.optimizer.learning_rate == 0.01
     assert recipe.optimizer.name == "adamw"
     assert recipe.data.dev == ("a", "b")
     assert recipe.model.start == "tiny"
-    for wrong in ("rate=1", "nothing.rate=1", "optimizer.speed=1", "optimizer.rate=fast"):
+    for wrong in ("rate=1", "nothing.rate=1", "optimizer.speed=1", "optimizer.learning_rate=fast"):
         with pytest.raises(TrainingError):
             with_settings(recipe, [wrong])
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("setting", "message"),
     [
         ("run.accumulation=0", "run.accumulation is 0: expected 1 or more"),
         ("run.log_every=-1", "run.log_every is -1: expected 0 or more"),
-        ("run.average_decay=1.5", "run.average_decay is 1.5: expected 0 or more and below 1"),
+        ("run.ema_decay=1.5", "run.ema_decay is 1.5: expected 0 or more and below 1"),
         ("run.seed=-1", "run.seed is -1: expected 0 or more"),
-        ("optimizer.rate=0.0", "optimizer.rate is 0.0: expected above 0"),
-        ("optimizer.rate=nan", "optimizer.rate is nan: expected above 0"),
+        ("optimizer.learning_rate=0.0", "optimizer.learning_rate is 0.0: expected above 0"),
+        ("optimizer.learning_rate=nan", "optimizer.learning_rate is nan: expected above 0"),
         ("optimizer.betas=[1.5, 0.9]", r"optimizer.betas is \[1.5, 0.9\]: expected 0 or more and below 1"),
         ("optimizer.betas=[0.9]", r"optimizer.betas is \[0.9\]: expected two values, or none"),
         ("data.threads=0", "data.threads is 0: expected 1 or more"),
         ("schedule.epochs=-1", "schedule.epochs is -1.0: expected 0 or more"),
-        ("distil.ramp_first=2", "distil.ramp_first is 2.0: expected between 0 and 1"),
-        ("masks.time_frames=-5", "masks.time_frames is -5: expected 0 or more"),
+        ("augment.ramp_start=2", "augment.ramp_start is 2.0: expected between 0 and 1"),
+        ("spec_augment.time_width=-5", "spec_augment.time_width is -5: expected 0 or more"),
         ("augment.speed_range=[0.0, 1.0]", r"augment.speed_range is \[0.0, 1.0\]: expected above 0"),
         ("augment.noise=1.5", "augment.noise is 1.5: expected between 0 and 1"),
     ],
 )
-def test_a_value_out_of_its_bounds_is_named(setting: str, words: str) -> None:
-    with pytest.raises(TrainingError, match=words):
+def test_a_value_out_of_range_is_refused(setting: str, message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
         with_settings(load_recipe("finetune"), [setting])
 
 
-def test_what_is_never_evaluated_needs_no_evaluation(spoken: Path, tmp_path: Path) -> None:
+def test_without_evaluation_steps_no_development_set_is_opened(spoken: Path, tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     recipe = with_settings(load_recipe(str(tmp_path / "small.toml")), ["run.evaluate_every=0"])
     assert assemble(recipe, tmp_path / "run", data=spoken, live=False).evaluate is None
 
 
-def test_unknown_networks_and_recipes_are_named() -> None:
+def test_unknown_networks_and_recipes_are_refused() -> None:
     with pytest.raises(TrainingError, match=r"no recipe 'nothing'\. Shipped: .*quartznet15x5"):
         load_recipe("nothing")
-    recipe = from_values({"title": "x", "model": {"name": "whale"}, "schedule": {"steps": 1}}, "r")
+    recipe = parse_recipe({"title": "x", "model": {"name": "whale"}, "schedule": {"steps": 1}}, "r")
     with pytest.raises(TrainingError, match="No network is called 'whale'"):
         shape_of(recipe)
 
 
-def test_a_recipe_without_a_usable_clip_says_why(tmp_path: Path) -> None:
+def test_a_recipe_without_usable_clips_is_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "m.jsonl").write_text('{"audio": "a.wav", "duration": 50.0, "text": "a"}\n')
     recipe = with_settings(load_recipe("quartznet5x5"), ['data.train=["m.jsonl"]', "data.dev=[]"])
     with pytest.raises(TrainingError, match=r"No clip of m\.jsonl can be used \(1 too long"):
         read_material(recipe, published["quartznet5x5"], tmp_path, 0.02)
 
 
-def test_another_alphabet_keeps_what_both_know() -> None:
+def test_a_new_alphabet_keeps_the_weights_of_common_characters() -> None:
     known = untrained(published["tiny"])
     model, config = start_from(known, ALPHABET + "äöü")
     assert config.classes == 32
@@ -158,23 +158,23 @@ def test_another_alphabet_keeps_what_both_know() -> None:
     assert torch.equal(model.output.bias[31], known.state["output.bias"][28])
 
 
-def test_a_start_of_another_network_than_named_is_refused() -> None:
+def test_a_start_that_contradicts_the_network_name_is_refused() -> None:
     recipe = with_settings(load_recipe("finetune"), ["model.start=tiny", "model.name=tiny"])
     model, config = starting_model(recipe)
     assert config == shape_of(recipe) == published["tiny"]
     assert torch.equal(model.output.weight, untrained(published["tiny"]).state["output.weight"])
-    for ask in (starting_model, shape_of):
+    for function in (starting_model, shape_of):
         with pytest.raises(
             TrainingError, match=r"model\.start is tiny, a tiny, and model\.name is quartznet5x5"
         ):
-            ask(with_settings(recipe, ["model.name=quartznet5x5"]))
+            function(with_settings(recipe, ["model.name=quartznet5x5"]))
 
 
-def test_frozen_parts_do_not_learn_and_their_statistics_stay() -> None:
+def test_frozen_parameters_and_their_batch_norm_statistics_stay() -> None:
     model, _ = start_from(untrained(published["tiny"]))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    left = freeze(model, ["blocks.0.*"])
-    assert left == sum(
+    trained = freeze(model, ["blocks.0.*"])
+    assert trained == sum(
         weight.numel() for name, weight in model.named_parameters() if not name.startswith("blocks.0")
     )
     train_mode(model)
@@ -190,7 +190,7 @@ def test_frozen_parts_do_not_learn_and_their_statistics_stay() -> None:
         freeze(model, ["block.0"])
 
 
-def test_from_a_recipe_to_a_served_model_by_commands_alone(
+def test_commands_train_export_and_finetune(
     spoken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
@@ -199,17 +199,17 @@ def test_from_a_recipe_to_a_served_model_by_commands_alone(
     assert json.loads(capsys.readouterr().out)["data"]["utterances"] == 10
     run = tmp_path / "run"
     assert main([*common, "--out", str(run)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["finished"]
-    assert told["step"] == 4
-    assert told["best_dev_wer"] is not None
+    result = json.loads(capsys.readouterr().out)
+    assert result["finished"]
+    assert result["step"] == 4
+    assert result["best_dev_wer"] is not None
     many = tmp_path / "many.jsonl"
     lines = [json.loads(line) for line in (spoken / "manifest.jsonl").read_text().splitlines()] * 6
     many.write_text(
         "".join(json.dumps({**line, "audio": str(spoken / line["audio"])}) + "\n" for line in lines)
     )
     served = tmp_path / "served"
-    assert main(["release", str(run), "--out", str(served), "--clips", str(many), "--json"]) == 0
+    assert main(["export", str(run), "--out", str(served), "--clips", str(many), "--json"]) == 0
     forms = {form["form"]: form for form in json.loads(capsys.readouterr().out)["forms"]}
     assert forms["fp16"]["same_best_symbol"] > 0.99
     assert forms["fp16"]["max_difference"] < 0.01
@@ -223,12 +223,12 @@ def test_from_a_recipe_to_a_served_model_by_commands_alone(
     assert json.loads(capsys.readouterr().out)["finished"]
 
 
-def test_a_second_process_changes_nothing_in_a_run(
+def test_a_second_process_in_a_run_folder_is_refused_and_changes_nothing(
     spoken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     run = tmp_path / "run"
-    line = [
+    command = [
         "train",
         str(tmp_path / "small.toml"),
         "--data",
@@ -238,36 +238,36 @@ def test_a_second_process_changes_nothing_in_a_run(
         "--out",
         str(run),
     ]
-    assert main([*line, "--set", "run.log_every=1", "--stop-after-s", "0"]) == 3
+    assert main([*command, "--set", "run.log_every=1", "--stop-after-s", "0"]) == 3
     with (run / "progress.csv").open("a") as file:
         file.write("2,0,1.0,0.005,1.0,0.1,1,1,1,0,,\n")  # after the last checkpoint
     (run / ".last.1.part").write_bytes(b"half")
 
-    def held() -> dict[Path, bytes]:
+    def files() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
-    before = held()
+    before = files()
     with RunFolder(run).exclusive():
         (run / ".last.1.part").write_bytes(b"half")
-        assert main(line) == 2
+        assert main(command) == 2
         trained_model(run)
-        assert held() == before
+        assert files() == before
     assert f"Another process is training in {run}. Wait for it" in capsys.readouterr().err
-    assert main(line) == 0
+    assert main(command) == 0
     assert not list(run.glob(".*.part"))
 
 
-def test_the_list_of_recipes_as_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_of_recipes_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--list", "--json"]) == 0
-    assert list(json.loads(capsys.readouterr().out)["recipes"]) == shipped()
+    assert list(json.loads(capsys.readouterr().out)["recipes"]) == shipped_recipes()
 
 
-def test_a_users_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_errors_are_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "nothing"]) == 2
     assert main(["train"]) == 2
     assert main(["prepare", str(tmp_path / "absent"), "--out", str(tmp_path)]) == 2
     assert (
-        main(["release", str(tmp_path), "--out", str(tmp_path / "o"), "--clips", str(tmp_path / "m.jsonl")])
+        main(["export", str(tmp_path), "--out", str(tmp_path / "o"), "--clips", str(tmp_path / "m.jsonl")])
         == 2
     )
     errors = capsys.readouterr().err.splitlines()
@@ -275,12 +275,12 @@ def test_a_users_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureF
     assert all(line.startswith("silica: ") for line in errors)
 
 
-def test_a_release_wants_one_clip_at_least(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for most in ("0", "-3", "few"):
+def test_an_export_needs_at_least_one_clip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for count in ("0", "-3", "few"):
         with pytest.raises(SystemExit):
-            main(["release", str(tmp_path), "--out", "o", "--clips", "c", "--most", most])
-        assert f"--most: expected a whole number of 1 or more, not '{most}'" in capsys.readouterr().err
+            main(["export", str(tmp_path), "--out", "o", "--clips", "c", "--max-clips", count])
+        assert f"--max-clips: expected an integer of 1 or more, not '{count}'" in capsys.readouterr().err
 
 
-def test_the_small_network_of_these_tests_is_what_it_says(small_network: ModelConfig) -> None:
+def test_the_network_of_these_tests_is_small(small_network: ModelConfig) -> None:
     assert multiply_adds_per_second(small_network) < 50e6

@@ -33,24 +33,24 @@ start = "{folder}/mini.safetensors"
 [data]
 train = ["hummed", "spoken-1", "hummed"]
 noise = "noise"
-longest_s = 3.5
-[stages]
+max_duration_s = 3.5
+[blockwise]
 teacher = "{folder}/teacher.safetensors"
-of = [1, 2]
-by = [0, 1]
-late = [1, 3]
-words = 0.1
+teacher_blocks = [1, 2]
+student_blocks = [0, 1]
+delay_outputs = [1, 3]
+ctc_weight = 0.1
 [augment]
 speed = 0.8
-nothing = 0.2
+silence = 0.2
 noise = 0.3
-room = 0.2
+reverb = 0.2
 [optimizer]
 name = "muon"
 [schedule]
 steps = 1
 [run]
-average_decay = 0.998
+ema_decay = 0.998
 """
 
 pytestmark = pytest.mark.skipif(
@@ -140,7 +140,7 @@ def test_what_is_packed_comes_back_and_what_cannot_be_is_named(
     first = models.teacher.state["blocks.1.units.0.conv.weight"]
     assert torch.equal(first, first.half().float()) and first.abs().sum() > 0
     assert not models.teacher.state["blocks.3.units.0.conv.weight"].any(), "behind what is learnt"
-    assert models.recipe.stages.of == (1, 2) and len(models.scales) == len(models.shares) == 2
+    assert models.recipe.blockwise.teacher_blocks == (1, 2) and len(models.scales) == len(models.shares) == 2
     assert models.responses is not None and models.responses.shape == (1, SAMPLE_RATE)
 
 

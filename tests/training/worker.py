@@ -1,29 +1,30 @@
-"""A small run as a process of its own, to be killed, or to be one of two: `worker.py SPOKEN OUT JSON-SETTINGS`."""
+"""A small training run in its own process, for tests with kills or two processes: `worker.py SPOKEN OUT JSON`."""
 
 import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from acoustic.architectures import published
 from acoustic.config import BlockConfig, ModelConfig, Norm
 from acoustic.network import build
-from training.data.loader import Batch, Loader, Share
+from training.data.loader import Batch, Loader, Shard
 from training.data.manifests import read_manifest
-from training.objectives.objective import CtcObjective, Loss, Objective, PreparedBatch
+from training.objectives.objective import CtcObjective, ForwardPass, Graphed, Loss, Objective, PreparedBatch
 from training.optim.optimizers import build_optimizer
 from training.optim.schedules import Schedule
 from training.run.checkpoints import RunFolder
-from training.run.distributed import World, joined_world
+from training.run.distributed import World, distributed_world
 from training.run.loop import Loop, LoopSettings
 
 
 def network(norm: Norm = "batch") -> ModelConfig:
-    """Small, with a bypass and (batch) norms, so that everything a process must share is there."""
+    """A small network with a residual connection and batch norm, everything that processes share."""
     blocks = (
         BlockConfig(9, 24, stride=2, separable=True),
         BlockConfig(9, 24, 2, separable=True, residual="residual", dropout=0.1 if norm == "batch" else 0.0),
@@ -38,17 +39,17 @@ def make(
     world: World,
     *,
     steps: int = 12,
-    batch_seconds: float = 6.0,
+    batch_duration_s: float = 6.0,
     accumulation: int = 1,
     norm: Norm = "batch",
     dropout: bool = True,
     dither: float = 1e-5,
     save_every_s: float = 0.0,
     precision: str = "fp32",
-    joint_norms: bool = True,
+    sync_batchnorm: bool = True,
     optimizer: str = "novograd",
 ) -> Loop:
-    """The run of these tests; everything in it is small, nothing is left out."""
+    """A small but complete run."""
     torch.manual_seed(0)
     config = network(norm)
     model = build(config)
@@ -67,20 +68,20 @@ def make(
         Loader(
             read_manifest(spoken),
             config.alphabet,
-            batch_seconds=batch_seconds,
-            share=Share(world.rank, world.size, accumulation),
+            batch_duration_s=batch_duration_s,
+            shard=Shard(world.rank, world.size, accumulation),
             resident=True,
             threads=1,
         ),
-        build_optimizer(optimizer, model, rate=0.02, betas=(0.95, 0.5), decay=0.001),
+        build_optimizer(optimizer, model, learning_rate=0.02, betas=(0.95, 0.5), weight_decay=0.001),
         Schedule(peak=0.02, total_steps=steps, warmup_steps=min(3, steps - 1)),
         RunFolder(out),
         settings=LoopSettings(
             log_every=1,
             save_every_s=save_every_s,
-            clip=100.0,
+            grad_clip=100.0,
             precision=precision,
-            joint_norms=joint_norms,
+            sync_batchnorm=sync_batchnorm,
         ),
         world=world,
         live=False,
@@ -88,28 +89,33 @@ def make(
 
 
 class Killed:
-    """The objective, but for one step: in the middle of that the process is killed, as `kill -9` does."""
+    """The objective, until the process is killed in the middle of a step, as `kill -9` does."""
 
     def __init__(self, inner: Objective, steps: int) -> None:
         self.inner, self.steps_left = inner, steps
 
-    def hear(self, batch: Batch) -> PreparedBatch:
-        return self.inner.hear(batch)
+    graphed: Sequence[Graphed] = ()
 
-    def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
+    def prepare(self, batch: Batch) -> PreparedBatch:
+        return self.inner.prepare(batch)
+
+    def forward(self, model: nn.Module, prepared: PreparedBatch) -> ForwardPass:
         if self.steps_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self.steps_left -= 1
-        return self.inner(model, heard)
+        return self.inner.forward(model, prepared)
+
+    def transcript_loss(self, prepared: PreparedBatch, log_probs: Tensor) -> Loss:
+        return self.inner.transcript_loss(prepared, log_probs)
 
 
 def main() -> None:
-    """In a function, so that what holds the group of processes is gone before the interpreter is taken down."""
+    """A function, so that objects that use the process group are freed before the interpreter exits."""
     torch.set_num_threads(1)
-    given = json.loads(sys.argv[3])
-    killed_after = given.pop("killed_after", None)
-    with joined_world("cpu") as joined:
-        loop = make(Path(sys.argv[1]), Path(sys.argv[2]), joined, **given)
+    settings = json.loads(sys.argv[3])
+    killed_after = settings.pop("killed_after", None)
+    with distributed_world("cpu") as world:
+        loop = make(Path(sys.argv[1]), Path(sys.argv[2]), world, **settings)
         if killed_after is not None:
             loop.objective = Killed(loop.objective, killed_after)
         loop.run()

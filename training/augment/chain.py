@@ -1,5 +1,5 @@
-"""The whole chain: which alterations fall on which row, how strongly, in the order in which the world
-makes them.
+"""The augmentation chain: which transforms are applied to which rows, in physical order: speaker, room and noise,
+then the recording channel.
 """
 
 from collections.abc import Callable
@@ -9,22 +9,22 @@ import torch
 from torch import Tensor
 
 from training.augment.band_limit import band_limit, telephone
-from training.augment.codecs import quantize
+from training.augment.codecs import bit_crush
 from training.augment.config import AugmentConfig
-from training.augment.level import change_level, mix, random_segments
-from training.augment.reverb import reverberate, simulate_rooms
-from training.augment.sampling import chosen_rows, integers, normal, quick_length, uniform
+from training.augment.level import apply_gain, mix, random_segments
+from training.augment.reverb import reverberate, simulate_rirs
+from training.augment.sampling import fast_fft_length, integers, normal, random_rows, uniform
 from training.augment.speed import change_speed
-from training.augment.vtlp import warp_vocal_tract
+from training.augment.vtlp import apply_vtlp
 
 Pick = Callable[[str, float], Tensor]
-"""Name and probability of a part -> the rows (on the sound's device) that it falls on."""
+"""Name and probability of a transform -> the rows (on the device of the audio) that it is applied to."""
 
 
 @dataclass(frozen=True)
-class Banks:
-    """Sound that the chain mixes in: noise as one long row, impulse responses `[responses, samples]`; on
-    the device.
+class NoiseBanks:
+    """Recordings that the chain mixes in, on the training device: noise as one long row, and room impulse responses
+    `[responses, samples]`.
     """
 
     noise: Tensor | None = None
@@ -32,131 +32,133 @@ class Banks:
 
 
 @dataclass(frozen=True)
-class Altered:
-    """A batch after the chain; in the rows of `silent` nothing is said any more."""
+class AugmentedBatch:
+    """A batch after the chain. `counts` has the number of rows per transform; rows in `silent` hold no speech."""
 
-    sound: Tensor
+    audio: Tensor
     lengths: Tensor
-    touched: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     silent: tuple[int, ...] = ()
 
 
-def alter(
-    sound: Tensor,
+def augment_batch(
+    audio: Tensor,
     lengths: Tensor,
-    plan: AugmentConfig,
+    config: AugmentConfig,
     generator: torch.Generator,
-    banks: Banks | None = None,
-) -> Altered:
-    """Alter a batch `[rows, samples]` in the order of the world: mouth, room, noise, line, level.
+    banks: NoiseBanks | None = None,
+) -> AugmentedBatch:
+    """Apply the chain to rows `[rows, samples]`.
 
-    Without a noise bank the noise is white to red; without impulse responses every room is simulated. Each
-    part works only on the rows that it falls on.
+    Without a noise bank the noise is synthetic (white to red); without impulse responses every room is simulated.
     """
-    banks = banks or Banks()
-    rows = len(sound)
-    touched: dict[str, int] = {}
+    banks = banks or NoiseBanks()
+    rows = len(audio)
+    counts: dict[str, int] = {}
 
     def pick(name: str, probability: float) -> Tensor:
-        index = chosen_rows(rows, probability, generator)
-        touched[name] = len(index)
-        return index.to(sound.device)
+        index = random_rows(rows, probability, generator)
+        counts[name] = len(index)
+        return index.to(audio.device)
 
-    index = pick("vocal_tract", plan.vocal_tract)
+    index = pick("vtlp", config.vtlp)
     if len(index):
-        low, high = (uniform(len(index), *plan.vocal_tract_range, generator) for _ in range(2))
-        sound = sound.index_copy(0, index, warp_vocal_tract(sound[index], low, high))
-    index = pick("speed", plan.speed)
+        low, high = (uniform(len(index), *config.vtlp_range, generator) for _ in range(2))
+        audio = audio.index_copy(0, index, apply_vtlp(audio[index], low, high))
+    index = pick("speed", config.speed)
     if len(index):
         factors = torch.ones(rows, dtype=torch.float64)
-        factors[index.cpu()] = uniform(len(index), *plan.speed_range, generator).double().cpu()
-        sound, lengths = change_speed(sound, lengths, factors)
-    sound = _surround(sound, lengths, plan, generator, banks, pick)
-    index = pick("nothing", plan.nothing) if plan.nothing else torch.zeros(0, dtype=torch.long)
+        factors[index.cpu()] = uniform(len(index), *config.speed_range, generator).double().cpu()
+        audio, lengths = change_speed(audio, lengths, factors)
+    audio = _environment(audio, lengths, config, generator, banks, pick)
+    index = pick("silence", config.silence) if config.silence else torch.zeros(0, dtype=torch.long)
     if len(index):
-        noise = _noise(len(index), sound, generator, banks)
+        noise = _noise(len(index), audio, generator, banks)
         power = noise.square().mean(1, keepdim=True).clamp(min=1e-10)
-        sound = sound.index_copy(
-            0, index, change_level(noise / power.sqrt(), uniform(len(index), *plan.nothing_db, generator))
+        audio = audio.index_copy(
+            0, index, apply_gain(noise / power.sqrt(), uniform(len(index), *config.silence_db, generator))
         )
-    sound = _transmit(sound, plan, generator, pick)
-    positions = torch.arange(sound.shape[1], device=sound.device)
-    inside = positions[None, :] < lengths.to(sound.device)[:, None]
-    return Altered(sound * inside, lengths, touched, tuple(index.tolist()))
+    audio = _channel(audio, config, generator, pick)
+    positions = torch.arange(audio.shape[1], device=audio.device)
+    inside = positions[None, :] < lengths.to(audio.device)[:, None]
+    return AugmentedBatch(audio * inside, lengths, counts, tuple(index.tolist()))
 
 
-def _surround(
-    sound: Tensor, lengths: Tensor, plan: AugmentConfig, generator: torch.Generator, banks: Banks, pick: Pick
+def _environment(
+    audio: Tensor,
+    lengths: Tensor,
+    config: AugmentConfig,
+    generator: torch.Generator,
+    banks: NoiseBanks,
+    pick: Pick,
 ) -> Tensor:
-    """What the air adds: another voice, the room, noise."""
-    rows = len(sound)
-    index = pick("voice", plan.voice if rows > 1 else 0.0)
+    """A competing speaker, reverberation, background noise."""
+    rows = len(audio)
+    index = pick("competing_speaker", config.competing_speaker if rows > 1 else 0.0)
     if len(index):
-        partner = (index + 1 + integers(len(index), rows - 1, generator).to(sound.device)) % rows
-        ratio = uniform(len(index), *plan.voice_snr_db, generator)
-        mixed = mix(sound[index], lengths.to(sound.device)[index], sound[partner], ratio)
-        sound = sound.index_copy(0, index, mixed)
-    index = pick("room", plan.room)
+        partner = (index + 1 + integers(len(index), rows - 1, generator).to(audio.device)) % rows
+        snr_db = uniform(len(index), *config.competing_speaker_snr_db, generator)
+        mixed = mix(audio[index], lengths.to(audio.device)[index], audio[partner], snr_db)
+        audio = audio.index_copy(0, index, mixed)
+    index = pick("reverb", config.reverb)
     if len(index):
-        responses = simulate_rooms(len(index), generator, device=sound.device)
+        responses = simulate_rirs(len(index), generator, device=audio.device)
         if banks.responses is not None:
-            given = chosen_rows(len(index), plan.given_room_share, generator).to(sound.device)
-            chosen = integers(len(given), len(banks.responses), generator).to(banks.responses.device)
-            measured = _fit(banks.responses[chosen].to(sound.device), responses.shape[1])
-            responses = responses.index_copy(0, given, measured)
-        wet = reverberate(sound[index], lengths.to(sound.device)[index], responses)
-        sound = sound.index_copy(0, index, wet)
-    index = pick("noise", plan.noise)
+            replaced = random_rows(len(index), config.measured_rir_share, generator).to(audio.device)
+            chosen = integers(len(replaced), len(banks.responses), generator).to(banks.responses.device)
+            measured = _fit(banks.responses[chosen].to(audio.device), responses.shape[1])
+            responses = responses.index_copy(0, replaced, measured)
+        wet = reverberate(audio[index], lengths.to(audio.device)[index], responses)
+        audio = audio.index_copy(0, index, wet)
+    index = pick("noise", config.noise)
     if len(index):
-        noise = _noise(len(index), sound, generator, banks)
-        ratio = uniform(len(index), *plan.noise_snr_db, generator)
-        mixed = mix(sound[index], lengths.to(sound.device)[index], noise, ratio)
-        sound = sound.index_copy(0, index, mixed)
-    return sound
+        noise = _noise(len(index), audio, generator, banks)
+        snr_db = uniform(len(index), *config.noise_snr_db, generator)
+        mixed = mix(audio[index], lengths.to(audio.device)[index], noise, snr_db)
+        audio = audio.index_copy(0, index, mixed)
+    return audio
 
 
-def _noise(rows: int, sound: Tensor, generator: torch.Generator, banks: Banks) -> Tensor:
-    """As long as the sound, where the sound is."""
-    if banks.noise is None:
-        return coloured_noise(rows, sound.shape[1], generator).to(sound.device)
-    return random_segments(banks.noise, rows, sound.shape[1], generator).to(sound.device)
-
-
-def _transmit(sound: Tensor, plan: AugmentConfig, generator: torch.Generator, pick: Pick) -> Tensor:
-    """What the line does: level, band, telephone, coarse steps. Level first, because a converter hears the
-    level.
-    """
-    index = pick("level", plan.level)
+def _channel(audio: Tensor, config: AugmentConfig, generator: torch.Generator, pick: Pick) -> Tensor:
+    """Level, band limit, telephone, bit depth. Level comes first: coding and clipping depend on it."""
+    index = pick("level", config.level)
     if len(index):
-        louder = change_level(sound[index], uniform(len(index), *plan.level_db, generator))
-        sound = sound.index_copy(0, index, louder.clamp(-1.0, 1.0))
-    index = pick("band", plan.band)
+        scaled = apply_gain(audio[index], uniform(len(index), *config.level_db, generator))
+        audio = audio.index_copy(0, index, scaled.clamp(-1.0, 1.0))
+    index = pick("band_limit", config.band_limit)
     if len(index):
-        # A third each: an archive's low-pass at 5.6 kHz, another low-pass, a high-pass with a low-pass.
+        # A third of the rows each: low-pass at 5.6 kHz (lossy archives), random low-pass, random band-pass.
         kind = integers(len(index), 3, generator)
         high = uniform(len(index), 3000.0, 8000.0, generator)
         high = torch.where(kind == 0, torch.full_like(high, 5600.0), high)
         low = uniform(len(index), 50.0, 300.0, generator) * (kind == 2)
-        sound = sound.index_copy(0, index, band_limit(sound[index], low, high))
-    index = pick("telephone", plan.telephone)
+        audio = audio.index_copy(0, index, band_limit(audio[index], low, high))
+    index = pick("telephone", config.telephone)
     if len(index):
         law = "mu" if int(integers(1, 2, generator)) else "a"
-        sound = sound.index_copy(0, index, telephone(sound[index], law))
-    index = pick("quantize", plan.quantize)
+        audio = audio.index_copy(0, index, telephone(audio[index], law))
+    index = pick("bit_crush", config.bit_crush)
     if len(index):
-        bits = uniform(len(index), *plan.quantize_bits, generator).round()
-        peak = sound[index].abs().amax(1, keepdim=True).clamp(min=1e-4)
-        sound = sound.index_copy(0, index, quantize(sound[index] / peak, bits) * peak)
-    return sound
+        bits = uniform(len(index), *config.bit_crush_bits, generator).round()
+        peak = audio[index].abs().amax(1, keepdim=True).clamp(min=1e-4)
+        audio = audio.index_copy(0, index, bit_crush(audio[index] / peak, bits) * peak)
+    return audio
 
 
-def coloured_noise(rows: int, samples: int, generator: torch.Generator) -> Tensor:
-    """Noise between white and red, each row of its own colour."""
-    padded = quick_length(samples)
+def _noise(rows: int, audio: Tensor, generator: torch.Generator, banks: NoiseBanks) -> Tensor:
+    """Noise of the length and device of `audio`."""
+    if banks.noise is None:
+        return colored_noise(rows, audio.shape[1], generator).to(audio.device)
+    return random_segments(banks.noise, rows, audio.shape[1], generator).to(audio.device)
+
+
+def colored_noise(rows: int, samples: int, generator: torch.Generator) -> Tensor:
+    """Noise between white and red (amplitude f^0 to f^-1), with a random slope per row."""
+    padded = fast_fft_length(samples)
     spectrum = torch.fft.rfft(normal((rows, padded), generator))
-    steepness = uniform(rows, 0.0, 1.0, generator)[:, None]
+    slope = uniform(rows, 0.0, 1.0, generator)[:, None]
     frequency = torch.arange(1, spectrum.shape[1] + 1, device=spectrum.device)[None, :] / spectrum.shape[1]
-    noise: Tensor = torch.fft.irfft(spectrum * frequency.clamp(min=0.005) ** -steepness, n=padded)
+    noise: Tensor = torch.fft.irfft(spectrum * frequency.clamp(min=0.005) ** -slope, n=padded)
     return noise[:, :samples]
 
 

@@ -1,6 +1,4 @@
-"""Lossy codings: companding and coarse steps on the device, real codecs (Opus, MP3, AMR, G.722) on the
-CPU.
-"""
+"""Lossy coding: companding and bit depth on the training device, real codecs (Opus, MP3, AMR, G.722) on the CPU."""
 
 import io
 from typing import cast
@@ -20,42 +18,42 @@ CODECS: dict[str, tuple[str, str, int, tuple[int, int]]] = {
     "amr": ("libopencore_amrnb", "amr", 8000, (4750, 12200)),
     "g722": ("g722", "g722", 16000, (64000, 64000)),
 }
-"""Name: encoder, container, its sample rate, its bit rates. AMR stands for GSM, which no usual FFmpeg can
-encode.
-"""
+"""Name: encoder, container, sample rate, range of bit rates. AMR stands in for GSM, which few FFmpeg builds encode."""
 
 AMR_BIT_RATES = (4750, 5150, 5900, 6700, 7400, 7950, 10200, 12200)
 
 
-def mu_law(sound: Tensor, mu: float = 255.0) -> Tensor:
-    """Through eight bits of mu-law (G.711) and back; louder than full scale is clipped, as a line does."""
-    clipped = sound.clamp(-1.0, 1.0)
-    small = torch.log1p(mu * clipped.abs()) / torch.log1p(torch.tensor(mu))
-    stepped = torch.round(small * 127.0) / 127.0
-    return torch.sign(clipped) * torch.expm1(stepped * torch.log1p(torch.tensor(mu))) / mu
+def mu_law(audio: Tensor, mu: float = 255.0) -> Tensor:
+    """Encode as 8-bit mu-law (G.711) and decode; values beyond full scale are clipped."""
+    clipped = audio.clamp(-1.0, 1.0)
+    compressed = torch.log1p(mu * clipped.abs()) / torch.log1p(torch.tensor(mu))
+    quantized = torch.round(compressed * 127.0) / 127.0
+    return torch.sign(clipped) * torch.expm1(quantized * torch.log1p(torch.tensor(mu))) / mu
 
 
-def a_law(sound: Tensor, a: float = 87.6) -> Tensor:
-    """Through eight bits of A-law (G.711) and back; louder than full scale is clipped."""
-    clipped = sound.clamp(-1.0, 1.0)
-    size = clipped.abs()
+def a_law(audio: Tensor, a: float = 87.6) -> Tensor:
+    """Encode as 8-bit A-law (G.711) and decode; values beyond full scale are clipped."""
+    clipped = audio.clamp(-1.0, 1.0)
+    magnitude = clipped.abs()
     top = 1.0 + torch.log(torch.tensor(a))
-    small = torch.where(size < 1.0 / a, a * size, 1.0 + torch.log((a * size).clamp(min=1.0))) / top
-    stepped = torch.round(small * 127.0) / 127.0
-    back = torch.where(stepped < 1.0 / top, stepped * top / a, torch.exp(stepped * top - 1.0) / a)
-    return torch.sign(clipped) * back
+    compressed = (
+        torch.where(magnitude < 1.0 / a, a * magnitude, 1.0 + torch.log((a * magnitude).clamp(min=1.0))) / top
+    )
+    quantized = torch.round(compressed * 127.0) / 127.0
+    expanded = torch.where(quantized < 1.0 / top, quantized * top / a, torch.exp(quantized * top - 1.0) / a)
+    return torch.sign(clipped) * expanded
 
 
-def quantize(sound: Tensor, bits: Tensor) -> Tensor:
-    """Row i in steps of bits[i] bits, as a poor converter leaves it."""
-    steps = torch.pow(2.0, bits.to(sound.device, sound.dtype) - 1.0)[:, None]
-    return torch.round(sound.clamp(-1.0, 1.0) * steps) / steps
+def bit_crush(audio: Tensor, bits: Tensor) -> Tensor:
+    """Quantize row i to bits[i] bits."""
+    steps = torch.pow(2.0, bits.to(audio.device, audio.dtype) - 1.0)[:, None]
+    return torch.round(audio.clamp(-1.0, 1.0) * steps) / steps
 
 
-def through_codec(sound: Samples, codec: str, bit_rate: int) -> Samples:
-    """One clip (float32, mono, 16 kHz) encoded and decoded by a real codec (CPU, through PyAV).
+def through_codec(audio: Samples, codec: str, bit_rate: int) -> Samples:
+    """Encode and decode one clip (float32, mono, 16 kHz) with a real codec, through PyAV on the CPU.
 
-    As long as before and in time with it to 5 ms, so that labels of the clean clip still fit.
+    The result has the length of the clip and its timing within 5 ms, so that frame labels of the clean clip still fit.
     """
     import av
 
@@ -65,7 +63,7 @@ def through_codec(sound: Samples, codec: str, bit_rate: int) -> Samples:
     bit_rate = max(lowest, min(highest, bit_rate))
     if codec == "amr":
         bit_rate = min(AMR_BIT_RATES, key=lambda known: abs(known - bit_rate))
-    integer = (np.clip(sound, -1.0, 1.0) * 32767).astype(np.int16)
+    integer = (np.clip(audio, -1.0, 1.0) * 32767).astype(np.int16)
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container_name) as target:
         stream = cast(av.AudioStream, target.add_stream(encoder, rate=rate))
@@ -84,7 +82,7 @@ def through_codec(sound: Samples, codec: str, bit_rate: int) -> Samples:
         for decoded in source.decode(audio=0):
             pieces += [piece.to_ndarray()[0] for piece in back.resample(decoded)]
         pieces += [piece.to_ndarray()[0] for piece in back.resample(None)]
-    heard = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
-    result = np.zeros(len(sound), np.float32)
-    result[: min(len(heard), len(sound))] = heard[: len(sound)]
+    decoded_samples = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+    result = np.zeros(len(audio), np.float32)
+    result[: min(len(decoded_samples), len(audio))] = decoded_samples[: len(audio)]
     return result

@@ -1,99 +1,113 @@
-"""What a recipe may do to sound and features before they are learnt from: values only, so that a recipe is read
-without PyTorch. The work is done in `training.augment`.
+"""The recipe sections [augment] and [spec_augment]. Values only, so that a recipe is read without PyTorch; the
+transforms are in the other modules of `training.augment`.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from training.validation import ABOVE_NOUGHT, NOUGHT_OR_MORE, ONE_OR_MORE, SHARE, check
+from training.validation import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE, PROBABILITY, check
 
-PARTS = (
+TRANSFORMS = (
     "speed",
-    "vocal_tract",
-    "voice",
-    "room",
+    "vtlp",
+    "competing_speaker",
+    "reverb",
     "noise",
-    "band",
+    "band_limit",
     "telephone",
-    "quantize",
+    "bit_crush",
 )
-"""The parts of the chain that fall on more rows the stronger it is."""
+"""Transforms whose probability grows with the strength of the ramp."""
 
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Probabilities (0 switches a part off) and ranges. `scaled` weakens or strengthens all of them at
-    once. A vocal tract has one factor of its range at the bottom of the spectrum and another at the top. `before` is
-    the share of rows that a stream with causal normalization has heard something else before.
+    """Waveform augmentation: for each transform the probability that it is applied to a row (0: off), and its range.
+
+    `vtlp` warps the frequency axis with one factor of `vtlp_range` at the bottom of the spectrum and another at the
+    top. `measured_rir_share` is the share of `reverb` rows that use a measured impulse response of `data.noise`;
+    the others use a simulated room. `silence` replaces a row by noise without speech and its transcript by nothing.
+    `preceding_audio` is the share of rows whose causal normalization starts from the statistics of other audio.
+    The strength of the whole chain grows linearly from `ramp_start` at step 0 to 1 at step `ramp_steps`.
     """
 
     speed: float = 0.8
     speed_range: tuple[float, float] = (0.85, 1.15)
-    vocal_tract: float = 0.4
-    vocal_tract_range: tuple[float, float] = (0.87, 1.15)
-    voice: float = 0.2
-    voice_snr_db: tuple[float, float] = (10.0, 20.0)
-    room: float = 0.3
-    given_room_share: float = 0.3
+    vtlp: float = 0.4
+    vtlp_range: tuple[float, float] = (0.87, 1.15)
+    competing_speaker: float = 0.2
+    competing_speaker_snr_db: tuple[float, float] = (10.0, 20.0)
+    reverb: float = 0.3
+    measured_rir_share: float = 0.3
     noise: float = 0.6
     noise_snr_db: tuple[float, float] = (0.0, 30.0)
-    band: float = 0.3
+    band_limit: float = 0.3
     telephone: float = 0.15
-    quantize: float = 0.1
-    quantize_bits: tuple[float, float] = (6.0, 10.0)
+    bit_crush: float = 0.1
+    bit_crush_bits: tuple[float, float] = (6.0, 10.0)
     level: float = 0.8
     level_db: tuple[float, float] = (-20.0, 10.0)
-    nothing: float = 0.0
-    nothing_db: tuple[float, float] = (-90.0, -15.0)
-    before: float = 0.0
+    silence: float = 0.0
+    silence_db: tuple[float, float] = (-90.0, -15.0)
+    preceding_audio: float = 0.0
+    ramp_start: float = 1.0
+    ramp_steps: int = 20_000
 
     def __post_init__(self) -> None:
-        check("augment", self, SHARE, *PARTS, "level", "nothing", "before", "given_room_share")
-        check("augment", self, ABOVE_NOUGHT, "speed_range", "vocal_tract_range")
-        check("augment", self, ONE_OR_MORE, "quantize_bits")
+        shares = ("level", "silence", "preceding_audio", "measured_rir_share", "ramp_start")
+        check("augment", self, PROBABILITY, *TRANSFORMS, *shares)
+        check("augment", self, POSITIVE, "speed_range", "vtlp_range")
+        check("augment", self, AT_LEAST_ONE, "bit_crush_bits")
+        check("augment", self, NON_NEGATIVE, "ramp_steps")
+
+    def at_step(self, step: int) -> "AugmentConfig":
+        """The chain at the ramp's strength of one step."""
+        return self.scaled(self.ramp_start + (1.0 - self.ramp_start) * step / max(1, self.ramp_steps))
 
     def scaled(self, strength: float) -> "AugmentConfig":
-        """The same chain at a strength between 0 (nothing) and 1 (as written).
+        """The chain at a strength between 0 (off) and 1 (as configured).
 
-        Probabilities shrink in proportion, ranges towards no change; the lowest signal-to-noise ratios rise.
+        Probabilities shrink in proportion, ranges shrink towards no change, and the lowest noise SNR rises.
         """
         strength = max(0.0, min(1.0, strength))
-        gentle: dict[str, Any] = {name: getattr(self, name) * strength for name in PARTS}
+        probabilities: dict[str, Any] = {name: getattr(self, name) * strength for name in TRANSFORMS}
         low, high = self.noise_snr_db
         return replace(
             self,
-            **gentle,
+            **probabilities,
             speed_range=_towards_one(self.speed_range, strength),
-            vocal_tract_range=_towards_one(self.vocal_tract_range, strength),
+            vtlp_range=_towards_one(self.vtlp_range, strength),
             noise_snr_db=(high - (high - low) * strength, high),
             level_db=(self.level_db[0] * strength, self.level_db[1] * strength),
         )
 
 
-_OFF: dict[str, Any] = dict.fromkeys((*PARTS, "level", "nothing"), 0.0)
+_OFF: dict[str, Any] = dict.fromkeys((*TRANSFORMS, "level", "silence"), 0.0)
 NO_AUGMENT = replace(AugmentConfig(), **_OFF)
 
 
 @dataclass(frozen=True)
-class FeatureMasks:
-    """What SpecAugment and SpecCutout mask in the features; zeros switch them off."""
+class SpecAugmentConfig:
+    """Masks on the features: SpecAugment (`time_masks`, `freq_masks`) and SpecCutout (`cutout_masks`). Widths are
+    maxima, in frames and mel bands; 0 masks: off.
+    """
 
     time_masks: int = 0
-    time_frames: int = 75
-    mel_masks: int = 0
-    mel_bins: int = 20
-    rectangles: int = 0
-    rectangle_frames: int = 120
-    rectangle_bins: int = 50
+    time_width: int = 75
+    freq_masks: int = 0
+    freq_width: int = 20
+    cutout_masks: int = 0
+    cutout_time_width: int = 120
+    cutout_freq_width: int = 50
 
     def __post_init__(self) -> None:
-        check("masks", self, NOUGHT_OR_MORE, "time_masks", "time_frames", "mel_masks", "mel_bins")
-        check("masks", self, NOUGHT_OR_MORE, "rectangles", "rectangle_frames", "rectangle_bins")
+        check("spec_augment", self, NON_NEGATIVE, "time_masks", "time_width", "freq_masks", "freq_width")
+        check("spec_augment", self, NON_NEGATIVE, "cutout_masks", "cutout_time_width", "cutout_freq_width")
 
 
-NO_MASKS = FeatureMasks()
+NO_SPEC_AUGMENT = SpecAugmentConfig()
 
 
 def _towards_one(limits: tuple[float, float], strength: float) -> tuple[float, float]:
-    """A range of factors drawn in towards 1."""
+    """A range of factors, narrowed towards 1."""
     return (1 + (limits[0] - 1) * strength, 1 + (limits[1] - 1) * strength)

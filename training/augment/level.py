@@ -1,42 +1,39 @@
-"""Level, noise and other voices: one sound scaled, or added to another at a given ratio."""
+"""Gain, and mixing at a signal-to-noise ratio."""
 
 import torch
 from torch import Tensor
 
-from training.augment.sampling import integers, valid
+from training.augment.sampling import integers, length_mask
 
-QUIET_POWER = 1e-10
-"""Power below which a row counts as silence: nothing is scaled against it."""
-
-
-def change_level(sound: Tensor, decibels: Tensor) -> Tensor:
-    """Row i louder by decibels[i]."""
-    return sound * torch.pow(10.0, decibels.to(sound.device, sound.dtype) / 20.0)[:, None]
+SILENCE_POWER = 1e-10
+"""A row with less power counts as silence and is not scaled to an SNR."""
 
 
-def mix(sound: Tensor, lengths: Tensor, other: Tensor, snr_db: Tensor) -> Tensor:
-    """Add `other` (same shape) to `sound` so that row i has the ratio snr_db[i] of mean powers over its
-    length.
+def apply_gain(audio: Tensor, gain_db: Tensor) -> Tensor:
+    """Row i scaled by gain_db[i]."""
+    return audio * torch.pow(10.0, gain_db.to(audio.device, audio.dtype) / 20.0)[:, None]
 
-    A silent row, or a silent disturber, leaves the row as it is: there is no ratio to keep.
+
+def mix(audio: Tensor, lengths: Tensor, noise: Tensor, snr_db: Tensor) -> Tensor:
+    """Add `noise` (same shape) to `audio` at snr_db[i], measured over the length of row i.
+
+    A row is left unchanged where it or its noise is silent.
     """
-    inside = valid(lengths.to(sound.device), sound.shape[1])
+    inside = length_mask(lengths.to(audio.device), audio.shape[1])
     count = inside.sum(1).clamp(min=1)
-    other = other * inside
-    power = (sound * sound * inside).sum(1) / count
-    disturber = (other * other).sum(1) / count
-    ratio = torch.pow(10.0, -snr_db.to(sound.device, sound.dtype) / 10.0)
-    scale = torch.sqrt(power * ratio / disturber.clamp(min=QUIET_POWER))
-    usable = (power > QUIET_POWER) & (disturber > QUIET_POWER)
-    return sound + other * torch.where(usable, scale, torch.zeros_like(scale))[:, None]
+    noise = noise * inside
+    signal_power = (audio * audio * inside).sum(1) / count
+    noise_power = (noise * noise).sum(1) / count
+    ratio = torch.pow(10.0, -snr_db.to(audio.device, audio.dtype) / 10.0)
+    scale = torch.sqrt(signal_power * ratio / noise_power.clamp(min=SILENCE_POWER))
+    usable = (signal_power > SILENCE_POWER) & (noise_power > SILENCE_POWER)
+    return audio + noise * torch.where(usable, scale, torch.zeros_like(scale))[:, None]
 
 
 def random_segments(bank: Tensor, rows: int, samples: int, generator: torch.Generator) -> Tensor:
-    """`rows` stretches of `samples` from a bank (one long row of sound), each from a random place, round
-    the end.
-    """
+    """`rows` random segments of `samples` from a bank (one long row); a segment that reaches the end wraps around."""
     if bank.numel() == 0:
-        raise ValueError("the noise bank is empty: give it at least one second of sound")
+        raise ValueError("the noise bank is empty: give it at least one second of audio")
     start = integers(rows, bank.numel(), generator).to(bank.device)
     index = (start[:, None] + torch.arange(samples, device=bank.device)[None, :]) % bank.numel()
     return bank.flatten()[index].float()

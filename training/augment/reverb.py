@@ -1,4 +1,4 @@
-"""Rooms: impulse responses drawn on the fly, and reverberation by a given or a drawn response."""
+"""Reverberation: simulated room impulse responses (RIRs), and convolution with a simulated or measured one."""
 
 import math
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from acoustic.constants import SAMPLE_RATE
-from training.augment.sampling import normal, quick_length, uniform, valid
+from training.augment.sampling import fast_fft_length, length_mask, normal, uniform
 
-SOUND_M_PER_S = 343.0
+SPEED_OF_SOUND_M_PER_S = 343.0
 IMAGES = 3
-"""Mirror images are followed this many times round the room in each direction; the tail beyond is drawn."""
+"""Order of the image sources in each direction; the later reflections are noise."""
 
 
-def simulate_rooms(
+def simulate_rirs(
     rows: int,
     generator: torch.Generator,
     *,
@@ -23,11 +23,10 @@ def simulate_rooms(
     side_m: tuple[float, float] = (2.5, 10.0),
     distance_m: tuple[float, float] = (0.3, 4.0),
 ) -> Tensor:
-    """`rows` impulse responses `[rows, samples]` of shoe-box rooms, the direct sound first.
+    """`rows` RIRs `[rows, samples]` of random shoebox rooms; the direct path is at sample 0.
 
-    Early reflections by the image-source method (Allen and Berkley 1979, equation 10, one reflection
-    coefficient from Eyring's formula and the drawn decay time), the late tail as noise that decays by 60 dB
-    in that time.
+    The early reflections are image sources (Allen and Berkley 1979, equation 10) with one reflection coefficient,
+    from Eyring's formula and the drawn decay time. The late tail is noise that decays by 60 dB in that time.
     """
     samples = int(seconds * SAMPLE_RATE)
     decay = uniform(rows, *decay_s, generator)
@@ -36,70 +35,70 @@ def simulate_rooms(
     )
     volume = size.prod(1)
     surface = 2 * (size[:, 0] * size[:, 1] + size[:, 0] * size[:, 2] + size[:, 1] * size[:, 2])
-    absorption = 1 - torch.exp(-24 * math.log(10) * volume / (SOUND_M_PER_S * surface * decay))
+    absorption = 1 - torch.exp(-24 * math.log(10) * volume / (SPEED_OF_SOUND_M_PER_S * surface * decay))
     reflection = torch.sqrt(1 - absorption).clamp(0.0, 0.98)
-    ear = size * torch.stack([uniform(rows, 0.2, 0.8, generator) for _ in range(3)], 1)
+    microphone = size * torch.stack([uniform(rows, 0.2, 0.8, generator) for _ in range(3)], 1)
     direction = normal((rows, 3), generator)
     direction = direction / direction.norm(dim=1, keepdim=True).clamp(min=1e-3)
-    mouth = ear + direction * uniform(rows, *distance_m, generator)[:, None]
-    mouth = torch.maximum(torch.minimum(mouth, 0.95 * size), 0.05 * size)
+    source = microphone + direction * uniform(rows, *distance_m, generator)[:, None]
+    source = torch.maximum(torch.minimum(source, 0.95 * size), 0.05 * size)
     tail = normal((rows, samples), generator)
-    size, ear, mouth, reflection, decay, tail = (
-        value.to(device, torch.float32) for value in (size, ear, mouth, reflection, decay, tail)
+    size, microphone, source, reflection, decay, tail = (
+        value.to(device, torch.float32) for value in (size, microphone, source, reflection, decay, tail)
     )
-    early, first = _images(size, ear, mouth, reflection, samples)
+    early, direct = _image_sources(size, microphone, source, reflection, samples)
     time = torch.arange(samples, device=tail.device)[None, :] / SAMPLE_RATE
     late = tail * torch.exp(-3 * math.log(10) * time / decay[:, None])
-    # The tail fades in where the images end and has, there, the energy that the images had on average.
-    knee_s = (2 * IMAGES * size.min(1).values / SOUND_M_PER_S)[:, None]
+    # The tail fades in where the image sources end, with their mean energy there.
+    knee_s = (2 * IMAGES * size.min(1).values / SPEED_OF_SOUND_M_PER_S)[:, None]
     near = (time > 0.5 * knee_s) & (time <= knee_s)
     level = torch.sqrt((early**2 * near).sum(1) / (late**2 * near).sum(1).clamp(min=1e-12))[:, None]
     response = early + late * level * ((time - 0.5 * knee_s) / (0.5 * knee_s)).clamp(0.0, 1.0)
-    return response / first[:, None].clamp(min=1e-6)
+    return response / direct[:, None].clamp(min=1e-6)
 
 
-def _images(
-    size: Tensor, ear: Tensor, mouth: Tensor, reflection: Tensor, samples: int
+def _image_sources(
+    size: Tensor, microphone: Tensor, source: Tensor, reflection: Tensor, samples: int
 ) -> tuple[Tensor, Tensor]:
-    """The mirror images' impulses, shifted so that the direct sound is sample 0, and the direct sound's
-    strength.
+    """The impulses of the image sources, shifted so that the direct path is at sample 0, and the amplitude of the
+    direct path.
     """
     count = torch.arange(-IMAGES, IMAGES + 1, device=size.device, dtype=size.dtype)
     parity = torch.tensor([0.0, 1.0], device=size.device)
-    # Along one axis an image lies at (1 - 2 p) x + 2 n L, after |2 n - p| reflections.
-    along = (1 - 2 * parity)[None, None, :, None] * mouth[:, :, None, None]
-    along = (along + 2 * count[None, None, None, :] * size[:, :, None, None] - ear[:, :, None, None]).flatten(
-        2
-    )
+    # On one axis an image source lies at (1 - 2 p) x + 2 n L, after |2 n - p| reflections.
+    along = (1 - 2 * parity)[None, None, :, None] * source[:, :, None, None]
+    along = (
+        along + 2 * count[None, None, None, :] * size[:, :, None, None] - microphone[:, :, None, None]
+    ).flatten(2)
     bounces = (2 * count[None, :] - parity[:, None]).abs().flatten()
     x, y, z = along[:, 0], along[:, 1], along[:, 2]
     squared = x[:, :, None, None] ** 2 + y[:, None, :, None] ** 2 + z[:, None, None, :] ** 2
     distance = squared.sqrt().flatten(1).clamp(min=0.05)
     total = (bounces[:, None, None] + bounces[None, :, None] + bounces[None, None, :]).flatten()
-    strength = reflection[:, None] ** total[None, :] / distance
-    direct = (ear - mouth).norm(dim=1).clamp(min=0.05)
-    place = (distance - direct[:, None]).clamp(min=0.0) / SOUND_M_PER_S * SAMPLE_RATE
+    amplitude = reflection[:, None] ** total[None, :] / distance
+    direct = (microphone - source).norm(dim=1).clamp(min=0.05)
+    place = (distance - direct[:, None]).clamp(min=0.0) / SPEED_OF_SOUND_M_PER_S * SAMPLE_RATE
     lower = place.floor().long()
-    share = place - lower
+    fraction = place - lower
     response = torch.zeros(len(size), samples + 1, device=size.device)
-    for index, part in ((lower, 1 - share), (lower + 1, share)):
-        response.scatter_add_(1, index.clamp(max=samples), strength * part)
+    for index, part in ((lower, 1 - fraction), (lower + 1, fraction)):
+        response.scatter_add_(1, index.clamp(max=samples), amplitude * part)
     return response[:, :samples], 1.0 / direct
 
 
-def reverberate(sound: Tensor, lengths: Tensor, responses: Tensor) -> Tensor:
-    """Row i heard through responses[i]; in time with the dry sound (the strongest peak is time zero), as
-    loud as it.
+def reverberate(audio: Tensor, lengths: Tensor, responses: Tensor) -> Tensor:
+    """Convolve row i with responses[i]. The strongest peak of the response is time 0, so the row keeps its timing;
+    it also keeps its energy.
     """
-    samples = sound.shape[1]
-    padded = quick_length(samples + responses.shape[1])
+    samples = audio.shape[1]
+    padded = fast_fft_length(samples + responses.shape[1])
     wet = torch.fft.irfft(
-        torch.fft.rfft(sound, n=padded) * torch.fft.rfft(responses.to(sound.device, sound.dtype), n=padded),
+        torch.fft.rfft(audio, n=padded) * torch.fft.rfft(responses.to(audio.device, audio.dtype), n=padded),
         n=padded,
     )
-    peak = responses.abs().argmax(1).to(sound.device)
-    index = peak[:, None] + torch.arange(samples, device=sound.device)[None, :]
-    wet = torch.gather(wet, 1, index) * valid(lengths.to(sound.device), samples)
-    power = (sound * sound).sum(1)
+    peak = responses.abs().argmax(1).to(audio.device)
+    index = peak[:, None] + torch.arange(samples, device=audio.device)[None, :]
+    wet = torch.gather(wet, 1, index) * length_mask(lengths.to(audio.device), samples)
+    power = (audio * audio).sum(1)
     scale = torch.sqrt(power / (wet * wet).sum(1).clamp(min=1e-12))
     return wet * scale[:, None]

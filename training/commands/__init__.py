@@ -1,1 +1,1 @@
-"""The verbs that the training package adds to `silica`, one file each."""
+"""The commands that the training package adds to `silica`, one file each."""

@@ -1,5 +1,5 @@
-"""Turn a training run into a model that can be served: folded, FP16, INT8 and ONNX, each reloaded and
-compared.
+"""Write a trained run as a model that can be served (FP16 or INT8 weights, and an INT8 ONNX file),
+then reload every file and compare it with the trained network.
 """
 
 import argparse
@@ -8,32 +8,39 @@ from pathlib import Path
 HELP = "turn a training run into a model to serve"
 
 
-def _one_or_more(text: str) -> int:
-    """A whole number of at least 1."""
+def _positive_int(text: str) -> int:
+    """An integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected an integer of 1 or more, not {text!r}")
     return int(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `silica export_model`."""
-    parser.add_argument("source", type=Path, help="the run's folder, or a checkpoint file")
+    """The arguments of `silica export`."""
+    parser.add_argument("source", type=Path, help="run folder, or checkpoint file")
     parser.add_argument(
-        "--out", type=Path, required=True, help="the folder for model.safetensors and its ONNX file"
+        "--out", type=Path, required=True, help="folder for model.safetensors and model.int8.onnx"
     )
     parser.add_argument(
         "--clips",
         type=Path,
         required=True,
-        help="manifest of speech for INT8's rounding and ranges, and to compare",
+        help="manifest of speech, for the calibration of INT8 and for the comparison",
     )
     parser.add_argument(
-        "--most", type=_one_or_more, default=60, help="take at most so many clips (default: 60)"
+        "--max-clips", type=_positive_int, default=60, help="use at most this many clips (default: 60)"
     )
     parser.add_argument(
-        "--keep-norms",
+        "--weights",
+        choices=("fp16", "int8"),
+        default="fp16",
+        help="precision of the weights in model.safetensors; int8 has one scale per output channel (default: fp16)",
+    )
+    parser.add_argument("--no-int8", action="store_true", help="no INT8 calibration and no ONNX file")
+    parser.add_argument(
+        "--keep-batchnorm",
         action="store_true",
-        help="leave batch norms unfolded: training can go on from the file",
+        help="do not fold batch norm into the weights, so that the file can be trained further",
     )
     parser.add_argument(
         "--search",
@@ -41,27 +48,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="NAME=VALUE",
-        help="the search that suits the model, for its card: width, lm_weight, word_bonus, unknown_penalty, ...",
+        help="search settings for the model card: width, lm_weight, word_bonus, unknown_penalty, ...",
     )
     parser.add_argument(
-        "--weights",
-        choices=("fp16", "int8"),
-        default="fp16",
-        help="how the file stores them; int8 (a scale for each output channel) halves it (default: fp16)",
-    )
-    parser.add_argument(
-        "--blank",
+        "--blank-bias",
         type=float,
         default=0.0,
         metavar="NATS",
-        help="add so much to the score of writing nothing: below 0, a model in doubt leaves less out (default: 0)",
+        help="add this to the logit of blank; below 0 there are fewer deletions (default: 0)",
     )
-    parser.add_argument("--no-int8", action="store_true", help="no ranges and no ONNX file for INT8")
     parser.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write, reload, compare, print."""
+    """Write, reload, compare and print."""
     import json
     import sys
     from dataclasses import asdict
@@ -72,30 +72,29 @@ def run(arguments: argparse.Namespace) -> int:
 
     search = parse_search_settings(arguments.search)
     clips = read_manifest(arguments.clips)
-    every = max(1, len(clips) // arguments.most)
-    results = export_model(
+    every = max(1, len(clips) // arguments.max_clips)
+    comparisons = export_model(
         arguments.source,
         arguments.out,
-        clips[::every][: arguments.most],
+        clips[::every][: arguments.max_clips],
         int8=not arguments.no_int8,
         weights=arguments.weights,
-        keep_norms=arguments.keep_norms,
+        keep_batchnorm=arguments.keep_batchnorm,
         search=search,
-        blank=arguments.blank,
-        tell=lambda text: print(text, file=sys.stderr, flush=True),
+        blank_bias=arguments.blank_bias,
+        report=lambda text: print(text, file=sys.stderr, flush=True),
     )
     if arguments.json:
-        print(json.dumps({"forms": [asdict(result) for result in results]}))
+        print(json.dumps({"forms": [asdict(comparison) for comparison in comparisons]}))
         return 0
-    for result in results:
-        print(f"{result.form}: {result.file}, {result.bytes / 1e6:.1f} MB")
+    for comparison in comparisons:
+        print(f"{comparison.form}: {comparison.file}, {comparison.bytes / 1e6:.1f} MB")
         print(
-            f"  against the trained network on {result.clips} clips: {result.same_transcripts} transcripts the same, "
-            f"{100 * result.same_best_symbol:.2f} % of outputs with the same symbol, "
-            f"probabilities differ by at most {result.max_difference:.4f}"
+            f"  against the trained network on {comparison.clips} clips: "
+            f"{comparison.same_transcripts} transcripts equal, "
+            f"{100 * comparison.same_best_symbol:.2f} % of outputs with the same symbol, "
+            f"probabilities differ by at most {comparison.max_difference:.4f}"
         )
-        if result.wer is not None and result.trained_wer is not None:
-            print(
-                f"  words wrong: {100 * result.wer:.2f} %, trained network {100 * result.trained_wer:.2f} %"
-            )
+        if comparison.wer is not None and comparison.trained_wer is not None:
+            print(f"  WER {100 * comparison.wer:.2f} %, trained network {100 * comparison.trained_wer:.2f} %")
     return 0

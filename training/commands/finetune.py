@@ -1,7 +1,5 @@
-"""Adapt a trained model to your own recordings: transfer learning on a manifest, from the averaged best
-weights.
-
-The values come from the recipe `finetune`; everything of it can be changed with --set.
+"""Adapt a trained model to your own recordings. The settings come from the recipe `finetune`; every
+value can be changed with --set.
 """
 
 import argparse
@@ -13,37 +11,52 @@ HELP = "adapt a trained model to your own recordings"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `silica finetune`."""
     parser.add_argument(
-        "start", help="the model to begin with: a name of `silica models` or a checkpoint file"
+        "start", help="model to start from: a name of `silica models list`, or a checkpoint file"
     )
     parser.add_argument(
-        "--train", type=Path, action="append", required=True, help="manifest to train on (repeatable)"
+        "--train", type=Path, action="append", required=True, help="training manifest (repeatable)"
     )
     parser.add_argument(
-        "--dev", type=Path, action="append", default=[], help="manifest to choose the best weights by"
+        "--dev",
+        type=Path,
+        action="append",
+        default=[],
+        help="development manifest; the weights with the lowest WER on it are kept (repeatable)",
     )
-    parser.add_argument("--out", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--out", type=Path, required=True, help="run folder: checkpoints, log, best model")
     parser.add_argument(
-        "--recipe", default="finetune", help="the recipe whose values are taken (default: finetune)"
-    )
-    parser.add_argument(
-        "--freeze", action="append", default=[], metavar="PATTERN", help="such as 'blocks.0.*'"
-    )
-    parser.add_argument("--alphabet", default="", help="another alphabet than the model's")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="PART.NAME=VALUE", help="change a value"
+        "--recipe", default="finetune", help="recipe for all other settings (default: finetune)"
     )
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="where to train (default: a GPU if there is one)"
+        "--freeze",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="do not train parameters that match, such as 'blocks.0.*' (repeatable)",
     )
-    parser.add_argument("--stop-after-s", type=float, help="stop after so many seconds, with a checkpoint")
+    parser.add_argument(
+        "--alphabet", default="", help="characters of the output (default: those of the model)"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="override a value of the recipe (repeatable)",
+    )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="device to train on (default: cuda where available)"
+    )
+    parser.add_argument("--stop-after-s", type=float, help="stop after this many seconds, with a checkpoint")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fine-tune; the dev set is heard before the first step and as the recipe says."""
+    """Fine-tune. The development set is also evaluated before the first step."""
     from dataclasses import replace
 
     from training.recipe import load_recipe, with_settings
+    from training.run.build import RunOptions
     from training.run.run import train_recipe
 
     recipe = load_recipe(arguments.recipe)
@@ -64,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         recipe,
         arguments.out,
         device=arguments.device,
-        stop_after_s=arguments.stop_after_s,
+        options=RunOptions(stop_after_s=arguments.stop_after_s),
         as_json=arguments.json,
-        hear_first=True,
+        evaluate_first=True,
     )

@@ -1,29 +1,37 @@
-"""Label the clips that have no transcript with the words that a trained model recognizes in them (pseudo-labels).
+"""Transcribe the clips that have no transcript with a trained model (the teacher), for training.
 
-Writes one folder of labels for each manifest. Stop it at any time; the same command goes on where it was.
-A clip that cannot be read is named and passed over.
+Writes one folder of labels per manifest. A stopped command resumes where it was when it is run again. Unreadable clips
+are reported and skipped.
 """
 
 import argparse
 from pathlib import Path
 
-HELP = "label clips that have no transcript with a trained model"
+HELP = "transcribe clips that have no transcript with a trained model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to label, by whom, and where the labels go."""
-    parser.add_argument("manifest", type=Path, nargs="+", help="manifest files, or folders that hold one")
-    parser.add_argument("--teacher", required=True, help="a model by name or file (`silica models list`)")
+    """The arguments of `silica pseudo-label`."""
     parser.add_argument(
-        "--out", type=Path, required=True, help="folder for the labels, one below it a manifest"
+        "manifest", type=Path, nargs="+", help="manifest file, or a folder with a manifest.jsonl"
     )
-    parser.add_argument("--precision", choices=("fp32", "int8"), help="default: the fastest that is ready")
-    parser.add_argument("--limit", type=int, help="only the first so many clips of each manifest")
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    parser.add_argument(
+        "--teacher", required=True, help="model that transcribes: a name of `silica models list`, or a file"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for the labels; gets one subfolder per manifest"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "int8"),
+        help="precision of the teacher (default: the fastest available)",
+    )
+    parser.add_argument("--limit", type=int, metavar="CLIPS", help="only the first clips of each manifest")
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Label every manifest named."""
+    """Label every manifest."""
     import json
     import sys
     import time
@@ -36,59 +44,59 @@ def run(arguments: argparse.Namespace) -> int:
     from lm.decoders import open_decoder
     from training.data.audio import ClipError, read_clip
     from training.data.manifests import read_manifest
-    from training.distillation.pseudo_labels import LabelFolder, clip_key, labelled_as, refuse_namesakes
+    from training.distillation.pseudo_labels import LabelFolder, check_unique_names, clip_key, label_name
 
-    refuse_namesakes(arguments.manifest)
+    check_unique_names(arguments.manifest)
     torch.set_num_threads(1)
     backend = open_backend(arguments.teacher, "cpu", arguments.precision)
     greedy = open_decoder("greedy", backend.config.alphabet)
     summary: list[dict[str, object]] = []
-    show = Progress(
+    progress = Progress(
         *Progress.get_default_columns()[:2],
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
     )
-    with show:
+    with progress:
         for path in arguments.manifest:
-            base, name = labelled_as(path)
+            base, name = label_name(path)
             clips = [clip for clip in read_manifest(path) if not clip.text][: arguments.limit]
             with LabelFolder(arguments.out / name) as labels:
-                task = show.add_task(name, total=len(clips), completed=0)
-                began, sound_s, broken = time.monotonic(), 0.0, 0
+                task = progress.add_task(name, total=len(clips), completed=0)
+                began, audio_s, unreadable = time.monotonic(), 0.0, 0
                 for clip in clips:
-                    show.advance(task)
+                    progress.advance(task)
                     key = clip_key(clip.audio, base)
                     if key in labels.labels:
                         continue
                     try:
-                        sound = read_clip(clip.audio)
+                        samples = read_clip(clip.audio)
                     except ClipError as error:
-                        broken += 1
-                        print(f"left out: {error}", file=sys.stderr)
+                        unreadable += 1
+                        print(f"skipped: {error}", file=sys.stderr)
                         continue
                     utterance = greedy.start()
-                    utterance.push(backend.whole(sound))
+                    utterance.push(backend.whole(samples))
                     labels.append(key, utterance.finish()[0].text)
-                    sound_s += clip.duration_s
-                speed = sound_s / max(time.monotonic() - began, 1e-9)
-                wordless = sum(not words for words in labels.labels.values())
+                    audio_s += clip.duration_s
+                speed = audio_s / max(time.monotonic() - began, 1e-9)
+                empty = sum(not words for words in labels.labels.values())
             summary.append(
                 {
                     "manifest": str(path),
                     "clips": len(labels.labels),
-                    "new_hours": round(sound_s / 3600, 3),
+                    "new_hours": round(audio_s / 3600, 3),
                     "times_real_time": round(speed, 1),
-                    "without_words": wordless,
-                    "unreadable": broken,
+                    "without_words": empty,
+                    "unreadable": unreadable,
                 }
             )
     if arguments.json:
-        print(json.dumps({"labelled": summary}))
+        print(json.dumps({"labeled": summary}))
     else:
         for row in summary:
             print(
-                f"{row['manifest']}: {row['clips']} clips labelled, {row['new_hours']} h new at "
+                f"{row['manifest']}: {row['clips']} clips labeled, {row['new_hours']} h new at "
                 f"{row['times_real_time']} x real time, {row['without_words']} without words, "
                 f"{row['unreadable']} unreadable"
             )

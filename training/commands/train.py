@@ -1,24 +1,33 @@
 """Train a model by a recipe: shipped (`silica train --list`) or a TOML file of your own.
 
-Stopped or killed, the same line continues it. On several GPUs: torchrun --nproc-per-node 8 --no-python silica
-train RECIPE ...
+Stopped or killed, the same command continues it. On one GPU every step is replayed as CUDA graphs. On several GPUs:
+torchrun --nproc-per-node 8 --no-python silica train RECIPE ...
 """
 
 import argparse
 import json
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from training.gpu.deadline import Deadline
 
 HELP = "train a model by a recipe"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `silica train`."""
-    parser.add_argument("recipe", nargs="?", help="a shipped recipe's name or a .toml file")
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        help="a shipped recipe's name or a .toml file (default: the packed folder's recipe)",
+    )
     parser.add_argument("--list", action="store_true", help="list the shipped recipes")
     parser.add_argument("--data", type=Path, help="the folder that the recipe's manifests lie in")
     parser.add_argument("--out", type=Path, help="the run's folder (default: runs/RECIPE)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="PART.NAME=VALUE", help="change a value of the recipe"
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a value of the recipe"
     )
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="where to train (default: a GPU if there is one)"
@@ -28,37 +37,132 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="print model, data, schedule and time; train nothing"
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    packed = parser.add_argument_group("packed data")
+    packed.add_argument(
+        "--packed",
+        type=Path,
+        metavar="FOLDER",
+        help="train on the parts that `silica pack` wrote, also those that arrive during the run",
+    )
+    packed.add_argument(
+        "--hours",
+        type=float,
+        default=80.0,
+        help="room on the device for so many hours (default: %(default)s)",
+    )
+    packed.add_argument(
+        "--workers", type=int, default=max(1, (os.cpu_count() or 1) - 2), help="processes that decode parts"
+    )
+    ends = parser.add_argument_group(
+        "deadline", "the learning rate decays until then, and the average of the weights is written in time"
+    ).add_mutually_exclusive_group()
+    ends.add_argument("--minutes", type=float, help="so many minutes from now")
+    ends.add_argument("--deadline", type=float, metavar="SECONDS", help="a time in seconds since 1970")
+    ends.add_argument(
+        "--until", type=Path, metavar="FILE", help="a file that holds the time and may change during the run"
+    )
+    average = parser.add_argument_group("average of the weights (average.safetensors)")
+    average.add_argument(
+        "--resume",
+        type=Path,
+        metavar="AVERAGE",
+        help="continue from another run's average, with a new optimizer and on other batches",
+    )
+    average.add_argument(
+        "--dtype", choices=("fp32", "fp16"), default="fp32", help="of the file (default: %(default)s)"
+    )
+    average.add_argument(
+        "--pieces", type=int, default=1, help="write the file also in so many pieces (default: %(default)s)"
+    )
+    average.add_argument(
+        "--average-every-s", type=float, default=45.0, help="how often it is written (default: %(default)s)"
+    )
+    parser.add_argument("--no-graphs", action="store_true", help="run without CUDA graphs")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, or say what would be trained."""
+    """Train, or print what would be trained."""
     from training.errors import TrainingError
-    from training.recipe import load_recipe, shipped, with_settings
+    from training.recipe import load_recipe, shipped_recipes, with_settings
 
     if arguments.list:
-        titles = {name: load_recipe(name).title for name in shipped()}
+        titles = {name: load_recipe(name).title for name in shipped_recipes()}
         listed = "\n".join(f"{name:28} {title}" for name, title in titles.items())
         print(json.dumps({"recipes": titles}) if arguments.json else listed)
         return 0
-    if not arguments.recipe:
+    if arguments.recipe:
+        recipe = load_recipe(arguments.recipe)
+    elif arguments.packed:
+        from training.gpu.bundle import read_bundle
+
+        recipe = read_bundle(arguments.packed).recipe
+    else:
         raise TrainingError(
             "Name a recipe: `silica train RECIPE`; `silica train --list` shows the shipped ones."
         )
-    recipe = with_settings(load_recipe(arguments.recipe), arguments.set)
+    recipe = with_settings(recipe, arguments.set)
     if arguments.dry_run:
-        from training.run.dry_run import forecast
+        from training.run.dry_run import dry_run
 
-        told = forecast(recipe, arguments.data, arguments.device)
-        print(told.as_json() if arguments.json else told.text())
+        report = dry_run(recipe, arguments.data, arguments.device)
+        print(report.as_json() if arguments.json else report.text())
         return 0
-    from training.run.run import train_recipe
+    from acoustic import checkpoint
+    from training.gpu.average_file import AverageFile
+    from training.gpu.graphs import GraphCaptureError
+    from training.run.build import RunOptions
+    from training.run.run import PackedOptions, train_recipe
 
-    folder = arguments.out or Path("runs") / Path(arguments.recipe).stem
-    return train_recipe(
-        recipe,
-        folder,
-        data=arguments.data,
-        device=arguments.device,
-        stop_after_s=arguments.stop_after_s,
-        as_json=arguments.json,
-    )
+    deadline = deadline_of(arguments)
+    name = arguments.recipe or arguments.packed.absolute()
+    folder = arguments.out or Path("runs") / Path(name).stem
+    # A run that may end anywhere leaves its result in one small file.
+    wants_average = arguments.packed or deadline or arguments.pieces > 1 or arguments.dtype != "fp32"
+    average = AverageFile(folder, arguments.dtype, arguments.pieces, arguments.average_every_s)
+    packed = arguments.packed
+    try:
+        return train_recipe(
+            recipe,
+            folder,
+            data=arguments.data,
+            packed=PackedOptions(packed, arguments.hours, arguments.workers) if packed else None,
+            device=arguments.device,
+            options=RunOptions(
+                stop_after_s=arguments.stop_after_s,
+                deadline=deadline,
+                resume=checkpoint.load(arguments.resume) if arguments.resume else None,
+                average_file=average if wants_average else None,
+                graphs=not arguments.no_graphs,
+            ),
+            as_json=arguments.json,
+        )
+    except GraphCaptureError as error:
+        restart_without_graphs(error, deadline if arguments.minutes is not None else None)
+        raise
+
+
+def deadline_of(arguments: argparse.Namespace) -> "Deadline | None":
+    """The deadline that the arguments name."""
+    from training.gpu.deadline import Deadline
+
+    if arguments.minutes is not None:
+        return Deadline.after(arguments.minutes)
+    if arguments.deadline is not None:
+        return Deadline(arguments.deadline)
+    return Deadline(file=arguments.until) if arguments.until else None
+
+
+def restart_without_graphs(error: Exception, minutes: "Deadline | None") -> None:
+    """Run the same command in a fresh process: what a failed capture leaves on the device is of no use."""
+    import sys
+
+    print(f"{error}\nrunning without CUDA graphs", file=sys.stderr, flush=True)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], *arguments_without_graphs(minutes)])
+
+
+def arguments_without_graphs(minutes: "Deadline | None") -> list[str]:
+    """What is appended to the command; of a number of minutes only the rest."""
+    import time
+
+    remaining = [] if minutes is None else ["--minutes", f"{(minutes.at - time.time()) / 60:.3f}"]
+    return ["--no-graphs", *remaining]

@@ -1,1 +1,1 @@
-"""Speech on disk to batches in memory: manifests, corpora, preparation, the sampler and the feed of a run."""
+"""From recordings to batches: corpora, manifests, preparation, sampler and loader."""

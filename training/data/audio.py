@@ -1,4 +1,4 @@
-"""Clips from disk: any format that libsndfile or FFmpeg reads, as float32 mono at 16 kHz, checked."""
+"""Reading clips: any format that libsndfile or FFmpeg decodes, as float32 mono at 16 kHz, validated."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ Samples = npt.NDArray[np.float32]
 
 
 class ClipError(TrainingError):
-    """One clip that cannot be used; the message names the file."""
+    """A clip that cannot be used; the message names the file."""
 
 
 def read_clip(path: Path) -> Samples:
-    """The whole clip; channels are averaged, other sample rates resampled."""
+    """Decode a clip. Channels are averaged, other sample rates are resampled."""
     import soundfile
 
     if not path.is_file():
@@ -27,37 +27,35 @@ def read_clip(path: Path) -> Samples:
         samples, rate = _read_with_ffmpeg(path)
     mono = samples.mean(axis=1) if samples.shape[1] > 1 else samples[:, 0]
     if not len(mono):
-        raise ClipError(f"{path} holds no sound.")
+        raise ClipError(f"{path} holds no audio.")
     if not np.isfinite(mono).all():
-        raise ClipError(f"{path} holds samples that are no numbers (NaN or infinite).")
+        raise ClipError(f"{path} holds NaN or infinite samples.")
     return resample(mono, rate, SAMPLE_RATE)
 
 
-def resample(samples: Samples, rate: float, wanted: float) -> Samples:
-    """One clip at another rate."""
-    if rate == wanted:
+def resample(samples: Samples, rate: float, target_rate: float) -> Samples:
+    """Resample one clip."""
+    if rate == target_rate:
         return np.ascontiguousarray(samples, np.float32)
     import soxr
 
-    return np.asarray(soxr.resample(samples, rate, wanted), np.float32)
+    return np.asarray(soxr.resample(samples, rate, target_rate), np.float32)
 
 
 def change_speed_offline(samples: Samples, factor: float) -> Samples:
-    """The clip played `factor` times as fast (pitch and tempo together), as in Kaldi's and Jasper's
-    recipes.
-    """
+    """Speed perturbation: the clip played `factor` times as fast (tempo and pitch), as in Kaldi's recipes."""
     return resample(samples, SAMPLE_RATE * factor, SAMPLE_RATE)
 
 
 def _read_with_ffmpeg(path: Path) -> tuple[Samples, int]:
     import av
 
-    # A raw G.722 file says nothing about itself; FFmpeg needs to be told.
-    named = "g722" if path.suffix == ".g722" else None
+    # Raw G.722 has no header: FFmpeg needs the format.
+    container_format = "g722" if path.suffix == ".g722" else None
     try:
-        with av.open(str(path), format=named) as container:
+        with av.open(str(path), format=container_format) as container:
             if not container.streams.audio:
-                raise ClipError(f"{path} holds no sound.")
+                raise ClipError(f"{path} holds no audio.")
             resampler = av.AudioResampler("flt", "mono", SAMPLE_RATE)
             pieces = []
             for frame in container.decode(audio=0):
@@ -65,7 +63,7 @@ def _read_with_ffmpeg(path: Path) -> tuple[Samples, int]:
             pieces += [piece.to_ndarray()[0] for piece in resampler.resample(None)]
     except (av.FFmpegError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ClipError(f"{path} cannot be decoded ({why}): is it sound, and whole?") from None
+        raise ClipError(f"{path} cannot be decoded ({why}): is it a complete audio file?") from None
     if not pieces:
-        raise ClipError(f"{path} cannot be decoded (nothing in it is sound): is it whole?")
+        raise ClipError(f"{path} cannot be decoded (no audio frames): is it complete?")
     return np.concatenate(pieces).astype(np.float32)[:, None], SAMPLE_RATE

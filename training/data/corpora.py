@@ -1,6 +1,4 @@
-"""Where the well-known corpora keep their clips, transcripts and speakers. Finding only: nothing is
-decoded here.
-"""
+"""Readers of common corpus layouts: clips, transcripts and speakers. No audio is decoded here."""
 
 import csv
 import re
@@ -15,8 +13,8 @@ AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3", ".m4a", ".sph", ".wv
 
 
 @dataclass(frozen=True)
-class Found:
-    """A clip as the corpus names it, its transcript not yet normalized."""
+class CorpusClip:
+    """A clip of a corpus, with its transcript before normalization."""
 
     audio: Path
     text: str | None
@@ -26,15 +24,17 @@ class Found:
     source: str | None = None
 
 
-def librispeech(folder: Path) -> Iterator[Found]:
-    """`SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt`, a line `ID TEXT` for each clip beside it."""
+def librispeech(folder: Path) -> Iterator[CorpusClip]:
+    """`SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt` with lines `ID TEXT`, the clips beside it."""
     for transcript in sorted(folder.rglob("*.trans.txt")):
         for line in _lines(transcript):
             name, _, text = line.partition(" ")
-            yield Found(_clip_named(transcript.parent, name), text, f"ls-{name.split('-')[0]}", "librispeech")
+            yield CorpusClip(
+                _clip_named(transcript.parent, name), text, f"ls-{name.split('-')[0]}", "librispeech"
+            )
 
 
-def common_voice(folder: Path) -> Iterator[Found]:
+def common_voice(folder: Path) -> Iterator[CorpusClip]:
     """`validated.tsv` (else train, dev, test) with `path`, `sentence`, `client_id`; clips in `clips/`."""
     tables = [folder / "validated.tsv"]
     if not tables[0].exists():
@@ -45,16 +45,14 @@ def common_voice(folder: Path) -> Iterator[Found]:
         with table.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
                 name = row["path"] if "." in row["path"] else row["path"] + ".mp3"
-                yield Found(
+                yield CorpusClip(
                     folder / "clips" / name, row["sentence"], f"cv-{row['client_id'][:24]}", "commonvoice"
                 )
 
 
-def wsj(folder: Path) -> Iterator[Found]:
-    """`*.dot`, `*.lsn` or `*.ptx` files with lines `TEXT (UTTERANCE)`, sound in .wv1, .sph or .wav
-    anywhere below.
-    """
-    sounds = {
+def wsj(folder: Path) -> Iterator[CorpusClip]:
+    """`*.dot`, `*.lsn` or `*.ptx` files with lines `TEXT (UTTERANCE)`; audio (.wv1, .sph or .wav) anywhere below."""
+    recordings = {
         path.stem.lower(): path for path in sorted(folder.rglob("*")) if path.suffix.lower() in AUDIO_SUFFIXES
     }
     seen: set[str] = set()
@@ -62,59 +60,59 @@ def wsj(folder: Path) -> Iterator[Found]:
         for transcript in sorted(folder.rglob(f"*{suffix}")):
             for line in _lines(transcript):
                 match = re.fullmatch(r"(.*)\((\w+)[^()]*\)\s*", line)
-                if not match or match[2].lower() not in sounds or match[2].lower() in seen:
+                if not match or match[2].lower() not in recordings or match[2].lower() in seen:
                     continue
                 name = match[2].lower()
                 seen.add(name)
-                yield Found(sounds[name], _plain_wsj(match[1]), f"wsj-{name[:3]}", "wsj")
+                yield CorpusClip(recordings[name], _plain_wsj(match[1]), f"wsj-{name[:3]}", "wsj")
 
 
-def an4(folder: Path) -> Iterator[Found]:
-    """`etc/*.transcription` with lines `<s> TEXT </s> (UTTERANCE)`, sound anywhere below as .sph or .wav."""
-    sounds = {path.stem: path for path in sorted(folder.rglob("*")) if path.suffix.lower() in AUDIO_SUFFIXES}
+def an4(folder: Path) -> Iterator[CorpusClip]:
+    """`etc/*.transcription` with lines `<s> TEXT </s> (UTTERANCE)`; audio (.sph or .wav) anywhere below."""
+    recordings = {
+        path.stem: path for path in sorted(folder.rglob("*")) if path.suffix.lower() in AUDIO_SUFFIXES
+    }
     for transcript in sorted(folder.glob("**/etc/*.transcription")):
         for line in _lines(transcript):
             match = re.fullmatch(r"(?:<s>)?(.*?)(?:</s>)?\s*\((\S+)\)", line)
-            if match and match[2] in sounds:
+            if match and match[2] in recordings:
                 speaker = match[2].split("-")[1] if "-" in match[2] else None
-                yield Found(sounds[match[2]], match[1], f"an4-{speaker}" if speaker else None, "an4")
+                yield CorpusClip(recordings[match[2]], match[1], f"an4-{speaker}" if speaker else None, "an4")
 
 
-def speechocean(folder: Path) -> Iterator[Found]:
+def speechocean(folder: Path) -> Iterator[CorpusClip]:
     """Kaldi tables `train/{text,wav.scp,utt2spk}` and `test/...`, clips below `WAVE/`."""
     for part in ("train", "test"):
         texts, speakers = _table(folder / part / "text"), _table(folder / part / "utt2spk")
-        for name, place in _table(folder / part / "wav.scp").items():
+        for name, path in _table(folder / part / "wav.scp").items():
             speaker = f"so-{speakers[name]}" if name in speakers else None
-            yield Found(folder / place, texts.get(name), speaker, "speechocean762")
+            yield CorpusClip(folder / path, texts.get(name), speaker, "speechocean762")
 
 
-def ljspeech(folder: Path) -> Iterator[Found]:
+def ljspeech(folder: Path) -> Iterator[CorpusClip]:
     """`metadata.csv` with lines `ID|TEXT|NORMALIZED TEXT`, clips in `wavs/`."""
     for line in _lines(folder / "metadata.csv"):
         parts = line.split("|")
-        yield Found(folder / "wavs" / f"{parts[0]}.wav", parts[-1], "lj", "ljspeech")
+        yield CorpusClip(folder / "wavs" / f"{parts[0]}.wav", parts[-1], "lj", "ljspeech")
 
 
-def any_folder(folder: Path) -> Iterator[Found]:
-    """Every clip below the folder; its text, where there is any, in a .txt or .lab file of the same name
-    beside it.
-    """
+def any_folder(folder: Path) -> Iterator[CorpusClip]:
+    """Every clip below the folder; its transcript, if any, is a .txt or .lab file of the same name beside it."""
     for path in sorted(folder.rglob("*")):
         if path.suffix.lower() in AUDIO_SUFFIXES:
             texts = [path.with_suffix(suffix) for suffix in (".txt", ".lab")]
             text = next((_text(file) for file in texts if file.exists()), None)
-            yield Found(path, text, None, folder.name)
+            yield CorpusClip(path, text, None, folder.name)
 
 
-def manifest(folder: Path) -> Iterator[Found]:
-    """A folder with a `manifest.jsonl` already: everything in it is measured and checked anew."""
+def manifest(folder: Path) -> Iterator[CorpusClip]:
+    """A folder with a `manifest.jsonl`: every clip in it is measured and checked again."""
     for clip in iterate_manifest(folder):
         corpus = clip.corpus or folder.name
-        yield Found(clip.audio, clip.text, clip.speaker, corpus, clip.licence, clip.source)
+        yield CorpusClip(clip.audio, clip.text, clip.speaker, corpus, clip.licence, clip.source)
 
 
-CORPORA: dict[str, Callable[[Path], Iterator[Found]]] = {
+CORPORA: dict[str, Callable[[Path], Iterator[CorpusClip]]] = {
     "librispeech": librispeech,
     "commonvoice": common_voice,
     "wsj": wsj,
@@ -127,9 +125,9 @@ CORPORA: dict[str, Callable[[Path], Iterator[Found]]] = {
 
 
 def detect(folder: Path) -> str:
-    """The name of the corpus that lies in a folder, by the files that only it has."""
+    """The corpus format of a folder, recognized by its characteristic files."""
     if not folder.is_dir():
-        raise TrainingError(f"{folder} is no folder. Name the unpacked corpus.")
+        raise TrainingError(f"{folder} is not a folder. Expected the folder of the unpacked corpus.")
     if (folder / "manifest.jsonl").exists():
         return "manifest"
     if next(folder.rglob("*.trans.txt"), None):
@@ -148,7 +146,7 @@ def detect(folder: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    """What is no UTF-8 becomes U+FFFD, which is refused with the clip's name."""
+    """The text of a file. Invalid UTF-8 becomes U+FFFD, which `prepare` refuses."""
     return path.read_text(encoding="utf-8", errors="replace").strip()
 
 
@@ -157,7 +155,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _table(path: Path) -> dict[str, str]:
-    """A Kaldi table: the first word of a line is the key."""
+    """A Kaldi table: the first field of a line is the key."""
     if not path.exists():
         return {}
     pairs = (line.split(maxsplit=1) for line in _lines(path))
@@ -165,15 +163,13 @@ def _table(path: Path) -> dict[str, str]:
 
 
 def _clip_named(folder: Path, name: str) -> Path:
-    """The clip of that name whatever its format; the first format where none is there (preparation reports
-    it).
-    """
-    places = [folder / f"{name}{suffix}" for suffix in (".flac", ".wav", ".opus", ".mp3", ".ogg")]
-    return next((place for place in places if place.exists()), places[0])
+    """The clip of that name in any format; the first format where no file exists, which `prepare` reports."""
+    candidates = [folder / f"{name}{suffix}" for suffix in (".flac", ".wav", ".opus", ".mp3", ".ogg")]
+    return next((path for path in candidates if path.exists()), candidates[0])
 
 
 def _plain_wsj(text: str) -> str:
-    """Without noise marks, emphasis, lengthening, and with its verbalised punctuation left as words."""
+    """Remove noise marks, emphasis and lengthening; keep verbalized punctuation as words."""
     text = re.sub(r"\[[^\]]*\]|<[^>]*>|~", " ", text)
     text = re.sub(r"[\"?!,.;:&%(){}/-]+(?=[A-Za-z])", "", text)
     return re.sub(r"[*\\`]", "", text)

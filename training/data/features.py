@@ -1,7 +1,6 @@
-"""Sound on the training device to normalized features: the front end of acoustic/features/front_end.py over a whole
-batch.
+"""Features of a batch on the training device: the front end of acoustic/features/front_end.py over padded rows.
 
-The mirroring at each row's own end is done on the device, so that a batch never goes back to the host.
+Padding and reflection at the end of each row are done on the device, so that a batch never returns to the host.
 """
 
 import math
@@ -14,118 +13,126 @@ from acoustic.config import FeatureConfig
 from acoustic.features.front_end import FrontEnd
 from acoustic.features.normalization import initial_normalization_state, normalize_whole, weights_of
 from acoustic.stream_state import NormalizationState
-from training.augment.sampling import chosen_rows, integers, uniform
+from training.augment.sampling import integers, random_rows, uniform
 
-MIN_BEFORE = 50
-QUIETEST = 8
-"""One frame in so many counts as quiet."""
+MIN_PRECEDING_FRAMES = 50
+QUIET_SHARE = 8
+"""One frame in this many, the quietest, counts as background."""
 DITHER = 1e-5
-"""Deviation of the noise that the published recipes add before the front end, in training only."""
+"""Standard deviation of the white noise that the published recipes add before the front end, in training only."""
 
 
-def lined_up(config: FeatureConfig, sound: Tensor, lengths: Tensor) -> Tensor:
-    """Padded rows `[rows, samples]` pre-emphasised and mirrored at their own ends, as `log_mels` wants
-    them.
-    """
-    emphasised = torch.cat([sound[:, :1], sound[:, 1:] - config.preemphasis * sound[:, :-1]], dim=1)
+def preemphasize_and_pad(config: FeatureConfig, audio: Tensor, lengths: Tensor) -> Tensor:
+    """Rows `[rows, samples]` with pre-emphasis, and padded around each row's own length, as input of `log_mels`."""
+    emphasized = torch.cat([audio[:, :1], audio[:, 1:] - config.preemphasis * audio[:, :-1]], dim=1)
     half = config.window_samples // 2
-    frames = -(-sound.shape[1] // config.hop_samples)
+    frames = -(-audio.shape[1] // config.hop_samples)
     position = (
-        torch.arange((frames - 1) * config.hop_samples + config.window_samples, device=sound.device) - half
+        torch.arange((frames - 1) * config.hop_samples + config.window_samples, device=audio.device) - half
     )
-    position = position.abs()[None, :].expand(len(sound), -1)
-    last = (lengths.to(sound.device) - 1).clamp(min=0)[:, None]
-    beyond = position > last
+    position = position.abs()[None, :].expand(len(audio), -1)
+    last = (lengths.to(audio.device) - 1).clamp(min=0)[:, None]
+    past_end = position > last
     if config.edge == "zero":
-        outside = torch.arange(position.shape[1], device=sound.device)[None, :] < half
-        taken = torch.gather(emphasised, 1, position.clamp(max=sound.shape[1] - 1))
-        return taken.masked_fill(beyond | outside, 0.0)
-    mirrored = torch.where(beyond, 2 * last - position, position).clamp(0, sound.shape[1] - 1)
-    return torch.gather(emphasised, 1, mirrored)
+        before_start = torch.arange(position.shape[1], device=audio.device)[None, :] < half
+        samples = torch.gather(emphasized, 1, position.clamp(max=audio.shape[1] - 1))
+        return samples.masked_fill(past_end | before_start, 0.0)
+    reflected = torch.where(past_end, 2 * last - position, position).clamp(0, audio.shape[1] - 1)
+    return torch.gather(emphasized, 1, reflected)
 
 
-def turned_down(config: FeatureConfig, sound: Tensor) -> Tensor:
-    """Rows `[rows, samples]` as `acoustic.features.limiter.Loudness` hands them on, each a stream of its own."""
-    if config.max_level_db is None or not sound.shape[1]:
-        return sound
-    hop, count, loudest = config.hop_samples, sound.shape[1], 10 ** (config.max_level_db / 10)
-    blocks = torch.nn.functional.pad(sound, (0, -count % hop)).reshape(len(sound), -1, hop)
+def limit_level(config: FeatureConfig, audio: Tensor) -> Tensor:
+    """Rows `[rows, samples]` after the level limiter of acoustic/features/limiter.py, each row as one stream."""
+    if config.max_level_db is None or not audio.shape[1]:
+        return audio
+    hop, count, max_power = config.hop_samples, audio.shape[1], 10 ** (config.max_level_db / 10)
+    blocks = torch.nn.functional.pad(audio, (0, -count % hop)).reshape(len(audio), -1, hop)
     power = blocks.double().square().mean(-1).clamp(max=1.0)
-    weights = weights_of(config, [config.prior_frames], power.shape[1], sound.device)
-    total = loudest * config.prior_frames + (power * weights).cumsum(1)
-    gains = (loudest * (config.prior_frames + weights.cumsum(1)) / total).sqrt().clamp(max=1.0)
-    known = torch.cat([gains.new_ones(len(gains), 2), gains], dim=1)
-    ramp = torch.arange(1, hop + 1, device=sound.device) / hop
-    begin, end = known[:, :-2, None].float(), known[:, 1:-1, None].float()
-    turned: Tensor = blocks * (begin + (end - begin) * ramp)
-    return turned.flatten(1)[:, :count]
+    weights = weights_of(config, [config.prior_frames], power.shape[1], audio.device)
+    total = max_power * config.prior_frames + (power * weights).cumsum(1)
+    gains = (max_power * (config.prior_frames + weights.cumsum(1)) / total).sqrt().clamp(max=1.0)
+    delayed = torch.cat([gains.new_ones(len(gains), 2), gains], dim=1)
+    ramp = torch.arange(1, hop + 1, device=audio.device) / hop
+    begin, end = delayed[:, :-2, None].float(), delayed[:, 1:-1, None].float()
+    limited: Tensor = blocks * (begin + (end - begin) * ramp)
+    return limited.flatten(1)[:, :count]
 
 
 @torch.no_grad()
 def batch_features(
     front_end: FrontEnd,
-    sound: Tensor,
+    audio: Tensor,
     lengths: Tensor,
     *,
     dither: float = 0.0,
     generator: torch.Generator | None = None,
-    before: float = 0.0,
+    preceding_audio: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Normalized features `[rows, mels, frames]` and each row's frames. With causal normalization a share `before` of
-    the rows comes in a stream that has heard something else before.
+    """Normalized features `[rows, mels, frames]`, and the number of frames of each row. With causal normalization, a
+    share `preceding_audio` of the rows starts from the normalization state of other audio.
     """
-    config, drawn = front_end.config, generator
+    config, host_generator = front_end.config, generator
     if dither and generator is not None:
-        if generator.device != sound.device:
-            # As much noise as sound: drawn where the sound is, from a seed that the generator gives.
+        if generator.device != audio.device:
+            # Drawn on the device of the audio, from a seed that the host generator gives.
             seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
-            generator = torch.Generator(sound.device).manual_seed(seed)
-        sound = sound + dither * torch.randn(sound.shape, generator=generator, device=sound.device)
-    lengths = lengths.to(sound.device)
+            generator = torch.Generator(audio.device).manual_seed(seed)
+        audio = audio + dither * torch.randn(audio.shape, generator=generator, device=audio.device)
+    lengths = lengths.to(audio.device)
     frames = -(-lengths // config.hop_samples)
-    sound = turned_down(config, sound.float())
-    features = front_end.log_mels(lined_up(config, sound, lengths))
-    memories = None
-    if before and drawn is not None and config.normalize == "causal":
-        memories = heard_before(config, features, frames, before, drawn)
-    return normalize_whole(config, features, frames, memories), frames
+    audio = limit_level(config, audio.float())
+    features = front_end.log_mels(preemphasize_and_pad(config, audio, lengths))
+    states = None
+    if preceding_audio and host_generator is not None and config.normalize == "causal":
+        states = preceding_states(config, features, frames, preceding_audio, host_generator)
+    return normalize_whole(config, features, frames, states), frames
 
 
-def heard_before(
+def preceding_states(
     config: FeatureConfig, features: Tensor, frames: Tensor, share: float, generator: torch.Generator
 ) -> list[NormalizationState | None]:
-    """What is known of each row's stream before it: for a share of them as if another row of the batch had come, or
-    (every other time) nothing but what is quietest in the row itself; for the rest nothing."""
+    """The normalization state at the start of each row: for a share of the rows that of preceding audio, else None.
+
+    The preceding audio is another row of the batch, or in every second case the quietest frames of the row itself
+    (background noise), of a random length.
+    """
     rows = len(features)
-    memories: list[NormalizationState | None] = [None] * rows
-    chosen = chosen_rows(rows, share, generator).tolist()
+    states: list[NormalizationState | None] = [None] * rows
+    chosen = random_rows(rows, share, generator).tolist()
     others = integers(rows, max(1, rows - 1), generator).tolist()
-    lengths = uniform(rows, math.log(MIN_BEFORE), math.log(config.memory_frames), generator).exp().tolist()
+    lengths = (
+        uniform(rows, math.log(MIN_PRECEDING_FRAMES), math.log(config.memory_frames), generator)
+        .exp()
+        .tolist()
+    )
     prior = initial_normalization_state(config)
     assert prior is not None
-    sources = [row if turn % 2 else (row + 1 + others[row]) % rows for turn, row in enumerate(chosen)]
-    own = torch.tensor([turn % 2 == 1 for turn in range(len(chosen))], dtype=torch.bool)
-    # All rows at once, and one way back from a GPU.
-    means, squares, there = known_of(features, frames, torch.tensor(sources, dtype=torch.long), own)
-    for turn, row in enumerate(chosen):
-        if not there[turn]:
+    sources = [row if index % 2 else (row + 1 + others[row]) % rows for index, row in enumerate(chosen)]
+    quiet = torch.tensor([index % 2 == 1 for index in range(len(chosen))], dtype=torch.bool)
+    # All rows at once: a single transfer from the GPU.
+    means, squares, has_frames = row_statistics(
+        features, frames, torch.tensor(sources, dtype=torch.long), quiet
+    )
+    for index, row in enumerate(chosen):
+        if not has_frames[index]:
             continue
         count = min(lengths[row], config.memory_frames - prior.frames - 1)
-        memories[row] = NormalizationState(
-            prior.frames + count, prior.sums + means[turn] * count, prior.squares + squares[turn] * count
+        states[row] = NormalizationState(
+            prior.frames + count, prior.sums + means[index] * count, prior.squares + squares[index] * count
         )
-    return memories
+    return states
 
 
-def known_of(features: Tensor, frames: Tensor, sources: Tensor, quiet: Tensor) -> Any:
-    """Of the rows `sources` each band's mean and mean square, of the `quiet` ones over what is quietest in them alone;
-    and which have any frame at all."""
+def row_statistics(features: Tensor, frames: Tensor, sources: Tensor, quiet: Tensor) -> Any:
+    """Mean and mean square of each mel band over the rows `sources` (where `quiet`, over their quietest frames only),
+    and which of those rows have any frames.
+    """
     sources, quiet = sources.to(features.device), quiet.to(features.device)
-    heard, counts = features[sources].double(), frames.to(features.device)[sources][:, None]
-    place = torch.arange(heard.shape[-1], device=heard.device)[None, :]
-    loudness = heard.mean(1).masked_fill(place >= counts, torch.inf)
-    taken = loudness.argsort(1).argsort(1) < torch.where(quiet[:, None], -(-counts // QUIETEST), counts)
-    heard = heard * taken[:, None, :]
-    sums = torch.stack([heard.sum(2), heard.square().sum(2), counts.expand(-1, heard.shape[1])])
-    mean, square, there = (sums / taken.sum(1).clamp(min=1)[None, :, None]).cpu().numpy()
-    return mean, square, there[:, 0] > 0
+    values, counts = features[sources].double(), frames.to(features.device)[sources][:, None]
+    position = torch.arange(values.shape[-1], device=values.device)[None, :]
+    level = values.mean(1).masked_fill(position >= counts, torch.inf)
+    selected = level.argsort(1).argsort(1) < torch.where(quiet[:, None], -(-counts // QUIET_SHARE), counts)
+    values = values * selected[:, None, :]
+    sums = torch.stack([values.sum(2), values.square().sum(2), counts.expand(-1, values.shape[1])])
+    mean, square, count = (sums / selected.sum(1).clamp(min=1)[None, :, None]).cpu().numpy()
+    return mean, square, count[:, 0] > 0

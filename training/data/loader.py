@@ -1,6 +1,4 @@
-"""The feed of a run: for every step its batches, loaded ahead by threads, the same again when a run
-resumes.
-"""
+"""The data loader: the batches of every step, decoded ahead by threads. A resumed run gets the same batches."""
 
 import bisect
 import itertools
@@ -17,117 +15,121 @@ from torch import Tensor
 
 from acoustic.constants import SAMPLE_RATE
 from training.data.audio import ClipError, Samples, read_clip
+from training.data.batch_shapes import BatchShape, plan_shaped_epoch, shape_of
 from training.data.manifests import Clip
-from training.data.resident import ResidentSound
+from training.data.resident import ResidentAudio, decode_clips
 from training.data.sampler import Budget, plan_epoch
 from training.errors import TrainingError
 
 log = logging.getLogger("silica.training")
 
 PADDED_TO_SAMPLES = 1600
-"""Batches are as long as a whole number of these (0.1 s), so that shapes repeat."""
+"""Batch lengths are rounded up to a multiple of this (0.1 s), so that tensor shapes repeat."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of sound, right-padded, with their transcripts as label numbers one after another.
+    """Right-padded rows of audio and their transcripts as label indices, concatenated in `targets`.
 
-    `targets` is empty where no transcript is known. `seed` is the batch's own: whatever is drawn for it
-    (alterations, masks) comes from it, so that a resumed run draws the same.
+    Rows without a transcript have a target length of 0. All random values of a batch (augmentation, masks) come from
+    its `seed`, so that a resumed run repeats them. Batches of fixed shapes are padded to `augmented_samples` after the
+    augmentation.
     """
 
-    sound: Tensor
+    audio: Tensor
     lengths: Tensor
     targets: Tensor
     target_lengths: Tensor
     names: tuple[str, ...]
     seed: int
     step: int = 0
+    augmented_samples: int | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on a device."""
-        return replace(
-            self,
-            sound=self.sound.to(device, non_blocking=True),
-            lengths=self.lengths.to(device, non_blocking=True),
-            targets=self.targets.to(device, non_blocking=True),
-            target_lengths=self.target_lengths.to(device, non_blocking=True),
-        )
+        """The same batch with its audio on a device. Lengths and labels stay where the host reads them at once."""
+        return replace(self, audio=self.audio.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True)
-class Share:
-    """Which part of every step this process does: `rank` of `world` processes, in `accumulation` pieces."""
+class Shard:
+    """The part of every step that this process computes: `rank` of `world_size` processes, in `accumulation` pieces."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     accumulation: int = 1
 
     @property
     def parts(self) -> int:
-        """Pieces that a whole step is cut into."""
-        return self.world * self.accumulation
+        """Pieces of a whole step."""
+        return self.world_size * self.accumulation
 
 
 class Loader:
-    """Clips as an endless row of steps; `from_step(n)` begins anywhere, without going through what came
-    before.
-    """
+    """Clips as an endless sequence of steps. `from_step(n)` starts at any step without decoding the earlier ones."""
 
     def __init__(
         self,
         clips: Sequence[Clip],
         alphabet: str,
         *,
-        batch_seconds: float,
-        max_rows: int = 4096,
+        batch_duration_s: float,
+        max_batch_size: int = 4096,
         seed: int = 0,
-        share: Share = Share(),
+        shard: Shard = Shard(),
         resident: bool = False,
         device: torch.device = torch.device("cpu"),  # noqa: B008 (immutable)
         threads: int = 2,
         ahead: int = 4,
+        shapes: Sequence[BatchShape] = (),
     ) -> None:
         self.clips = list(clips)
+        self.shapes = tuple(shapes)
         self.seed = seed
-        self.share = share
+        self.shard = shard
         self.labels = [encode(clip, alphabet) for clip in self.clips]
-        self.budget = Budget(batch_seconds * share.parts, max_rows * share.parts, share.parts)
+        self.budget = Budget(batch_duration_s * shard.parts, max_batch_size * shard.parts, shard.parts)
         self.broken: dict[int, str] = {}
         self._threads = threads
         self._ahead = ahead
-        self._resident = ResidentSound(self.clips, device, threads) if resident else None
-        for index, reason in (self._resident.broken if self._resident else {}).items():
-            self._leave_out(index, reason)
+        self._resident: ResidentAudio | None = None
+        unreadable: dict[int, str] = {}
+        if resident:
+            self._resident, unreadable = decode_clips(self.clips, device, threads)
+        for index, reason in unreadable.items():
+            self._drop(index, reason)
         self._epoch_plans: dict[int, list[tuple[int, ...]]] = {}
         self._epoch_ends: list[int] = [0]
 
     @property
     def hours(self) -> float:
-        """Sound in one epoch."""
+        """Hours of audio in one epoch."""
         return sum(clip.duration_s for clip in self.clips) / 3600
 
     def plan(self, epoch: int) -> list[tuple[int, ...]]:
-        """The global batches of an epoch."""
+        """The global batches of an epoch, as indices of clips."""
         if epoch not in self._epoch_plans:
             durations = [clip.duration_s for clip in self.clips]
             for old in [known for known in self._epoch_plans if known < epoch - 1]:
                 del self._epoch_plans[old]
-            self._epoch_plans[epoch] = plan_epoch(durations, self.budget, self.seed, epoch)
+            self._epoch_plans[epoch] = (
+                plan_shaped_epoch(durations, self.shapes, self.seed, epoch, self.shard.parts)
+                if self.shapes
+                else plan_epoch(durations, self.budget, self.seed, epoch)
+            )
         return self._epoch_plans[epoch]
 
     def place(self, step: int) -> tuple[int, int]:
-        """The epoch of a step and its place in it."""
+        """The epoch of a step, and its index in that epoch."""
         while self._epoch_ends[-1] <= step:
             self._epoch_ends.append(self._epoch_ends[-1] + len(self.plan(len(self._epoch_ends) - 1)))
         epoch = bisect.bisect_right(self._epoch_ends, step) - 1
         return epoch, step - self._epoch_ends[epoch]
 
     def from_step(self, first_step: int) -> Iterator[list[Batch]]:
-        """For each step from `first_step` on, this process's batches (one for each piece of accumulation)."""
+        """The batches of this process for each step from `first_step` on, one per accumulation piece."""
         step = first_step
         waiting: deque[Future[list[Batch]]] = deque()
         with ThreadPoolExecutor(self._threads, thread_name_prefix="clips") as pool:
@@ -142,99 +144,104 @@ class Loader:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def load(self, step: int, rows: Sequence[int]) -> list[Batch]:
-        """This process's batches of the step that takes those rows in all."""
+        """The batches of this process for a step whose global batch is `rows`."""
         max_duration_s = max(self.clips[row].duration_s for row in rows)
-        mine = rows[self.share.rank :: self.share.world]
-        pieces = [mine[part :: self.share.accumulation] for part in range(self.share.accumulation)]
-        first = self.share.rank * self.share.accumulation
+        mine = rows[self.shard.rank :: self.shard.world_size]
+        pieces = [mine[part :: self.shard.accumulation] for part in range(self.shard.accumulation)]
+        first = self.shard.rank * self.shard.accumulation
         return [
             replace(self._batch(piece, max_duration_s, batch_seed(self.seed, step, first + part)), step=step)
             for part, piece in enumerate(pieces)
         ]
 
     def _batch(self, rows: Sequence[int], max_duration_s: float, seed: int) -> Batch:
-        taken, sounds, counts = self._take(rows)
-        # All parts of a step are as long as its longest clip: batch norm then sees the same padding in one process
-        # as in eight.
-        longest = max(math.ceil((max_duration_s + 0.01) * SAMPLE_RATE), *counts)
-        longest = -(-longest // PADDED_TO_SAMPLES) * PADDED_TO_SAMPLES
-        if self._resident is not None:
-            padded = self._resident.rows(taken, longest)
+        taken, decoded, counts = self._take(rows)
+        shape = self.shapes[shape_of(max_duration_s, self.shapes)] if self.shapes else None
+        if shape is not None:
+            longest = shape.samples
         else:
-            padded = torch.zeros(len(rows), longest)
-            for place, sound in zip(padded, sounds, strict=True):
-                place[: len(sound)] = torch.from_numpy(sound)
+            # All parts of a step are padded to its longest clip: batch norm then sees the same padding for any number
+            # of processes.
+            longest = max(math.ceil((max_duration_s + 0.01) * SAMPLE_RATE), *counts)
+            longest = -(-longest // PADDED_TO_SAMPLES) * PADDED_TO_SAMPLES
+        if self._resident is not None:
+            padded, lengths = self._resident.rows(taken, longest)
+        else:
+            padded, lengths = torch.zeros(len(rows), longest), torch.tensor(counts).clamp(max=longest)
+            for row, audio in zip(padded, decoded, strict=True):
+                row[: len(audio)] = torch.from_numpy(audio[:longest])
         labels = [self.labels[row] for row in taken]
         return Batch(
             padded,
-            torch.tensor(counts),
+            lengths,
             torch.tensor([label for row in labels for label in row], dtype=torch.long),
             torch.tensor([len(row) for row in labels]),
             tuple(str(self.clips[row].audio) for row in taken),
             seed,
+            augmented_samples=shape.augmented_samples if shape else None,
         )
 
     def _take(self, rows: Sequence[int]) -> tuple[list[int], list[Samples], list[int]]:
-        """The rows that will really be used, their sound (none where it is resident) and their lengths."""
-        taken, sounds, counts = [], [], []
+        """The rows that are used, their samples (empty where they are resident on the device) and their lengths."""
+        taken, decoded, counts = [], [], []
         for row in rows:
-            index, sound = self._sound(row)
+            index, samples = self._read(row)
             taken.append(index)
-            sounds.append(sound)
-            counts.append(self._resident.counts[index] if self._resident else len(sound))
-        return taken, sounds, counts
+            decoded.append(samples)
+            counts.append(self._resident.counts[index] if self._resident else len(samples))
+        return taken, decoded, counts
 
-    def _sound(self, row: int) -> tuple[int, Samples]:
-        """The clip, or the next readable one in its place; what cannot be read is named once."""
+    def _read(self, row: int) -> tuple[int, Samples]:
+        """Decode the clip, or the next readable one instead; each unreadable clip is logged once."""
         for candidate in range(row, row + len(self.clips)):
             index = candidate % len(self.clips)
             if index in self.broken:
                 continue
             if self._resident is not None:
-                return index, NO_SOUND
+                return index, NO_SAMPLES
             try:
                 return index, read_clip(self.clips[index].audio)
             except ClipError as error:
-                self._leave_out(index, str(error))
+                self._drop(index, str(error))
         raise TrainingError("No clip can be read.")
 
-    def _leave_out(self, index: int, reason: str) -> None:
+    def _drop(self, index: int, reason: str) -> None:
         self.broken[index] = reason
-        log.warning("left out: %s", reason)
+        log.warning("clip dropped: %s", reason)
         if len(self.broken) > max(10, len(self.clips) // 20):
             raise TrainingError(
                 f"{len(self.broken)} of {len(self.clips)} clips cannot be read, the last: {reason} "
-                "Run `silica prepare` again, or look at the disk."
+                "Run `silica prepare` again, or check the disk."
             )
 
 
-NO_SOUND: Samples = np.zeros(0, np.float32)
+NO_SAMPLES: Samples = np.zeros(0, np.float32)
 
 
 def batch_seed(seed: int, step: int, part: int) -> int:
-    """A number that belongs to this part of this step of this run alone."""
+    """A seed that is unique to this part of this step of this run."""
     return int(np.random.SeedSequence([seed, step, part]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def encode(clip: Clip, alphabet: str) -> list[int]:
-    """A transcript as label numbers; a character that the model does not know is an error that names it."""
+    """A transcript as label indices. Raises on characters that the alphabet does not have."""
     if clip.text is None:
         return []
-    places = {character: index for index, character in enumerate(alphabet)}
-    foreign = sorted(set(clip.text) - set(places))
-    if foreign:
+    labels = {character: index for index, character in enumerate(alphabet)}
+    unknown = sorted(set(clip.text) - set(labels))
+    if unknown:
         raise TrainingError(
-            f"The transcript of {clip.audio} has characters that the model does not know: "
-            f"{' '.join(map(repr, foreign))} in {clip.text[:60]!r}. "
+            f"The transcript of {clip.audio} has characters that the alphabet does not have: "
+            f"{' '.join(map(repr, unknown))} in {clip.text[:60]!r}. "
             "Prepare the corpus with `silica prepare`, or change the alphabet."
         )
-    return [places[character] for character in clip.text]
+    return [labels[character] for character in clip.text]
 
 
-def usable(
+def filter_clips(
     clips: Sequence[Clip], *, min_duration_s: float, max_duration_s: float, seconds_per_output: float
 ) -> tuple[list[Clip], dict[str, int]]:
-    """The clips a run can use, and how many were left out for which reason."""
+    """The clips that a run can use, and the number of clips left out for each reason."""
     kept: list[Clip] = []
     reasons = {"too short": 0, "too long": 0, "no transcript": 0, "more characters than outputs": 0}
     for clip in clips:
@@ -252,5 +259,5 @@ def usable(
 
 
 def _labels_needed(text: str) -> int:
-    """Outputs that CTC needs at least: one a character, one more between equal neighbours."""
+    """The minimum number of outputs for CTC: one per character, and a blank between equal neighbors."""
     return len(text) + sum(first == second for first, second in itertools.pairwise(text))

@@ -1,6 +1,4 @@
-"""Manifests: one JSON object a line for each clip. Reading names the line that is wrong; writing is
-atomic.
-"""
+"""Manifests: JSON lines, one object per clip. Errors name the line; writing is atomic."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -16,9 +14,7 @@ FIELDS = ("audio", "duration", "text", "speaker", "corpus", "licence", "source")
 
 @dataclass(frozen=True)
 class Clip:
-    """One utterance: where its sound lies, how long it is, what is said in it (None: nobody wrote it
-    down).
-    """
+    """One utterance: audio file, duration, transcript (None: not transcribed) and origin."""
 
     audio: Path
     duration_s: float
@@ -29,7 +25,7 @@ class Clip:
     source: str | None = None
 
     def line(self, folder: Path) -> str:
-        """The manifest line; audio below the manifest's folder is named relative to it."""
+        """The manifest line. Audio paths below the manifest's folder are written relative to it."""
         audio = self.audio.absolute()
         inside = audio.is_relative_to(folder.absolute())
         values = {
@@ -50,10 +46,12 @@ def read_manifest(path: Path) -> list[Clip]:
 
 
 def iterate_manifest(path: Path) -> Iterator[Clip]:
-    """The clips one by one; the first wrong line ends it with an error that names the line."""
+    """The clips one by one. Raises on the first invalid line and names it."""
     file = path / "manifest.jsonl" if path.is_dir() else path
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")  # other line ends may stand in a text
+        lines = file.read_text(encoding="utf-8").split(
+            "\n"
+        )  # not splitlines(): a transcript may hold other line separators
     except FileNotFoundError:
         raise TrainingError(
             f"There is no manifest {file}. `silica prepare` makes one from a corpus."
@@ -66,14 +64,14 @@ def iterate_manifest(path: Path) -> Iterator[Clip]:
 
 
 def write_manifest(path: Path, clips: Iterable[Clip]) -> None:
-    """Write a manifest; the file appears whole or not at all."""
+    """Write a manifest atomically."""
     with replacing_file(path) as partial, partial.open("w", encoding="utf-8") as file:
         for clip in clips:
             file.write(clip.line(path.parent) + "\n")
 
 
 def _clip(file: Path, number: int, line: str) -> Clip:
-    def wrong(what: str) -> TrainingError:
+    def invalid(what: str) -> TrainingError:
         return TrainingError(
             f"{file} line {number}: {what}. Expected an object such as "
             '{"audio": "a.flac", "duration": 2.5, "text": "so it is"}.'
@@ -82,18 +80,18 @@ def _clip(file: Path, number: int, line: str) -> Clip:
     try:
         values: Any = json.loads(line)
     except json.JSONDecodeError as error:
-        raise wrong(f"no JSON ({error.msg} at column {error.colno})") from None
+        raise invalid(f"invalid JSON ({error.msg} at column {error.colno})") from None
     if not isinstance(values, dict):
-        raise wrong(f"a {type(values).__name__}, no object")
+        raise invalid(f"a {type(values).__name__}, not an object")
     audio, duration, text = values.get("audio"), values.get("duration"), values.get("text")
     if not isinstance(audio, str) or not audio:
-        raise wrong("`audio` must name a file")
+        raise invalid("`audio` must name a file")
     if isinstance(duration, bool) or not isinstance(duration, int | float) or not 0 < duration < 86_400:
-        raise wrong(f"`duration` must be a number of seconds above 0, not {duration!r}")
+        raise invalid(f"`duration` must be a number of seconds above 0, not {duration!r}")
     if text is not None and not isinstance(text, str):
-        raise wrong("`text` must be a string or null")
-    described = {name: values.get(name) for name in FIELDS[3:]}
-    for name, value in described.items():
+        raise invalid("`text` must be a string or null")
+    origin = {name: values.get(name) for name in FIELDS[3:]}
+    for name, value in origin.items():
         if value is not None and not isinstance(value, str):
-            raise wrong(f"`{name}` must be a string or null")
-    return Clip(file.parent / audio, float(duration), text, **described)
+            raise invalid(f"`{name}` must be a string or null")
+    return Clip(file.parent / audio, float(duration), text, **origin)

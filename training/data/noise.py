@@ -1,7 +1,7 @@
-"""Noise and room impulse responses from a manifest, as the banks that alterations mix in.
+"""Noise and room impulse responses for augmentation, read from a manifest.
 
-A line of the manifest is a clip of ../data/manifests.py with two more fields: `kind` ("rir" for an impulse
-response, anything else is noise) and `split` (only "train" is taken; tests keep the rest for themselves).
+A line of the manifest is a clip (manifests.py) with two more fields: `kind` ("rir": an impulse response; anything else:
+noise) and `split` (only "train" is used; the rest is for tests).
 """
 
 import json
@@ -11,15 +11,15 @@ import numpy as np
 import torch
 
 from acoustic.constants import SAMPLE_RATE
-from training.augment import Banks
+from training.augment import NoiseBanks
 from training.data.audio import Samples, read_clip
 from training.errors import TrainingError
 
 MAX_RESPONSE_S = 1.0
 
 
-def read_banks(manifest: Path, device: torch.device) -> Banks:
-    """All noise of the training split in one row at equal loudness, and the impulse responses."""
+def read_noise_banks(manifest: Path, device: torch.device) -> NoiseBanks:
+    """The noise of the training split as one row, each recording at unit power, and the impulse responses."""
     file = manifest / "manifest.jsonl" if manifest.is_dir() else manifest
     noise: list[Samples] = []
     responses: list[Samples] = []
@@ -27,35 +27,35 @@ def read_banks(manifest: Path, device: torch.device) -> Banks:
         lines = file.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         raise TrainingError(
-            f"There is no noise manifest {file}: name one in data.noise, or none at all."
+            f"There is no noise manifest {file}: name one in data.noise, or leave data.noise empty."
         ) from None
     except UnicodeDecodeError as error:
         raise TrainingError(f"{file} is not UTF-8 text (byte {error.start}): is it a manifest?") from None
     for number, line in enumerate(lines, start=1):
         try:
             values = json.loads(line)
-            audio, kind, split = values["audio"], values["kind"], values["split"]
+            name, kind, split = values["audio"], values["kind"], values["split"]
         except (ValueError, KeyError, TypeError):
             raise TrainingError(
                 f"{file} line {number}: expected an object with `audio`, `kind` and `split`."
             ) from None
         if split != "train":
             continue
-        sound = read_clip(file.parent / audio)
+        samples = read_clip(file.parent / name)
         if kind == "rir":
-            responses.append(_response(sound))
+            responses.append(_response(samples))
         else:
-            noise.append(sound / max(1e-6, float(np.sqrt(np.mean(np.square(sound))))))
+            noise.append(samples / max(1e-6, float(np.sqrt(np.mean(np.square(samples))))))
     if not noise:
-        raise TrainingError(f'{file} names no noise with `split` "train".')
+        raise TrainingError(f'{file} has no noise with `split` "train".')
     bank = torch.from_numpy(np.concatenate(noise)).to(device)
-    return Banks(bank, torch.from_numpy(np.stack(responses)).to(device) if responses else None)
+    return NoiseBanks(bank, torch.from_numpy(np.stack(responses)).to(device) if responses else None)
 
 
-def _response(sound: Samples) -> Samples:
-    """From its peak on, one second long, of unit energy: it then changes neither delay nor level."""
+def _response(samples: Samples) -> Samples:
+    """One second of the response from its peak on, at unit energy, so that it changes neither delay nor level."""
     longest = int(MAX_RESPONSE_S * SAMPLE_RATE)
-    tail = sound[int(np.argmax(np.abs(sound))) :][:longest]
+    tail = samples[int(np.argmax(np.abs(samples))) :][:longest]
     padded = np.zeros(longest, np.float32)
     padded[: len(tail)] = tail / max(1e-9, float(np.sqrt(np.sum(np.square(tail)))))
     return padded

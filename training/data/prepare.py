@@ -1,8 +1,7 @@
-"""A corpus as it was unpacked -> a verified manifest: every clip decoded once, its length measured, its text
-checked.
+"""From an unpacked corpus to a verified manifest: every clip is decoded and measured, its transcript checked.
 
-Resumable (what is done is in `done.jsonl`), parallel, and nothing is lost silently: what was refused stands
-in `refused.jsonl` with its reason.
+The work is parallel and resumable: finished clips are in `done.jsonl`, refused clips with their reasons in
+`refused.jsonl`.
 """
 
 import json
@@ -20,18 +19,18 @@ from acoustic.constants import SAMPLE_RATE
 from acoustic.files import replacing_file, write_file
 from lm.text.normalize import normalize
 from training.data.audio import ClipError, Samples, change_speed_offline, read_clip
-from training.data.corpora import Found
+from training.data.corpora import CorpusClip
 from training.data.manifests import Clip, write_manifest
 from training.errors import TrainingError
 
-FASTEST_CHARACTERS_PER_S = 30.0
-"""Nobody speaks faster: such a transcript belongs to another clip."""
-QUIETEST_PEAK = 1e-4
+MAX_CHARACTERS_PER_S = 30.0
+"""Faster than anyone speaks: such a transcript belongs to another clip."""
+MIN_PEAK = 1e-4
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What preparation does with each clip. Speeds other than 1, or `convert`, write clips of their own."""
+class PrepareOptions:
+    """Options of `prepare`. Speeds other than 1, and `convert`, write new audio files."""
 
     out: Path
     corpus: str
@@ -45,12 +44,12 @@ class Plan:
     def __post_init__(self) -> None:
         wrong = [speed for speed in self.speeds if not 0.5 <= speed <= 2.0]
         if wrong or not self.speeds:
-            raise TrainingError(f"Speeds must lie between 0.5 and 2, not {wrong or 'be none'}.")
+            raise TrainingError(f"Expected one or more speeds between 0.5 and 2, not {wrong or 'none'}.")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One clip: the manifest lines it became, or why it was refused."""
+    """The result for one clip: its manifest entries, or why it was refused."""
 
     source: str
     clips: tuple[Clip, ...] = ()
@@ -59,7 +58,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What was prepared, in figures."""
+    """Statistics of a prepared corpus."""
 
     clips: int
     hours: float
@@ -73,13 +72,13 @@ class Statistics:
     refused: dict[str, int]
 
     def text(self) -> str:
-        """For people."""
+        """The statistics as readable text."""
         quantiles = ", ".join(f"{name} {value:.2f}" for name, value in self.duration_s.items())
         lines = [
-            f"{self.clips:,} clips, {self.hours:.2f} hours, {self.speakers:,} named speakers",
-            f"{self.transcribed:,} with a transcript: {self.words:,} words, {self.vocabulary:,} different ones, "
-            f"{self.characters_per_s:.1f} characters a second",
-            f"seconds: {quantiles}",
+            f"{self.clips:,} clips, {self.hours:.2f} hours, {self.speakers:,} speakers",
+            f"{self.transcribed:,} with a transcript: {self.words:,} words, {self.vocabulary:,} distinct, "
+            f"{self.characters_per_s:.1f} characters per second",
+            f"duration in s: {quantiles}",
             f"characters: {self.characters!r}",
         ]
         lines += [f"refused: {count:,} {reason}" for reason, count in self.refused.items()]
@@ -87,75 +86,79 @@ class Statistics:
 
 
 def prepare(
-    found: Iterable[Found], plan: Plan, *, workers: int = 1, tell: Callable[[str], None] = lambda line: None
+    source: Iterable[CorpusClip],
+    options: PrepareOptions,
+    *,
+    workers: int = 1,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Statistics:
-    """Prepare a corpus into `plan.out`; called again it goes on where it stopped."""
-    plan.out.mkdir(parents=True, exist_ok=True)
-    journal = plan.out / "done.jsonl"
-    done = _read_journal(journal, plan.out)
+    """Prepare a corpus into `options.out`; called again it goes on where it stopped."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    journal = options.out / "done.jsonl"
+    done = _read_journal(journal, options.out)
     waiting, order = [], []
-    for item in found:
-        key = _key(item, plan)
+    for item in source:
+        key = _key(item, options)
         order.append(key)
         if key not in done:
             waiting.append(item)
     if not order:
         raise TrainingError(
-            f"No clip was found for {plan.corpus}. Name the folder that the corpus was unpacked into."
+            f"No clips found for {options.corpus}: expected the folder that the corpus was unpacked into."
         )
     if len(order) > len(waiting):
-        tell(f"{len(order) - len(waiting):,} of {len(order):,} clips are done already")
+        report(f"{len(order) - len(waiting):,} of {len(order):,} clips are already done")
     with journal.open("a", encoding="utf-8") as file:
-        for count, outcome in enumerate(_outcomes(waiting, plan, workers), start=1):
-            file.write(_journal_line(outcome, plan.out) + "\n")
+        for count, outcome in enumerate(_outcomes(waiting, options, workers), start=1):
+            file.write(_journal_line(outcome, options.out) + "\n")
             file.flush()
             done[outcome.source] = outcome
             if outcome.refused:
-                tell(f"refused: {outcome.source.split('|')[0]}: {outcome.refused}")
+                report(f"refused: {outcome.source.split('|')[0]}: {outcome.refused}")
             if count % 1000 == 0:
-                tell(f"{count:,} of {len(waiting):,} clips")
+                report(f"{count:,} of {len(waiting):,} clips")
     outcomes = [done[key] for key in dict.fromkeys(order)]
     clips = [clip for outcome in outcomes for clip in outcome.clips]
-    write_manifest(plan.out / "manifest.jsonl", clips)
+    write_manifest(options.out / "manifest.jsonl", clips)
     refused = [outcome for outcome in outcomes if outcome.refused]
     lines = [json.dumps({"source": outcome.source, "reason": outcome.refused}) for outcome in refused]
-    (plan.out / "refused.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    (options.out / "refused.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return statistics(clips, Counter(outcome.refused.split(":")[0] for outcome in refused))
 
 
-def prepare_one(item: Found, plan: Plan) -> Outcome:
-    """Decode, measure, normalize, check; write altered copies where the plan asks for them."""
-    key = _key(item, plan)
+def prepare_clip(item: CorpusClip, options: PrepareOptions) -> Outcome:
+    """Decode, measure, normalize and check one clip; write its copies where the options ask for them."""
+    key = _key(item, options)
     text = normalize(item.text) if item.text is not None else None
-    if not text and not plan.keep_untranscribed:
+    if not text and not options.keep_untranscribed:
         return Outcome(key, refused="no transcript" if item.text is None else "empty transcript")
-    foreign = sorted(mark for mark in set(item.text or "") if _is_foreign(mark))
-    if foreign:
-        return Outcome(key, refused=f"foreign characters: {' '.join(foreign)} in {item.text!r}")
+    unsupported = sorted(mark for mark in set(item.text or "") if _is_unsupported(mark))
+    if unsupported:
+        return Outcome(key, refused=f"unsupported characters: {' '.join(unsupported)} in {item.text!r}")
     try:
-        sound = read_clip(item.audio)
+        samples = read_clip(item.audio)
     except ClipError as error:
         return Outcome(key, refused=f"unreadable: {error}")
-    seconds = len(sound) / SAMPLE_RATE
-    if not plan.min_duration_s <= seconds <= plan.max_duration_s:
+    seconds = len(samples) / SAMPLE_RATE
+    if not options.min_duration_s <= seconds <= options.max_duration_s:
         return Outcome(
-            key, refused=f"{'too short' if seconds < plan.min_duration_s else 'too long'}: {seconds:.2f} s"
+            key, refused=f"{'too short' if seconds < options.min_duration_s else 'too long'}: {seconds:.2f} s"
         )
-    if float(np.abs(sound).max()) < QUIETEST_PEAK:
+    if float(np.abs(samples).max()) < MIN_PEAK:
         return Outcome(key, refused="silent")
-    if text and len(text) > FASTEST_CHARACTERS_PER_S * seconds:
+    if text and len(text) > MAX_CHARACTERS_PER_S * seconds:
         return Outcome(
             key, refused=f"transcript too long for its clip: {len(text)} characters in {seconds:.2f} s"
         )
-    clips = tuple(_clip(item, plan, text or None, sound, speed) for speed in plan.speeds)
+    clips = tuple(_clip(item, options, text or None, samples, speed) for speed in options.speeds)
     return Outcome(key, clips)
 
 
 def statistics(clips: Sequence[Clip], refused: Counter[str]) -> Statistics:
-    """Figures over a manifest."""
+    """Statistics of a manifest."""
     durations = np.array([clip.duration_s for clip in clips] or [0.0])
     texts = [clip.text for clip in clips if clip.text]
-    spoken_s = sum(clip.duration_s for clip in clips if clip.text)
+    transcribed_s = sum(clip.duration_s for clip in clips if clip.text)
     words = Counter(word for text in texts for word in text.split())
     shares = {"shortest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "longest": 1.0}
     return Statistics(
@@ -164,7 +167,7 @@ def statistics(clips: Sequence[Clip], refused: Counter[str]) -> Statistics:
         speakers=len({clip.speaker for clip in clips if clip.speaker}),
         transcribed=len(texts),
         duration_s={name: round(float(np.quantile(durations, share)), 3) for name, share in shares.items()},
-        characters_per_s=sum(map(len, texts)) / max(spoken_s, 1e-9),
+        characters_per_s=sum(map(len, texts)) / max(transcribed_s, 1e-9),
         words=words.total(),
         vocabulary=len(words),
         characters="".join(sorted(set("".join(texts)))),
@@ -172,62 +175,66 @@ def statistics(clips: Sequence[Clip], refused: Counter[str]) -> Statistics:
     )
 
 
-def _outcomes(items: Sequence[Found], plan: Plan, workers: int) -> Iterator[Outcome]:
+def _outcomes(items: Sequence[CorpusClip], options: PrepareOptions, workers: int) -> Iterator[Outcome]:
     if workers <= 1 or len(items) < 4:
-        yield from (prepare_one(item, plan) for item in items)
+        yield from (prepare_clip(item, options) for item in items)
         return
-    # Spawned, not forked: the parent may hold threads of numba or torch.
+    # Spawn, not fork: the parent may run threads of numba or torch.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(prepare_one, plan=plan), items, chunksize=16)
+        yield from pool.map(partial(prepare_clip, options=options), items, chunksize=16)
 
 
-def _is_foreign(mark: str) -> bool:
-    """A letter (or what was none in UTF-8) that would be missing from the normal text without a trace."""
+def _is_unsupported(mark: str) -> bool:
+    """True for a letter (or invalid UTF-8) that normalization would silently drop."""
     return not mark.isascii() and (mark.isalpha() or mark == "\ufffd") and normalize(f"a{mark}a") == "a a"
 
 
-def _clip(item: Found, plan: Plan, text: str | None, sound: Samples, speed: float) -> Clip:
-    audio, spoken = item.audio.absolute(), sound
+def _clip(
+    item: CorpusClip, options: PrepareOptions, text: str | None, samples: Samples, speed: float
+) -> Clip:
+    """The manifest line of one copy of a clip; a changed or converted copy is written to a file."""
+    path = item.audio.absolute()
     if speed != 1.0:
-        spoken = change_speed_offline(sound, speed)
-    if speed != 1.0 or plan.convert:
-        audio = _write(item.audio, plan, spoken, speed)
+        samples = change_speed_offline(samples, speed)
+    if speed != 1.0 or options.convert:
+        path = _write(item.audio, options, samples, speed)
     speaker = item.speaker and (item.speaker if speed == 1.0 else f"{item.speaker}-{speed:g}")
-    seconds = len(spoken) / SAMPLE_RATE
-    licence, source = plan.licence or item.licence, item.source or str(item.audio)
-    return Clip(audio, seconds, text, speaker, item.corpus, licence, source)
+    duration_s = len(samples) / SAMPLE_RATE
+    licence, source = options.licence or item.licence, item.source or str(item.audio)
+    return Clip(path, duration_s, text, speaker, item.corpus, licence, source)
 
 
-def _write(source: Path, plan: Plan, sound: Samples, speed: float) -> Path:
-    """A 16 kHz FLAC below the output folder; whole or not at all."""
+def _write(source: Path, options: PrepareOptions, samples: Samples, speed: float) -> Path:
+    """Write a 16 kHz FLAC below the output folder, atomically."""
     import hashlib
 
     import soundfile
 
-    # Two clips of the same name in different folders stay two.
-    mark = hashlib.sha256(str(source.absolute()).encode()).hexdigest()[:8]
-    path = plan.out.absolute() / "clips" / f"{source.stem}-{mark}-{speed:g}.flac"
+    # Clips of the same name in different folders must not collide.
+    digest = hashlib.sha256(str(source.absolute()).encode()).hexdigest()[:8]
+    path = options.out.absolute() / "clips" / f"{source.stem}-{digest}-{speed:g}.flac"
     try:
         with replacing_file(path) as partial_path:
-            soundfile.write(partial_path, sound.clip(-1.0, 1.0), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+            soundfile.write(
+                partial_path, samples.clip(-1.0, 1.0), SAMPLE_RATE, format="FLAC", subtype="PCM_16"
+            )
     except (OSError, soundfile.LibsndfileError) as error:
         raise TrainingError(
-            f"{path} cannot be written ({error}): is the disk full? Make room, then the same line goes on from here."
+            f"{path} cannot be written ({error}): is the disk full? Free some space and run the command again; "
+            "it resumes here."
         ) from error
     return path
 
 
-def _key(item: Found, plan: Plan) -> str:
-    """What names a clip and what is done with it: another plan, another text or another file is another
-    job.
-    """
+def _key(item: CorpusClip, options: PrepareOptions) -> str:
+    """The identity of a clip and its options. Other options, another text or a changed file is new work."""
     try:
         stat = item.audio.stat()
         state = f"{stat.st_size}.{stat.st_mtime_ns}"
     except OSError:
         state = "absent"
-    speeds = ",".join(f"{speed:g}" for speed in plan.speeds)
-    limits = f"{plan.min_duration_s:g}-{plan.max_duration_s:g}-{plan.keep_untranscribed:d}-{plan.convert:d}"
+    speeds = ",".join(f"{speed:g}" for speed in options.speeds)
+    limits = f"{options.min_duration_s:g}-{options.max_duration_s:g}-{options.keep_untranscribed:d}-{options.convert:d}"
     return f"{item.audio}|{state}|{speeds}|{limits}|{item.text}"
 
 
@@ -239,14 +246,12 @@ def _journal_line(outcome: Outcome, folder: Path) -> str:
 
 
 def _read_journal(path: Path, folder: Path) -> dict[str, Outcome]:
-    """What earlier calls did; the half line of one that was killed is done again, as is what has lost its
-    files.
-    """
+    """Results of earlier calls. A truncated line, or an entry whose files are gone, is dropped and done again."""
     done: dict[str, Outcome] = {}
     if not path.exists():
         return done
-    whole = []
-    # The half line may end inside a letter.
+    complete = []
+    # A truncated line may end inside a character.
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             values = json.loads(line)
@@ -257,6 +262,6 @@ def _read_journal(path: Path, folder: Path) -> dict[str, Outcome]:
         )  # fmt: skip
         if all(clip.audio.exists() for clip in clips):
             done[values["source"]] = Outcome(values["source"], clips, values["refused"])
-            whole.append(line)
-    write_file(path, "".join(line + "\n" for line in whole))
+            complete.append(line)
+    write_file(path, "".join(line + "\n" for line in complete))
     return done

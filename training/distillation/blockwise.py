@@ -1,13 +1,12 @@
-"""Stage by stage: blocks of a student learn what those of its teacher make, at first each from the teacher's own input.
+"""Blockwise distillation: blocks of a student learn to reproduce the outputs of blocks of their teacher.
 
-A deep network that learns from its end alone is told little: what comes out of the teacher half way says at every 20 ms
-what to make of the sound so far. While a stage is given what the teacher's stage was given, it depends on no other
-stage of the student, and comes near the teacher within hours of sound (experiments.csv: run P). Then the student hears
-more and more of what it makes itself, and in the end nothing else.
+A deep network that learns from its last layer alone gets little information. The output of a block half way through
+the teacher says every 20 ms what the audio so far should become. At first each group of student blocks receives the
+teacher's output as its input, so that no group depends on another; later it receives the student's own.
 
-The teacher hears another mouth or pace just as the student does, but no noise, no room and no telephone. With `late`
-a stage makes things so many
-outputs after the teacher, which hears what is yet to come where the student must not.
+The teacher processes the same speed and vocal-tract perturbation as the student, but no noise, reverberation or
+telephone. A delay lets a student's block reproduce an output some outputs later, because the teacher sees future audio
+that the student must not see.
 """
 
 import math
@@ -25,34 +24,42 @@ from acoustic.features.front_end import FrontEnd
 from acoustic.network import Network
 from acoustic.network.folding import fold
 from acoustic.network.modules import Masks, Unit, convolve, prefers_time_major, time_major
-from training.augment import Banks, alter
-from training.augment.config import PARTS, AugmentConfig, FeatureMasks
-from training.augment.sampling import chosen_rows
+from training.augment import NoiseBanks, augment_batch
+from training.augment.config import TRANSFORMS, AugmentConfig, SpecAugmentConfig
+from training.augment.sampling import random_rows
 from training.data.audio import ClipError, read_clip
-from training.data.features import DITHER, batch_features
+from training.data.features import batch_features
 from training.data.loader import Batch, batch_seed
 from training.data.manifests import Clip
-from training.distillation.blockwise_settings import BlockwisePart
-from training.distillation.objective import Ramp, silence_loss, words_loss
+from training.distillation.blockwise_settings import BlockwiseConfig
+from training.distillation.objective import blank_loss, ctc_per_character
 from training.errors import TrainingError
-from training.objectives.objective import Loss, PreparedBatch, hear, spoken_targets
-from training.run.precision import quickest
+from training.gpu.graphs import GraphedFunction
+from training.objectives.objective import (
+    ForwardPass,
+    Graphed,
+    Loss,
+    PreparedBatch,
+    pad_to,
+    prepare_batch,
+)
+from training.run.precision import fastest_precision
 
-STEPS_PER_DEVIATION = 16
-"""What a block makes is kept in bytes: sixteen deviations fit in, which few outputs exceed."""
+LEVELS_PER_DEVIATION = 16
+"""The teacher's outputs are kept as bytes: 255 levels are sixteen standard deviations, which few outputs exceed."""
 SCALE_CLIPS = 20
-SLIGHT = 0.3
-"""Noise on the features, in deviations, that shows which channels count."""
-MIN_SHARE = 0.1
-"""What any channel counts."""
-SPEAKER = frozenset({"speed", "vocal_tract"})
-"""What the speaker does: parts of the chain that the teacher hears too."""
-STAGES = "stages"
-"""What the hooks are called among a student's attributes."""
+PROBE_NOISE = 0.3
+"""Noise on the features, in standard deviations, that shows which channels matter."""
+MIN_CHANNEL_WEIGHT = 0.1
+"""The weight of a channel that does not matter."""
+SPEAKER_TRANSFORMS = frozenset({"speed", "vtlp"})
+"""Perturbation of the speaker: the part of the augmentation that the teacher processes too."""
+HOOKS = "block_hooks"
+"""The attribute of a student that holds its hooks."""
 
 
 class BlockwiseTeacher:
-    """What the teacher's blocks make of sound, in bytes; each block's outputs have a deviation of about one."""
+    """The outputs of a teacher's blocks as bytes, scaled so that the standard deviation in each block is about one."""
 
     def __init__(
         self,
@@ -65,68 +72,80 @@ class BlockwiseTeacher:
         known = len(self.network.blocks)
         if not all(0 <= block < known for block in blocks):
             raise TrainingError(
-                f"stages.of is {list(blocks)}: the blocks of {checkpoint.config.name} are numbered 0 to {known - 1}."
+                f"blockwise.teacher_blocks is {list(blocks)}: the blocks of {checkpoint.config.name} are numbered "
+                f"0 to {known - 1}."
             )
         self.config = checkpoint.config
         self.blocks = tuple(blocks)
-        self.front_end = FrontEnd(heard_like(checkpoint.config.features, student)).to(device)
+        self.front_end = FrontEnd(teacher_features(checkpoint.config.features, student)).to(device)
         self._device = device
-        self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(quickest(device))
-        compile_taps(self.network)
+        self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(fastest_precision(device))
+        use_compiled_depthwise(self.network)
         self.scales: list[float] = []
-        self.shares: list[Tensor] = []
-        """For each block how much each of its channels counts, one on average."""
+        self.channel_weights: list[Tensor] = []
+        """For each block the weight of each channel in the loss, one on average."""
+        self.run = GraphedFunction(self.quantized)
+        """`quantized`, replayed as a CUDA graph where one was captured."""
 
     def measure(self, clips: Sequence[Clip]) -> None:
-        """In some clips drawn evenly from all: each block's deviation, and how much its channels count."""
+        """On some clips, evenly chosen: each block's standard deviation, and how much each channel matters."""
         sums = [torch.zeros(3, dtype=torch.float64) for _ in self.blocks]
-        counting = [
+        weights = [
             torch.zeros(self.config.blocks[block].channels, device=self._device) for block in self.blocks
         ]
         for clip in clips[:: -(-len(clips) // SCALE_CLIPS) or 1]:
             try:
-                sound = torch.from_numpy(read_clip(clip.audio))[None].to(self._device)
+                audio = torch.from_numpy(read_clip(clip.audio))[None].to(self._device)
             except ClipError:
                 continue
-            features, frames = batch_features(self.front_end, sound, torch.tensor([sound.shape[1]]))
+            features, frames = batch_features(self.front_end, audio, torch.tensor([audio.shape[1]]))
             with torch.no_grad():
-                *taught, written = self._make(features, frames, write=True)
-            for total, made in zip(sums, taught, strict=True):
-                exact = made.double()
+                *outputs, log_probs = self._outputs(features, frames, log_probs=True)
+            for total, output in zip(sums, outputs, strict=True):
+                exact = output.double()
                 total += torch.stack([torch.ones_like(exact).sum(), exact.sum(), exact.square().sum()]).cpu()
-            for total, pull in zip(counting, self._pulls(features, frames, written), strict=True):
-                total += pull / pull.mean().clamp(min=1e-20)
-        self.shares = [MIN_SHARE + (1 - MIN_SHARE) * total / total.mean() for total in counting]
+            for total, energy in zip(
+                weights, self._gradient_energy(features, frames, log_probs), strict=True
+            ):
+                total += energy / energy.mean().clamp(min=1e-20)
+        self.channel_weights = [
+            MIN_CHANNEL_WEIGHT + (1 - MIN_CHANNEL_WEIGHT) * total / total.mean() for total in weights
+        ]
         self.scales = []
         for count, total, squares in (total.tolist() for total in sums):
             variance = squares / max(1.0, count) - (total / max(1.0, count)) ** 2
             if not variance > 0:
                 raise TrainingError(
-                    "The teacher makes nothing of these clips: none of those looked at can be read."
+                    "The teacher's outputs on the training clips are constant: none of the clips that were tried can "
+                    "be read."
                 )
             self.scales.append(variance**-0.5)
 
-    def hear(self, sound: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+    def encode(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
         """For each block [rows, outputs, channels] in bytes."""
-        with torch.no_grad():
-            made = self._make(*batch_features(self.front_end, sound, lengths))
+        return self.run(*batch_features(self.front_end, audio, lengths))
+
+    @torch.no_grad()
+    def quantized(self, features: Tensor, frames: Tensor) -> tuple[Tensor, ...]:
+        """The same from features. Can be captured as a CUDA graph."""
         return tuple(
-            (x.mT.float() * (scale * STEPS_PER_DEVIATION)).round().clamp(0, 255).to(torch.uint8)
-            for x, scale in zip(made, self.scales, strict=True)
+            (output.mT.float() * (scale * LEVELS_PER_DEVIATION)).round().clamp(0, 255).to(torch.uint8)
+            for output, scale in zip(self._outputs(features, frames), self.scales, strict=True)
         )
 
-    def _pulls(self, features: Tensor, frames: Tensor, written: Tensor) -> Iterator[Tensor]:
-        """For each block and channel the squared gradient of what noise changes in what is written. Few channels of the
-        last blocks matter: of QuartzNet's block 15 a quarter has nineteen twentieths of it."""
+    def _gradient_energy(self, features: Tensor, frames: Tensor, log_probs: Tensor) -> Iterator[Tensor]:
+        """For each block and channel the squared gradient of the divergence that noise on the features causes in the
+        log-probabilities. In the last blocks few channels matter: a quarter of QuartzNet's block 15 has 95 %."""
         noise = torch.randn(features.shape, generator=torch.Generator().manual_seed(0)).to(features)
-        *heard, said = self._make((features + SLIGHT * noise).requires_grad_(), frames, write=True)
-        apart = (written.exp() * (written - said)).sum()
-        for gradient in torch.autograd.grad(apart, heard):
+        noisy = (features + PROBE_NOISE * noise).requires_grad_()
+        *outputs, noisy_log_probs = self._outputs(noisy, frames, log_probs=True)
+        divergence = (log_probs.exp() * (log_probs - noisy_log_probs)).sum()
+        for gradient in torch.autograd.grad(divergence, outputs):
             yield gradient.float().square().sum((0, 2))
 
-    def _make(self, features: Tensor, frames: Tensor, *, write: bool = False) -> list[Tensor]:
-        """What each block makes; with `write` the log-probabilities behind it."""
-        made, needed = [], None if write else self.blocks[-1] + 1
+    def _outputs(self, features: Tensor, frames: Tensor, *, log_probs: bool = False) -> list[Tensor]:
+        """The output of each block [rows, channels, outputs]; with `log_probs` the network's output behind them."""
+        outputs, needed = [], None if log_probs else self.blocks[-1] + 1
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype is not None):
             masks = Masks(frames)
             x = features if self._dtype is None else features.to(self._dtype)
@@ -134,194 +153,225 @@ class BlockwiseTeacher:
             for index, block in enumerate(self.network.blocks[:needed]):
                 x = block([x], masks)
                 if index in self.blocks:
-                    made.append(x)
-            if write:
+                    outputs.append(x)
+            if log_probs:
                 scores = convolve(masks.apply(x, self.config.stride_frames), self.network.output)
-                made.append(scores.mT.float().log_softmax(-1))
-        return made
+                outputs.append(scores.mT.float().log_softmax(-1))
+        return outputs
 
 
-def compile_taps(network: Network) -> None:
-    """Depthwise taps by the compiled kernel, which otherwise serves training alone (acoustic.network.depthwise)."""
+def use_compiled_depthwise(network: Network) -> None:
+    """Run depthwise convolutions by the compiled kernel, which otherwise only training uses
+    (acoustic.network.depthwise)."""
     for unit in network.modules():
         if isinstance(unit, Unit) and unit.depthwise is not None:
             unit.depthwise.training = True
 
 
-def heard_like(teacher: FeatureConfig, student: FeatureConfig | None) -> FeatureConfig:
-    """The teacher's front end, normalized causally where its student is: it hears as well so, and what a stage is to
-    make depends on nothing that the stage cannot know. Else a tenth of what varies in the first one does
-    (experiments.csv: run Q)."""
+def teacher_features(teacher: FeatureConfig, student: FeatureConfig | None) -> FeatureConfig:
+    """The teacher's front end, normalized causally if its student's is. The teacher is as accurate with it, and the
+    targets of a block then depend on nothing that the block cannot know."""
     if student is None or student.normalize != "causal" or student.mels != teacher.mels:
         return teacher
-    known = ("normalize", "mean", "deviation", "prior_frames", "memory_frames", "max_level_db")
-    same: dict[str, Any] = {name: getattr(student, name) for name in known}
+    names = ("normalize", "mean", "deviation", "prior_frames", "memory_frames", "max_level_db")
+    same: dict[str, Any] = {name: getattr(student, name) for name in names}
     return replace(teacher, **same)
 
 
-class Stages:
-    """Hooks in a student: what its stages make is kept, and what they are given may be the teacher's."""
+class BlockHooks:
+    """Hooks in a student: the outputs of some blocks are kept, and the block after each of them may take the teacher's
+    output as its input instead."""
 
-    def __init__(self, network: Network, by: Sequence[int]) -> None:
+    def __init__(self, network: Network, blocks: Sequence[int]) -> None:
         last = len(network.blocks) - 1
-        if not all(0 <= block < last for block in by):
-            raise TrainingError(f"stages.by is {list(by)}: expected blocks of the student, 0 to {last - 1}.")
-        self.given: list[Tensor | None] = [None] * len(by)
-        self.made: list[Tensor] = []
-        for stage, block in enumerate(by):
+        if not all(0 <= block < last for block in blocks):
+            raise TrainingError(
+                f"blockwise.student_blocks is {list(blocks)}: expected blocks of the student, 0 to {last - 1}."
+            )
+        self.outputs: list[Tensor] = []
+        self._replacements: Sequence[Tensor] = ()
+        self._replaced: Tensor | None = None
+        for place, block in enumerate(blocks):
             network.blocks[block].register_forward_hook(self._keep)
-            network.blocks[block + 1].register_forward_pre_hook(self._give(stage))
+            network.blocks[block + 1].register_forward_pre_hook(self._replace(place))
 
     @contextmanager
-    def giving(self, given: Sequence[Tensor | None]) -> Iterator[None]:
-        """What follows each stage hears this in place of what the stage makes; None: what it makes."""
-        self.given, self.made = list(given), []
+    def recording(
+        self, replacements: Sequence[Tensor] = (), replaced: Tensor | None = None
+    ) -> Iterator[None]:
+        """Keep the outputs of a forward pass in training. The block after number `i` of the blocks takes
+        `replacements[i]` where `replaced[i]` is true; None: every block takes the student's own."""
+        self.outputs, self._replacements, self._replaced = [], replacements, replaced
         try:
             yield
         finally:
-            self.given, self.made = [None] * len(self.given), []
+            self.outputs, self._replacements, self._replaced = [], (), None
 
-    def _keep(self, module: nn.Module, inputs: tuple[Any, ...], made: Tensor) -> None:
+    def _keep(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if module.training:
-            self.made.append(made)
+            self.outputs.append(output)
 
-    def _give(self, stage: int) -> Any:
+    def _replace(self, place: int) -> Any:
         def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            given = self.given[stage]
-            if given is None or not module.training:
+            if self._replaced is None or not module.training:
                 return None
-            panes, masks = inputs
-            return [*panes[:-1], given.to(panes[-1].dtype)], masks
+            branches, masks = inputs
+            own = branches[-1]
+            # By a tensor, not by the host: the choice is part of a CUDA graph.
+            taken = torch.where(self._replaced[place], self._replacements[place].to(own.dtype), own)
+            return [*branches[:-1], taken], masks
 
         return hook
 
 
-def attach_stages(network: nn.Module, by: Sequence[int]) -> None:
-    """Let a network in training be heard and given to, stage by stage."""
+def attach_block_hooks(network: nn.Module, blocks: Sequence[int]) -> None:
+    """Hook into a student in training."""
     assert isinstance(network, Network)
-    setattr(network, STAGES, Stages(network, by))
+    setattr(network, HOOKS, BlockHooks(network, blocks))
 
 
 @dataclass(frozen=True)
 class BlockwiseBatch(PreparedBatch):
-    """A batch, and what the teacher's blocks make of what its speakers say (for each [rows, outputs, channels]), with
-    the outputs that count in each row."""
+    """A batch with the outputs of the teacher's blocks on the same speech (for each [rows, outputs, channels] in
+    bytes), how many of them count in each row, and which blocks of the student take them as input."""
 
-    taught: tuple[Tensor, ...] = ()
-    outputs: Tensor | None = None
+    teacher_outputs: tuple[Tensor, ...] = ()
+    teacher_counts: Tensor | None = None
+    teacher_inputs: Tensor | None = None
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """As of every batch, and the teacher's."""
+        assert self.teacher_counts is not None and self.teacher_inputs is not None
+        return (*super().inputs(), self.teacher_counts, self.teacher_inputs, *self.teacher_outputs)
 
 
 @dataclass(kw_only=True)
 class BlockwiseObjective:
-    """One step of learning stage by stage, and of writing words, on altered sound."""
+    """The distillation losses of the blocks, plus CTC per character."""
 
     config: ModelConfig
     device: torch.device
     teacher: BlockwiseTeacher
-    part: BlockwisePart
-    alteration: AugmentConfig
-    ramp: Ramp
-    banks: Banks | None
-    masks: FeatureMasks
+    blockwise: BlockwiseConfig
+    augment: AugmentConfig
+    banks: NoiseBanks | None
+    spec_augment: SpecAugmentConfig
 
     def __post_init__(self) -> None:
         config, teacher = self.config, self.teacher
-        for of, by in zip(self.part.of, self.part.by, strict=True):
-            if _channels_and_rate(teacher.config, of) != (
-                config.blocks[by].channels,
-                config.frames_per_output,
-            ):
-                channels, rate = _channels_and_rate(teacher.config, of)
+        for theirs, own in zip(self.blockwise.teacher_blocks, self.blockwise.student_blocks, strict=True):
+            channels, rate = _channels_and_rate(teacher.config, theirs)
+            if (channels, rate) != (config.blocks[own].channels, config.frames_per_output):
                 raise TrainingError(
-                    f"Block {by} of {config.name} cannot learn block {of} of {teacher.config.name}: that makes "
-                    f"{channels} channels every {rate} frames, this {config.blocks[by].channels}, and "
-                    f"{config.name} writes every {config.frames_per_output}."
+                    f"Block {own} of {config.name} cannot learn block {theirs} of {teacher.config.name}: that has "
+                    f"{channels} channels and an output every {rate} frames, this {config.blocks[own].channels} "
+                    f"channels, and {config.name} has an output every {config.frames_per_output}."
                 )
         self.front_end = FrontEnd(config.features).to(self.device)
 
-    def hear(self, batch: Batch) -> BlockwiseBatch:
-        """Altered by the chain at the strength of the batch's step; the teacher hears what the speaker does."""
-        plan = self.alteration.scaled(self.ramp.at(batch.step))
-        speaker = _without(plan, {*PARTS, "level", "nothing"} - SPEAKER)
-        generator = torch.Generator().manual_seed(batch_seed(batch.seed, 0, 1))
-        spoken = alter(batch.sound, batch.lengths, speaker, generator)
-        batch = replace(batch, sound=spoken.sound, lengths=spoken.lengths)
-        heard = hear(batch, self.front_end, _without(plan, SPEAKER), self.banks, DITHER, self.masks)
-        taught = self.teacher.hear(spoken.sound, spoken.lengths)
-        frames = -(-spoken.lengths // self.config.features.hop_samples)
-        outputs = -(-frames // self.config.frames_per_output)
-        return BlockwiseBatch(**_parts(heard), taught=taught, outputs=outputs.to(self.device))
+    @property
+    def graphed(self) -> Sequence[Graphed]:
+        """The teacher."""
+        return (self.teacher.run,)
 
-    def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
-        assert isinstance(heard, BlockwiseBatch) and heard.outputs is not None
-        batch, altered = heard.batch, heard.altered
-        stages = cast(Stages, getattr(getattr(model, "module", model), STAGES))
-        taught, inside = self._taught(heard, heard.outputs)
-        with stages.giving(self._given(taught, batch)):
-            log_probs, outputs = model(heard.features, heard.frames)
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> BlockwiseBatch:
+        """Augmented at the strength of the batch's step. The teacher processes the speaker's perturbation only."""
+        augment = self.augment.at_step(batch.step)
+        speaker = _without(augment, {*TRANSFORMS, "level", "silence"} - SPEAKER_TRANSFORMS)
+        generator = torch.Generator().manual_seed(batch_seed(batch.seed, 0, 1))
+        spoken = augment_batch(batch.audio, batch.lengths, speaker, generator)
+        audio, lengths = pad_to(spoken.audio, spoken.lengths, batch.augmented_samples)
+        batch = replace(batch, audio=audio, lengths=lengths)
+        prepared = prepare_batch(
+            batch,
+            self.config,
+            self.front_end,
+            _without(augment, SPEAKER_TRANSFORMS),
+            banks=self.banks,
+            spec_augment=self.spec_augment,
+        )
+        teacher_outputs = self.teacher.encode(audio, lengths)
+        return BlockwiseBatch(
+            **{item.name: getattr(prepared, item.name) for item in fields(PreparedBatch)},
+            teacher_outputs=teacher_outputs,
+            teacher_counts=prepared.output_counts.to(self.device),
+            teacher_inputs=self._teacher_inputs(batch).to(self.device),
+        )
+
+    def forward(self, model: nn.Module, prepared: PreparedBatch) -> ForwardPass:
+        """The distillation losses, and the blank loss of the rows without speech."""
+        assert isinstance(prepared, BlockwiseBatch)
+        hooks = cast(BlockHooks, getattr(getattr(model, "module", model), HOOKS))
+        targets, counted = self._targets(prepared)
+        replaced = prepared.teacher_inputs if self.blockwise.student_input_steps else None
+        with hooks.recording([values.mT for values in targets], replaced):
+            log_probs, outputs = model(prepared.features, prepared.frames)
             losses = [
-                stage_loss(made.mT.float(), values, counting, shares)
-                for made, values, counting, shares in zip(
-                    stages.made, taught, inside, self.teacher.shares, strict=True
+                block_loss(output.mT.float(), values, inside, weights)
+                for output, values, inside, weights in zip(
+                    hooks.outputs, targets, counted, self.teacher.channel_weights, strict=True
                 )
             ]
-        log_probs = log_probs.float()
-        targets, lengths = spoken_targets(batch, altered.silent)
-        words = words_loss(log_probs, outputs, targets, lengths, self.config.blank)
-        words = words + silence_loss(log_probs, outputs, altered.silent, self.config.blank)
-        figures = {"words": words.sum()}
-        figures |= {f"stage_{index}": loss.detach() * len(batch) for index, loss in enumerate(losses, 1)}
-        total = self.part.words * words.sum() + torch.stack(losses).sum() * len(batch)
-        return Loss(total, len(batch), figures)
+        log_probs, rows = log_probs.float(), len(outputs)
+        blanks = blank_loss(log_probs, outputs, prepared.speech, self.config.blank).sum()
+        metrics = {"ctc": blanks.detach()}
+        metrics |= {f"block_{index}": loss.detach() * rows for index, loss in enumerate(losses, 1)}
+        loss = torch.stack(losses).sum() * rows + self.blockwise.ctc_weight * blanks
+        return ForwardPass(log_probs, loss, metrics)
 
-    def _taught(self, heard: "BlockwiseBatch", outputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """For each stage what it is to make [rows, outputs, channels], and which outputs count."""
+    def transcript_loss(self, prepared: PreparedBatch, log_probs: Tensor) -> Loss:
+        """CTC per character."""
+        loss = ctc_per_character(
+            log_probs, prepared.output_counts, prepared.targets, prepared.target_lengths, self.config.blank
+        ).sum()
+        return Loss(self.blockwise.ctc_weight * loss, {"ctc": loss})
+
+    def _targets(self, prepared: BlockwiseBatch) -> tuple[list[Tensor], list[Tensor]]:
+        """For each block its targets [rows, outputs, channels], and which outputs count."""
+        assert prepared.teacher_counts is not None
         every = self.config.frames_per_output
-        longest, wanted = -(-heard.features.shape[-1] // every), -(-heard.frames // every)
-        spoken = torch.ones(len(outputs), dtype=torch.bool)
-        spoken[list(heard.altered.silent)] = False
-        taught, inside = [], []
-        for made, late in zip(heard.taught, self.part.late, strict=True):
-            places, counting = stretched(outputs, wanted, longest, late)
-            counting = counting & spoken.to(counting.device)[:, None]
-            rows = torch.arange(len(made), device=made.device)[:, None]
-            taught.append(made[rows, places].float() / STEPS_PER_DEVIATION * counting[..., None])
-            inside.append(counting)
-        return taught, inside
+        longest, counts = -(-prepared.features.shape[-1] // every), -(-prepared.frames // every)
+        rows = torch.arange(len(counts), device=counts.device)[:, None]
+        targets, counted = [], []
+        for outputs, delay in zip(prepared.teacher_outputs, self.blockwise.delay_outputs, strict=True):
+            places, inside = align(prepared.teacher_counts, counts, longest, delay)
+            inside = inside & prepared.speech[:, None]
+            targets.append(outputs[rows, places].float() / LEVELS_PER_DEVIATION * inside[..., None])
+            counted.append(inside)
+        return targets, counted
 
-    def _given(self, taught: Sequence[Tensor], batch: Batch) -> list[Tensor | None]:
-        """What takes the place of what each stage makes, as [rows, channels, outputs]."""
-        drawn = torch.Generator().manual_seed(batch.seed)
-        chosen = chosen_rows(len(taught), self.part.given_share(batch.step), drawn).tolist()
-        return [values.mT if stage in chosen else None for stage, values in enumerate(taught)]
-
-
-def stretched(heard: Tensor, wanted: Tensor, longest: int, late: int) -> tuple[Tensor, Tensor]:
-    """For rows of `wanted` outputs of which the teacher heard `heard`: which of the teacher's belongs to each of
-    `longest` outputs that come `late` [rows, longest], and whether any does."""
-    index = torch.arange(longest, device=heard.device)[None, :] - late
-    wanted = wanted.to(heard.device)[:, None]
-    places = ((index + 0.5) * heard[:, None] / wanted.clamp(min=1)).long()
-    return places.clamp(min=0).minimum(heard[:, None] - 1), (index >= 0) & (index < wanted - late)
+    def _teacher_inputs(self, batch: Batch) -> Tensor:
+        """Which blocks take the teacher's output as input at the batch's step, drawn at random."""
+        count = len(self.blockwise.student_blocks)
+        generator = torch.Generator().manual_seed(batch.seed)
+        chosen = torch.zeros(count, dtype=torch.bool)
+        chosen[random_rows(count, self.blockwise.teacher_input_share(batch.step), generator)] = True
+        return chosen
 
 
-def stage_loss(made: Tensor, taught: Tensor, inside: Tensor, shares: Tensor) -> Tensor:
-    """What is amiss of the teacher's outputs, as a share of how much they differ from their mean, each channel by what
-    it counts; `taught` is nought wherever nothing counts."""
+def align(teacher_counts: Tensor, counts: Tensor, longest: int, delay: int) -> tuple[Tensor, Tensor]:
+    """For each of `longest` outputs of the student the teacher's output that it learns [rows, longest], and whether
+    there is one. A row has `counts` outputs in the student and `teacher_counts` in the teacher."""
+    index = torch.arange(longest, device=teacher_counts.device)[None, :] - delay
+    counts = counts.to(teacher_counts.device)[:, None]
+    places = ((index + 0.5) * teacher_counts[:, None] / counts.clamp(min=1)).long()
+    places = places.clamp(min=0).minimum(teacher_counts[:, None] - 1)
+    return places, (index >= 0) & (index < counts - delay)
+
+
+def block_loss(outputs: Tensor, targets: Tensor, inside: Tensor, channel_weights: Tensor) -> Tensor:
+    """The squared error as a share of the targets' variance, with weighted channels. Targets are 0 outside `inside`."""
     count = inside.sum().clamp(min=1)
-    differing = taught.square().sum((0, 1)) - taught.sum((0, 1)).square() / count
-    amiss = torch.where(inside[..., None], made - taught, 0.0).square().sum((0, 1))
-    return (shares * amiss).sum() / (shares * differing).sum().clamp(min=1e-3)
+    variance = targets.square().sum((0, 1)) - targets.sum((0, 1)).square() / count
+    error = torch.where(inside[..., None], outputs - targets, 0.0).square().sum((0, 1))
+    return (channel_weights * error).sum() / (channel_weights * variance).sum().clamp(min=1e-3)
 
 
 def _channels_and_rate(config: ModelConfig, block: int) -> tuple[int, int]:
     return config.blocks[block].channels, math.prod(before.stride for before in config.blocks[: block + 1])
 
 
-def _without(plan: AugmentConfig, parts: Iterable[str]) -> AugmentConfig:
-    off: dict[str, Any] = dict.fromkeys(parts, 0.0)
-    return replace(plan, **off)
-
-
-def _parts(heard: PreparedBatch) -> dict[str, Any]:
-    return {part.name: getattr(heard, part.name) for part in fields(PreparedBatch)}
+def _without(augment: AugmentConfig, transforms: Iterable[str]) -> AugmentConfig:
+    off: dict[str, Any] = dict.fromkeys(transforms, 0.0)
+    return replace(augment, **off)

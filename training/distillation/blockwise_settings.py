@@ -1,5 +1,5 @@
-"""What a recipe says of learning stage by stage: values only, so that a recipe is read without PyTorch. The work is
-done in `training.distillation.blockwise`.
+"""The recipe section [blockwise]. Values only, so that a recipe is read without PyTorch; the objective is in
+`training.distillation.blockwise`.
 """
 
 from dataclasses import dataclass
@@ -8,33 +8,47 @@ from training.errors import TrainingError
 
 
 @dataclass(frozen=True)
-class BlockwisePart:
-    """Blocks `of` the teacher learnt by the student's blocks `by`, each `late` outputs later; none: no stages. Until
-    step `given_steps` every stage is given what the teacher makes, from `own_steps` on none is, and in between some;
-    `words` is how much the words count beside them.
+class BlockwiseConfig:
+    """Blockwise distillation: each of `student_blocks` learns the output of the teacher's block at the same place in
+    `teacher_blocks`, delayed by `delay_outputs` outputs. An empty `teacher` switches it off.
+
+    Until step `teacher_input_steps` every group of student blocks takes the teacher's output as its input; from step
+    `student_input_steps` on every group takes the student's own; in between, a shrinking random part takes the
+    teacher's. `ctc_weight` is the weight of the CTC loss beside the distillation losses.
     """
 
     teacher: str = ""
-    of: tuple[int, ...] = ()
-    by: tuple[int, ...] = ()
-    late: tuple[int, ...] = ()
-    given_steps: int = 0
-    own_steps: int = 0
-    words: float = 0.3
+    teacher_blocks: tuple[int, ...] = ()
+    student_blocks: tuple[int, ...] = ()
+    delay_outputs: tuple[int, ...] = ()
+    teacher_input_steps: int = 0
+    student_input_steps: int = 0
+    ctc_weight: float = 0.3
 
     def __post_init__(self) -> None:
-        if not len(self.of) == len(self.by) == len(self.late) or bool(self.teacher) != bool(self.of):
+        blocks = (self.teacher_blocks, self.student_blocks)
+        lengths = [len(values) for values in (*blocks, self.delay_outputs)]
+        if len(set(lengths)) > 1 or bool(self.teacher) != bool(self.teacher_blocks):
             raise TrainingError(
-                f"stages.of, stages.by and stages.late have {len(self.of)}, {len(self.by)} and {len(self.late)} "
-                "values: expected one of each for every stage, and stages.teacher where there are any."
+                "blockwise.teacher_blocks, blockwise.student_blocks and blockwise.delay_outputs have "
+                f"{lengths[0]}, {lengths[1]} and {lengths[2]} values: expected lists of one length, and "
+                "blockwise.teacher where they are not empty."
             )
-        if any(list(blocks) != sorted(set(blocks)) for blocks in (self.of, self.by)):
-            raise TrainingError("stages.of and stages.by name blocks from the first to the last, none twice.")
-        if any(later < sooner for sooner, later in zip((0, *self.late), self.late, strict=False)):
-            raise TrainingError(f"stages.late is {list(self.late)}: a later stage cannot be less late.")
+        if any(list(values) != sorted(set(values)) for values in blocks):
+            raise TrainingError(
+                "blockwise.teacher_blocks and blockwise.student_blocks: expected ascending block numbers, each once."
+            )
+        if any(
+            later < sooner
+            for sooner, later in zip((0, *self.delay_outputs), self.delay_outputs, strict=False)
+        ):
+            raise TrainingError(
+                f"blockwise.delay_outputs is {list(self.delay_outputs)}: expected values of 0 or more that never fall."
+            )
 
-    def given_share(self, step: int) -> float:
-        """How many of the stages are given what the teacher makes at that step."""
-        if step < self.given_steps:
+    def teacher_input_share(self, step: int) -> float:
+        """The share of the groups that take the teacher's output as input at that step."""
+        if step < self.teacher_input_steps:
             return 1.0
-        return max(0.0, (self.own_steps - step) / max(1, self.own_steps - self.given_steps))
+        ramp = max(1, self.student_input_steps - self.teacher_input_steps)
+        return max(0.0, (self.student_input_steps - step) / ramp)

@@ -1,98 +1,46 @@
-"""CTC per character of transcripts and pseudo-labels (`training.distillation.pseudo_labels`), on sound that is
-altered more and more.
-"""
-
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+"""The objective for transcripts and pseudo-labels: CTC loss per character, and blanks only in rows without speech."""
 
 import torch
 from torch import Tensor, nn
 
-from acoustic.config import ModelConfig
-from acoustic.features.front_end import FrontEnd
-from training.augment import Banks
-from training.augment.config import NO_MASKS, AugmentConfig, FeatureMasks
-from training.data.features import DITHER
-from training.data.loader import Batch
-from training.data.manifests import Clip
-from training.distillation.pseudo_labels import LabelFolder, clip_key
 from training.objectives.ctc import ctc
-from training.objectives.objective import Loss, PreparedBatch, hear, spoken_targets
+from training.objectives.objective import CtcObjective, ForwardPass, Loss, PreparedBatch
 
 
-@dataclass(frozen=True)
-class Ramp:
-    """Strength of the alteration: `first` at step 0, 1 at `steps`. Light at the start, or nothing is learned."""
+class PseudoLabelObjective(CtcObjective):
+    """CTC loss per character; rows without speech are to output blanks."""
 
-    first: float = 0.2
-    steps: int = 20_000
-
-    def at(self, step: int) -> float:
-        """The strength of one step."""
-        return min(1.0, self.first + (1.0 - self.first) * step / max(1, self.steps))
-
-
-class DistilObjective:
-    """CTC per character, and blanks only where nothing is said; the alteration follows a ramp."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        device: torch.device,
-        *,
-        alteration: AugmentConfig = AugmentConfig(),  # noqa: B008 (frozen)
-        ramp: Ramp = Ramp(),
-        banks: Banks | None = None,
-        masks: FeatureMasks = NO_MASKS,
-        dither: float = DITHER,
-    ) -> None:
-        self.config = config
-        self.front_end = FrontEnd(config.features).to(device)
-        self.alteration = alteration
-        self.ramp = ramp
-        self.banks = banks
-        self.masks = masks
-        self.dither = dither
-
-    def hear(self, batch: Batch) -> PreparedBatch:
-        """Altered at the strength of the batch's step."""
-        plan = self.alteration.scaled(self.ramp.at(batch.step))
-        return hear(batch, self.front_end, plan, self.banks, self.dither, self.masks)
-
-    def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
-        log_probs, outputs = model(heard.features, heard.frames)
+    def forward(self, model: nn.Module, prepared: PreparedBatch) -> ForwardPass:
+        """The loss is that of the rows without speech."""
+        log_probs, outputs = model(prepared.features, prepared.frames)
         log_probs = log_probs.float()
-        targets, lengths = spoken_targets(heard.batch, heard.altered.silent)
-        words = words_loss(log_probs, outputs, targets, lengths, self.config.blank)
-        words = words + silence_loss(log_probs, outputs, heard.altered.silent, self.config.blank)
-        return Loss(words.sum(), len(heard.batch), {"words": words.sum()})
+        loss = blank_loss(log_probs, outputs, prepared.speech, self.config.blank).sum()
+        return ForwardPass(log_probs, loss, {"ctc": loss})
+
+    def transcript_loss(self, prepared: PreparedBatch, log_probs: Tensor) -> Loss:
+        """CTC loss of each row divided by its number of characters."""
+        loss = ctc_per_character(
+            log_probs, prepared.output_counts, prepared.targets, prepared.target_lengths, self.config.blank
+        ).sum()
+        return Loss(loss, {"ctc": loss})
 
 
-def words_loss(
+def ctc_per_character(
     log_probs: Tensor, outputs: Tensor, targets: Tensor, target_lengths: Tensor, blank: int
 ) -> Tensor:
-    """CTC of each row, per character; rows without words, or with more of them than fit, count nothing."""
-    losses = ctc(log_probs, outputs, targets, target_lengths, blank)
-    return losses / target_lengths.to(losses.device).clamp(min=1) * (target_lengths.to(losses.device) > 0)
-
-
-def silence_loss(log_probs: Tensor, outputs: Tensor, silent: Sequence[int], blank: int) -> Tensor:
-    """Of the rows in which nothing is said: how far each output is from writing nothing; nought for the others."""
-    losses = log_probs.new_zeros(len(log_probs))
-    if not silent:
-        return losses
-    rows = torch.tensor(silent, device=log_probs.device)
-    index = torch.arange(log_probs.shape[1], device=log_probs.device)[None, :]
-    count = outputs.to(log_probs.device)[rows]
-    apart = torch.where(index < count[:, None], -log_probs[rows, :, blank], 0.0)
-    return losses.index_copy(0, rows, apart.sum(1) / count.clamp(min=1))
-
-
-def labelled_clips(clips: Sequence[Clip], base: Path, folder: LabelFolder | None) -> list[Clip]:
-    """A manifest's clips with the text to learn: the transcript where there is one, else the pseudo-label. Clips that
-    have neither are left out.
+    """CTC loss of each row divided by its number of characters; 0 for rows without a target, and for rows whose target
+    does not fit into their outputs.
     """
-    labels = folder.labels if folder else {}
-    texts = (clip.text or labels.get(clip_key(clip.audio, base)) for clip in clips)
-    return [replace(clip, text=text) for clip, text in zip(clips, texts, strict=True) if text]
+    losses = ctc(log_probs, outputs, targets, target_lengths, blank)
+    characters = target_lengths.to(losses.device)
+    return losses / characters.clamp(min=1) * (characters > 0)
+
+
+def blank_loss(log_probs: Tensor, outputs: Tensor, speech: Tensor, blank: int) -> Tensor:
+    """For rows where `speech` is false, the mean negative log-probability of blank over their outputs; 0 for the
+    others.
+    """
+    index = torch.arange(log_probs.shape[1], device=log_probs.device)[None, :]
+    counted = (index < outputs[:, None]) & ~speech[:, None]
+    losses = torch.where(counted, -log_probs[..., blank], 0.0).sum(1)
+    return losses / outputs.clamp(min=1)

@@ -1,107 +1,111 @@
-"""Pseudo-labels: the words that a teacher recognizes in each clip that has no transcript, kept on disk.
+"""Pseudo-labels: transcripts that a teacher recognized, for clips that have none, stored on disk.
 
-`labels.jsonl` has one line a clip and only grows. A labeller may be killed at any moment: on opening, half a line
-at the end is cut away and that clip is labelled again.
+`labels.jsonl` has one line per clip and is only appended to. The process may be killed at any moment: a truncated last
+line is removed when the file is opened for writing, and its clip is labeled again.
 """
 
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from training.data.manifests import Clip
 from training.errors import TrainingError
 from training.run.file_lock import exclusive
 
 
-def labelled_as(manifest: Path) -> tuple[Path, str]:
-    """The folder that a manifest's clips are named from, and the name that its labels go by: its folder's, unless the
-    file has a name of its own.
+def label_name(manifest: Path) -> tuple[Path, str]:
+    """The folder that the clips of a manifest are relative to, and the name of its label folder: the name of that
+    folder, or the stem of the manifest if it is not called manifest.jsonl.
     """
     if manifest.is_dir():
         return manifest, manifest.name
     return manifest.parent, manifest.parent.name if manifest.name == "manifest.jsonl" else manifest.stem
 
 
-def refuse_namesakes(manifests: Sequence[Path]) -> None:
-    """Two manifests whose labels go by one name would take each other's words."""
+def check_unique_names(manifests: Sequence[Path]) -> None:
+    """Raise if two manifests of different folders have one label name: each would get the labels of the other."""
     known: dict[str, Path] = {}
     for manifest in manifests:
-        base, name = labelled_as(manifest)
+        base, name = label_name(manifest)
         first = known.setdefault(name, base)
         if first.resolve() != base.resolve():
             raise TrainingError(
-                f"The labels of {manifest} and of a manifest in {first} both go by the name {name!r}, and their clips "
-                "would take each other's words: rename one of the two."
+                f"The labels of {manifest} and of a manifest in {first} have the same name {name!r} and would be "
+                "mixed up: rename one of the two."
             )
 
 
 def clip_key(audio: Path, base: Path) -> str:
-    """What a clip is called in the labels of the manifest in the folder `base`."""
+    """The name of a clip in the labels of the manifest in the folder `base`."""
     return str(audio.relative_to(base)) if audio.is_relative_to(base) else str(audio)
 
 
 class LabelFolder:
-    """The labels of one manifest: each clip's words. Read anywhere; written by one labeller at a time."""
+    """The pseudo-labels of one manifest. Any number of readers; one writer at a time, inside a `with` statement."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.labels: dict[str, str] = {}
         self._path = folder / "labels.jsonl"
-        self._whole_bytes = 0
-        self._lines: IO[bytes] | None = None
+        self._complete_bytes = 0
+        self._file: IO[bytes] | None = None
         self._lock = ExitStack()
-        self._take_in()
+        self._load()
 
     def __enter__(self) -> "LabelFolder":
         self.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as lock:
-            lock.enter_context(exclusive(self.folder, "labelling"))
-            self._take_in()  # another labeller may have added to it since
-            self._lines = self._path.open("ab")
-            self._lines.truncate(self._whole_bytes)
+            lock.enter_context(exclusive(self.folder, "labeling"))
+            self._load()  # another process may have appended since
+            self._file = self._path.open("ab")
+            self._file.truncate(self._complete_bytes)
             self._lock = lock.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._lines is not None:
-            with suppress(OSError):  # whatever counts is written; on a full disk the rest cannot be
-                self._lines.close()
-        self._lines = None
+        if self._file is not None:
+            with suppress(
+                OSError
+            ):  # every label is flushed already; on a full disk the rest cannot be written
+                self._file.close()
+        self._file = None
         self._lock.close()
 
     def append(self, clip: str, words: str) -> None:
-        """Add one clip."""
-        if self._lines is None:
+        """Add the label of one clip."""
+        if self._file is None:
             raise TrainingError(f"{self.folder} is not open for writing: use it in a `with` statement.")
         try:
-            self._lines.write(json.dumps({"clip": clip, "words": words}).encode() + b"\n")
-            self._lines.flush()
+            self._file.write(json.dumps({"clip": clip, "words": words}).encode() + b"\n")
+            self._file.flush()
         except OSError as error:
             raise TrainingError(
                 f"The labels in {self.folder} cannot be written ({error.strerror}). "
-                "Nothing before this clip is lost: free some room and run the same command again."
+                "The labels before this clip are kept: free some space and run the command again."
             ) from error
         self.labels[clip] = words
 
-    def _take_in(self) -> None:
-        """What the file holds now."""
+    def _load(self) -> None:
+        """Read what the file holds now."""
         self.labels.clear()
-        self._whole_bytes = 0
+        self._complete_bytes = 0
         for clip, words, size in self._read():
             self.labels[clip] = words
-            self._whole_bytes += size
+            self._complete_bytes += size
 
     def _read(self) -> Iterator[tuple[str, str, int]]:
-        """Clip, words and bytes of every whole line."""
+        """Clip, words and size in bytes of every complete line."""
         try:
-            written = self._path.read_bytes()
+            content = self._path.read_bytes()
         except FileNotFoundError:
             return
-        for line in written.splitlines(keepends=True):
+        for line in content.splitlines(keepends=True):
             try:
                 values = json.loads(line)
                 clip, words = values["clip"], values["words"]
@@ -110,3 +114,12 @@ class LabelFolder:
             if not line.endswith(b"\n"):
                 return
             yield clip, words, len(line)
+
+
+def with_pseudo_labels(clips: Sequence[Clip], base: Path, folder: LabelFolder | None) -> list[Clip]:
+    """The clips of a manifest with their training text: the transcript if there is one, else the pseudo-label. Clips
+    without either are left out.
+    """
+    labels = folder.labels if folder else {}
+    texts = (clip.text or labels.get(clip_key(clip.audio, base)) for clip in clips)
+    return [replace(clip, text=text) for clip, text in zip(clips, texts, strict=True) if text]

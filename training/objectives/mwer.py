@@ -1,9 +1,8 @@
-"""Words wrong, as they are counted: beside whatever else a run minimizes, the mistakes to be expected of its readings.
+"""Minimum word error rate training (Prabhavalkar et al. 2018, arXiv 1712.01818), beside another objective.
 
-The search lists the readings of every row, each as probable as its score says; a reading with fewer mistakes than the
-list has on average becomes likelier, one with more less likely (minimum word error rate training, Prabhavalkar et al.
-2018, arXiv 1712.01818). What a language model mends by itself the network need not learn then, and what it cannot mend
-counts for more.
+The beam search lists the n-best hypotheses of every row, each with a probability from its score. A hypothesis with
+fewer word errors than the list's mean becomes likelier, one with more less likely. The network then need not learn
+what the language model corrects by itself, and what it cannot correct counts for more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,116 +18,116 @@ from lm.ngram.trie import NGram
 from lm.score import word_errors
 from training.data.loader import Batch, batch_seed
 from training.objectives.ctc import ctc
-from training.objectives.objective import Loss, Objective, PreparedBatch, spoken_targets
-from training.recipe import MistakesPart
+from training.objectives.objective import ForwardPass, Graphed, Loss, Objective, PreparedBatch
+from training.recipe import MwerConfig
 
-MIN_SHARE = 1e-3
-"""A reading that would move the network by less than so many mistakes is passed over: its gradient costs as much."""
+MIN_ERROR_SHARE = 1e-3
+"""A hypothesis whose probability times its excess of errors is below this is left out: its gradient costs as much as
+that of any other."""
 
 
 class MwerObjective:
-    """An objective, and the expected mistakes of each row besides."""
+    """An objective, plus the expected word errors of each row."""
 
     def __init__(
         self,
         objective: Objective,
-        model: nn.Module,
         alphabet: str,
-        part: MistakesPart,
+        config: MwerConfig,
         search: SearchSettings,
         ngram: NGram | None,
     ) -> None:
         self.objective = objective
         self.alphabet = alphabet
-        self.part = part
+        self.config = config
         self.decoder: Decoder = open_decoder("beam", alphabet, ngram)
         self.searches = [
             replace(
                 search,
-                n_best=part.readings,
-                width=part.width,
+                n_best=config.hypotheses,
+                width=config.beam_width,
                 lm_weight=weight if ngram else 0.0,
-                # Where nothing is known of words, none is unknown.
+                # Without a language model no word is unknown.
                 unknown_penalty=search.unknown_penalty if weight and ngram else 0.0,
             )
-            for weight in part.lm_weights
+            for weight in config.lm_weights
         ]
-        self._made: tuple[Tensor, Tensor] | None = None
-        model.register_forward_hook(self._keep)
 
-    def hear(self, batch: Batch) -> PreparedBatch:
-        """As the objective does."""
-        return self.objective.hear(batch)
+    @property
+    def graphed(self) -> Sequence[Graphed]:
+        """Those of the other objective."""
+        return self.objective.graphed
 
-    def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
-        loss = self.objective(model, heard)
-        assert self._made is not None
-        (log_probs, outputs), self._made = self._made, None
-        targets, lengths = spoken_targets(heard.batch, heard.altered.silent)
-        said = {
-            row: self._text(labels)
-            for row, labels in enumerate(torch.split(targets, lengths.tolist()))
-            if row in heard.altered.silent or len(labels)
+    def prepare(self, batch: Batch) -> PreparedBatch:
+        """As the other objective does."""
+        return self.objective.prepare(batch)
+
+    def forward(self, model: nn.Module, prepared: PreparedBatch) -> ForwardPass:
+        """As the other objective does."""
+        return self.objective.forward(model, prepared)
+
+    def transcript_loss(self, prepared: PreparedBatch, log_probs: Tensor) -> Loss:
+        """That of the other objective plus the weighted expected word errors."""
+        loss = self.objective.transcript_loss(prepared, log_probs)
+        labels = torch.split(prepared.targets, prepared.target_lengths.tolist())
+        transcripts = {
+            row: self._text(own) for row, own in enumerate(labels) if row in prepared.silent or len(own)
         }
-        draw = np.random.default_rng(batch_seed(heard.batch.seed, 0, 2))
-        total, figures = self.expected(log_probs.float(), outputs, said, draw)
-        return Loss(loss.total + self.part.weight * total, loss.rows, {**loss.figures, **figures})
+        random = np.random.default_rng(batch_seed(prepared.batch.seed, 0, 2))
+        errors, metrics = self.expected_errors(log_probs.float(), prepared.output_counts, transcripts, random)
+        return Loss(loss.total + self.config.weight * errors, {**loss.metrics, **metrics})
 
-    def expected(
+    def expected_errors(
         self,
         log_probs: Tensor,
         outputs: Tensor,
-        said: Mapping[int, str],
-        draw: np.random.Generator,
+        transcripts: Mapping[int, str],
+        random: np.random.Generator,
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """What has the gradient of the expected mistakes of the rows of which it is known what is said; and those
-        mistakes, the best readings' and the words.
+        """A value with the gradient of the expected word errors of the rows with a known transcript; and as metrics the
+        expected errors, the errors of the best hypotheses, and the words.
 
-        Each row is searched with one of the language model's weights: with none of it, too, for texts that it has read
-        leave few mistakes to learn from.
+        Each row is searched with one of the configured weights of the language model, also without it: texts that the
+        language model was built from leave few errors to learn from.
         """
-        plain = log_probs.detach().cpu().numpy()
+        values = log_probs.detach().cpu().numpy()
         rows: list[int] = []
-        readings: list[list[int]] = []
+        hypotheses: list[list[int]] = []
         shares: list[float] = []
-        mistakes = best = words = 0.0
-        for row, text in said.items():
-            search = self.searches[int(draw.integers(len(self.searches)))]
+        expected = best = words = 0.0
+        for row, text in transcripts.items():
+            search = self.searches[int(random.integers(len(self.searches)))]
             utterance = self.decoder.start(search)
-            utterance.push(plain[row, : int(outputs[row])])
+            utterance.push(values[row, : int(outputs[row])])
             found = utterance.finish()
-            wrong = np.array([float(word_errors(text, reading.text).errors) for reading in found])
-            likely = (
-                torch.tensor([reading.score for reading in found], dtype=torch.float64).softmax(0).numpy()
-            )
-            mean = float(likely @ wrong)
-            for reading, share in zip(found, likely * (wrong - mean), strict=True):
-                if abs(share) > MIN_SHARE:
+            errors = np.array([float(word_errors(text, hypothesis.text).errors) for hypothesis in found])
+            scores = torch.tensor([hypothesis.score for hypothesis in found], dtype=torch.float64)
+            probabilities = scores.softmax(0).numpy()
+            mean = float(probabilities @ errors)
+            for hypothesis, share in zip(found, probabilities * (errors - mean), strict=True):
+                if abs(share) > MIN_ERROR_SHARE:
                     rows.append(row)
                     shares.append(share)
-                    readings.append([self.alphabet.index(letter) for letter in reading.text])
-            mistakes, best, words = mistakes + mean, best + wrong[0], words + len(text.split())
-        counted = log_probs.new_tensor((mistakes, best, words))
-        figures = dict(zip(("mistakes", "mistakes_of_the_best", "words_said"), counted, strict=True))
+                    hypotheses.append([self.alphabet.index(character) for character in hypothesis.text])
+            expected, best, words = expected + mean, best + errors[0], words + len(text.split())
+        counts = log_probs.new_tensor((expected, best, words))
+        metrics = dict(zip(("expected_errors", "best_errors", "words"), counts, strict=True))
         if not rows:
-            return log_probs.new_zeros(()), figures
+            return log_probs.sum() * 0.0, metrics
         blank = len(self.alphabet)
-        # As the search counts: a frame in which nothing is written costs.
-        leaning = one_hot(torch.tensor(blank), log_probs.shape[-1]) * self.searches[0].blank_penalty
-        leant = log_probs - leaning.to(log_probs.device)
-        losses = ctc(leant[rows], outputs[rows], *_joined(readings, log_probs.device), blank)
-        # A reading's score falls as its loss grows.
-        return -(log_probs.new_tensor(shares) * losses).sum(), figures
+        # The search subtracts a penalty from the score of every blank.
+        penalty = one_hot(torch.tensor(blank), log_probs.shape[-1]) * self.searches[0].blank_penalty
+        penalized = log_probs - penalty.to(log_probs.device)
+        losses = ctc(penalized[rows], outputs[rows], *_joined(hypotheses, log_probs.device), blank)
+        # CTC is minus the logarithm of the hypothesis' probability.
+        return -(log_probs.new_tensor(shares) * losses).sum(), metrics
 
     def _text(self, labels: Tensor) -> str:
         return "".join(self.alphabet[label] for label in labels.tolist())
 
-    def _keep(self, module: nn.Module, inputs: tuple[Tensor, ...], made: tuple[Tensor, Tensor]) -> None:
-        self._made = made
 
-
-def _joined(readings: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Labels one after another, and how many each reading has."""
-    labels = [label for reading in readings for label in reading]
-    lengths = [len(reading) for reading in readings]
-    return torch.tensor(labels, dtype=torch.long, device=device), torch.tensor(lengths, device=device)
+def _joined(hypotheses: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The labels one after another, and the length of each hypothesis."""
+    labels = [label for hypothesis in hypotheses for label in hypothesis]
+    lengths = [len(hypothesis) for hypothesis in hypotheses]
+    return torch.tensor(labels, dtype=torch.long, device=device), torch.tensor(lengths)

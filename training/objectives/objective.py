@@ -1,110 +1,206 @@
-"""What a run minimizes. An objective takes the model and a batch and answers with a loss: CTC is the one here."""
+"""What a run minimizes: the interface of an objective, the preparation of batches that all objectives share, and CTC.
+
+An objective has three steps, so that the middle one can be captured as a CUDA graph: `prepare` (augmentation and
+features, no gradient, done ahead by a thread), `forward` (the network; nothing in it asks the host), `transcript_loss`
+(CTC and other losses that depend on the transcripts' lengths).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from acoustic.config import ModelConfig
 from acoustic.features.front_end import FrontEnd
-from training.augment import Altered, Banks, alter, blot_out
-from training.augment.config import NO_AUGMENT, NO_MASKS, AugmentConfig, FeatureMasks
+from training.augment import NoiseBanks, augment_batch, mask_features
+from training.augment.config import NO_AUGMENT, NO_SPEC_AUGMENT, AugmentConfig, SpecAugmentConfig
 from training.data.features import DITHER, batch_features
 from training.data.loader import Batch, batch_seed
 from training.objectives.ctc import ctc
 
 
 @dataclass(frozen=True)
-class Loss:
-    """`total` is the sum over the rows (the loop divides by the rows of the whole step, on all processes).
+class PreparedBatch:
+    """A batch as the network receives it. Of the rows in `silent` the augmentation removed the speech.
 
-    `rows` is what it is divided by; `figures` are further numbers for the log, each a sum over the rows too.
+    `inputs` are on the training device; what the transcript loss is computed from besides (`output_counts`,
+    `target_lengths`) is on the CPU.
     """
 
-    total: Tensor
-    rows: int
-    figures: Mapping[str, Tensor] = field(default_factory=dict)
+    batch: Batch
+    features: Tensor
+    frames: Tensor
+    speech: Tensor
+    output_counts: Tensor
+    targets: Tensor
+    target_lengths: Tensor
+    silent: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.output_counts)
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """All tensors that `Objective.forward` reads. A CUDA graph keeps its own and copies these into them."""
+        return (self.features, self.frames, self.speech)
 
 
 @dataclass(frozen=True)
-class PreparedBatch:
-    """A batch as the model hears it: altered sound, and its normalized, masked features."""
+class ForwardPass:
+    """The log-probabilities `[rows, outputs, classes]`, the loss that needs no transcript (None: there is none) and
+    metrics for the log. Loss and metrics are sums over the rows.
+    """
 
-    batch: Batch
-    altered: Altered
-    features: Tensor
-    frames: Tensor
+    log_probs: Tensor
+    loss: Tensor | None = None
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss and metrics for the log, all sums over the rows (the loop divides by the rows of the whole step)."""
+
+    total: Tensor
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Objective(Protocol):
-    """What a run minimizes. The batch comes on the training device."""
+    """What a run minimizes."""
 
-    def hear(self, batch: Batch) -> PreparedBatch:
-        """Alter the sound and take its features: no model and no gradient, so a thread does it ahead of the step."""
+    @property
+    def graphed(self) -> Sequence["Graphed"]:
+        """Functions of `prepare` that can be captured as CUDA graphs."""
 
-    def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
-        """The loss of the model, called as the loop hands it over (it may be wrapped)."""
+    def prepare(self, batch: Batch) -> PreparedBatch:
+        """Augment a batch on the training device and compute its features."""
+
+    def forward(self, model: nn.Module, prepared: PreparedBatch) -> ForwardPass:
+        """Run the network, called as the loop passes it (it may be wrapped). Capturable: shapes depend on shapes only,
+        and nothing waits for the device. Reads `prepared.inputs()` only.
+        """
+
+    def transcript_loss(self, prepared: PreparedBatch, log_probs: Tensor) -> Loss:
+        """The loss of the log-probabilities against the transcripts."""
+
+
+class Graphed(Protocol):
+    """A function without gradient that replays a CUDA graph for each shape that it has captured."""
+
+    capturing: bool
+    """While true, a call with new shapes is captured."""
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """The function's value."""
+
+
+def compute_loss(objective: Objective, model: nn.Module, prepared: PreparedBatch) -> Loss:
+    """The whole loss with its gradient, in one."""
+    made = objective.forward(model, prepared)
+    loss = objective.transcript_loss(prepared, made.log_probs)
+    total = loss.total if made.loss is None else loss.total + made.loss
+    return Loss(total, add_metrics(made.metrics, loss.metrics))
+
+
+def add_metrics(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sums by name, without gradients."""
+    total = {name: value.detach() for name, value in first.items()}
+    for name, value in second.items():
+        total[name] = total[name] + value.detach() if name in total else value.detach()
+    return total
 
 
 class CtcObjective:
-    """Connectionist temporal classification of the transcripts (blank last), on altered sound and masked
-    features.
-    """
+    """Connectionist temporal classification of the transcripts (blank last) on augmented audio and masked features."""
+
+    graphed: Sequence[Graphed] = ()
 
     def __init__(
         self,
         config: ModelConfig,
         device: torch.device,
         *,
-        alteration: AugmentConfig = NO_AUGMENT,
-        banks: Banks | None = None,
-        masks: FeatureMasks = NO_MASKS,
+        augment: AugmentConfig = NO_AUGMENT,
+        banks: NoiseBanks | None = None,
+        spec_augment: SpecAugmentConfig = NO_SPEC_AUGMENT,
         dither: float = DITHER,
     ) -> None:
         self.config = config
         self.front_end = FrontEnd(config.features).to(device)
-        self.alteration = alteration
+        self.augment = augment
         self.banks = banks
-        self.masks = masks
+        self.spec_augment = spec_augment
         self.dither = dither
 
-    def hear(self, batch: Batch) -> PreparedBatch:
-        """Altered by the chain, where there is one."""
-        return hear(batch, self.front_end, self.alteration, self.banks, self.dither, self.masks)
+    def prepare(self, batch: Batch) -> PreparedBatch:
+        """Augmented at the strength of the batch's step."""
+        return prepare_batch(
+            batch,
+            self.config,
+            self.front_end,
+            self.augment.at_step(batch.step),
+            banks=self.banks,
+            spec_augment=self.spec_augment,
+            dither=self.dither,
+        )
 
-    def __call__(self, model: nn.Module, heard: PreparedBatch) -> Loss:
-        batch = heard.batch
-        log_probs, outputs = model(heard.features, heard.frames)
-        targets, lengths = spoken_targets(batch, heard.altered.silent)
-        # Summed over the rows, not divided by their lengths.
-        losses = ctc(log_probs, outputs, targets, lengths, self.config.blank)
-        return Loss(losses.sum(), len(batch))
+    def forward(self, model: nn.Module, prepared: PreparedBatch) -> ForwardPass:
+        """Log-probabilities only."""
+        log_probs, _ = model(prepared.features, prepared.frames)
+        return ForwardPass(log_probs.float())
 
-
-def spoken_targets(batch: Batch, silent: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The transcripts' labels one after another, none for the rows in which nothing is said, and how many each has."""
-    labels = torch.split(batch.targets, batch.target_lengths.tolist())
-    said = [own[:0] if row in silent else own for row, own in enumerate(labels)]
-    return torch.cat(said), torch.tensor([len(own) for own in said], device=batch.targets.device)
+    def transcript_loss(self, prepared: PreparedBatch, log_probs: Tensor) -> Loss:
+        """CTC summed over the rows, not divided by their lengths."""
+        losses = ctc(
+            log_probs, prepared.output_counts, prepared.targets, prepared.target_lengths, self.config.blank
+        )
+        return Loss(losses.sum())
 
 
 @torch.no_grad()
-def hear(
+def prepare_batch(
     batch: Batch,
+    config: ModelConfig,
     front_end: FrontEnd,
-    plan: AugmentConfig,
-    banks: Banks | None,
-    dither: float,
-    masks: FeatureMasks,
+    augment: AugmentConfig,
+    *,
+    banks: NoiseBanks | None = None,
+    spec_augment: SpecAugmentConfig = NO_SPEC_AUGMENT,
+    dither: float = DITHER,
 ) -> PreparedBatch:
-    """What the model hears of a batch; everything drawn for it comes from the batch's own seed."""
+    """Augment a batch and compute its features. All random numbers come from the batch's own seed."""
     generator = torch.Generator().manual_seed(batch.seed)
-    altered = alter(batch.sound, batch.lengths, plan, generator, banks)
+    augmented = augment_batch(batch.audio, batch.lengths, augment, generator, banks)
+    audio, lengths = pad_to(augmented.audio, augmented.lengths, batch.augmented_samples)
     features, frames = batch_features(
-        front_end, altered.sound, altered.lengths, dither=dither, generator=generator, before=plan.before
+        front_end, audio, lengths, dither=dither, generator=generator, preceding_audio=augment.preceding_audio
     )
-    # A seed of their own: the same masks whatever the chain has drawn.
-    drawn = torch.Generator().manual_seed(batch_seed(batch.seed, 0, 0))
-    return PreparedBatch(batch, altered, blot_out(features, frames, masks, drawn), frames)
+    # A seed of its own: the same masks whatever the augmentation has drawn.
+    mask_generator = torch.Generator().manual_seed(batch_seed(batch.seed, 0, 0))
+    features = mask_features(features, frames, spec_augment, mask_generator)
+    frame_counts = -(-lengths.cpu() // config.features.hop_samples)
+    counts = -(-frame_counts // config.frames_per_output)
+    silent = set(augmented.silent)
+    labels = torch.split(batch.targets.cpu(), batch.target_lengths.tolist())
+    labels = tuple(own[:0] if row in silent else own for row, own in enumerate(labels))
+    speech = torch.tensor([row not in silent for row in range(len(counts))])
+    return PreparedBatch(
+        batch,
+        features,
+        frames,
+        speech.to(audio.device),
+        counts,
+        torch.cat(labels).to(audio.device),
+        torch.tensor([len(own) for own in labels]),
+        augmented.silent,
+    )
+
+
+def pad_to(audio: Tensor, lengths: Tensor, samples: int | None) -> tuple[Tensor, Tensor]:
+    """Rows padded or cut to so many samples, and their lengths; None: as they are."""
+    if samples is None or audio.shape[1] == samples:
+        return audio, lengths
+    padded = audio.new_zeros(len(audio), samples)
+    width = min(samples, audio.shape[1])
+    padded[:, :width] = audio[:, :width]
+    return padded, lengths.clamp(max=samples)

@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights: what evaluation and the shipped model use."""
+"""Exponential moving average (EMA) of the weights, used by evaluation and export."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 
 
-class MovingAverage:
-    """average <- decay * average + (1 - decay) * weights after every step; buffers (batch norm) are copied.
+class EmaWeights:
+    """average <- decay * average + (1 - decay) * weights after every step. Buffers (batch norm) are copied.
 
-    Early on the decay is smaller, (1 + steps) / (4 + steps): the last third of what was learnt so far, whose random
-    beginning is so soon forgotten.
+    In early steps the decay is smaller, (1 + steps) / (4 + steps), so that the random initial weights fade quickly.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -21,23 +20,23 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Take in the weights after a step."""
+        """Update the average after an optimizer step."""
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (4 + self.steps))
-        moving: list[Tensor] = []
-        towards: list[Tensor] = []
+        averages: list[Tensor] = []
+        weights: list[Tensor] = []
         trained = {name for name, _ in model.named_parameters()}
         for name, value in model.state_dict().items():
             if name in trained:
-                moving.append(self.values[name])
-                towards.append(value)
+                averages.append(self.values[name])
+                weights.append(value)
             else:
                 self.values[name].copy_(value)
-        torch._foreach_lerp_(moving, towards, 1 - decay)
+        torch._foreach_lerp_(averages, weights, 1 - decay)
 
     @contextmanager
-    def in_place_of(self, model: nn.Module) -> Iterator[None]:
-        """The model carries the averaged weights inside the `with`, its own again after it."""
+    def swapped_into(self, model: nn.Module) -> Iterator[None]:
+        """Inside the `with` the model has the averaged weights, afterwards its own again."""
         own = {name: value.detach().clone() for name, value in model.state_dict().items()}
         model.load_state_dict(self.values)
         try:

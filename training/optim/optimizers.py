@@ -1,4 +1,4 @@
-"""NovoGrad and Muon, and the choice among them, AdamW and SGD by name. Learning rates over time are in schedules.py."""
+"""NovoGrad and Muon; `build_optimizer` makes them, AdamW and SGD by name. Schedules are in schedules.py."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, overload
@@ -13,8 +13,8 @@ Name = Literal["novograd", "muon", "adamw", "sgd"]
 NAMES: tuple[Name, ...] = ("novograd", "muon", "adamw", "sgd")
 
 
-class ByGroup(torch.optim.Optimizer):
-    """An optimizer that steps each group's parameters together."""
+class GroupedOptimizer(torch.optim.Optimizer):
+    """An optimizer that updates all parameters of a group with foreach kernels."""
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -37,13 +37,14 @@ class ByGroup(torch.optim.Optimizer):
         raise NotImplementedError
 
 
-class NovoGrad(ByGroup):
-    """NovoGrad (Ginsburg et al. 2019, arXiv 1905.11286, algorithm 1): Adam's idea with one second moment a
-    layer.
+class NovoGrad(GroupedOptimizer):
+    """NovoGrad (Ginsburg et al. 2019, arXiv 1905.11286, algorithm 1): Adam with one second moment per layer.
 
-    For the gradient g of layer l at step t, with decay d and rate r: v_1 = |g|^2, v_t = beta2 v_{t-1} + (1 -
-    beta2) |g|^2 m_1 = g / sqrt(v_1) + d w, m_t = beta1 m_{t-1} + (g / (sqrt(v_t) + epsilon) + d w) w <- w - r
-    m_t A layer is one parameter tensor. Decay is decoupled from the gradient, as in AdamW.
+    For the gradient g of a layer (one parameter tensor) at step t, with weight decay d and learning rate r:
+
+        v_1 = |g|^2,                  v_t = beta2 v_{t-1} + (1 - beta2) |g|^2
+        m_1 = g / sqrt(v_1) + d w,    m_t = beta1 m_{t-1} + (g / (sqrt(v_t) + epsilon) + d w)
+        w <- w - r m_t
     """
 
     def __init__(
@@ -82,12 +83,12 @@ class NovoGrad(ByGroup):
         torch._foreach_add_(weights, firsts, alpha=-group["lr"])
 
 
-class Muon(ByGroup):
-    """Muon (Jordan et al. 2024): momentum whose singular values are all brought near one, for the matrices; Adam for
-    whatever has no two wide sides (depthwise taps, norms, biases, the first group's `matrices` being false).
+class Muon(GroupedOptimizer):
+    """Muon (Jordan et al. 2024): orthogonalized momentum for the groups with `matrices` true, Adam for the others
+    (depthwise kernels, norms, biases, the output layer).
 
-    A step is as long as Adam's would be (0.2 of the root of the longer side, Liu et al. 2025), so that one rate serves
-    both. Decay is decoupled from the gradient.
+    Updates are scaled to the size of Adam's (0.2 times the root of the longer side, Liu et al. 2025, arXiv 2502.16982),
+    so that one learning rate serves both. Weight decay is decoupled from the gradient.
     """
 
     def __init__(
@@ -102,34 +103,34 @@ class Muon(ByGroup):
 
     def _step_group(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        (self._step_matrices if group["matrices"] else self._step_others)(group, weights)
+        (self._step_matrices if group["matrices"] else self._step_adam)(group, weights)
 
     def _step_matrices(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         flat = [weight.view(len(weight), -1) for weight in weights]
         gradients = [weight.grad.reshape(len(weight), -1) for weight in weights if weight.grad is not None]
-        firsts = [self._kept(weight, "first").view(len(weight), -1) for weight in weights]
+        firsts = [self._state(weight, "first").view(len(weight), -1) for weight in weights]
         torch._foreach_mul_(firsts, group["momentum"])
         torch._foreach_add_(firsts, gradients)
-        updates = orthogonalized_together(gradients, firsts, group["momentum"])
+        updates = orthogonalize_distributed(gradients, firsts, group["momentum"])
         for weight, update in zip(flat, updates, strict=True):
             weight.add_(update, alpha=-group["lr"] * 0.2 * max(update.shape) ** 0.5)
 
-    def _step_others(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+    def _step_adam(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         gradients = [weight.grad for weight in weights if weight.grad is not None]
-        firsts = [self._kept(weight, "first") for weight in weights]
-        seconds = [self._kept(weight, "second") for weight in weights]
+        firsts = [self._state(weight, "first") for weight in weights]
+        seconds = [self._state(weight, "second") for weight in weights]
         group["steps"] = group.get("steps", 0) + 1
         beta1, beta2 = group["betas"]
         torch._foreach_lerp_(firsts, gradients, 1 - beta1)
         torch._foreach_mul_(seconds, beta2)
         torch._foreach_addcmul_(seconds, gradients, gradients, 1 - beta2)
-        spread = torch._foreach_sqrt(seconds)
-        torch._foreach_div_(spread, (1 - beta2 ** group["steps"]) ** 0.5)
-        torch._foreach_add_(spread, group["epsilon"])
+        roots = torch._foreach_sqrt(seconds)
+        torch._foreach_div_(roots, (1 - beta2 ** group["steps"]) ** 0.5)
+        torch._foreach_add_(roots, group["epsilon"])
         rate = group["lr"] / (1 - beta1 ** group["steps"])
-        torch._foreach_addcdiv_(weights, firsts, spread, -rate)
+        torch._foreach_addcdiv_(weights, firsts, roots, -rate)
 
-    def _kept(self, weight: Tensor, name: str) -> Tensor:
+    def _state(self, weight: Tensor, name: str) -> Tensor:
         state = self.state[weight]
         if name not in state:
             state[name] = torch.zeros_like(weight)
@@ -137,54 +138,54 @@ class Muon(ByGroup):
         return kept
 
 
-def orthogonalized_together(
-    matrices: Sequence[Tensor], others: Sequence[Tensor], share: float
+def orthogonalize_distributed(
+    gradients: Sequence[Tensor], momenta: Sequence[Tensor], factor: float
 ) -> list[Tensor]:
-    """Each matrix with that share of its other, `orthogonalized`. Of several processes that hold the same matrices each
-    does its share of the work and hands it to the others.
+    """`orthogonalize` of each gradient plus `factor` times its momentum (Nesterov momentum). With several processes,
+    which all hold the same matrices, each computes a part and broadcasts it.
     """
     joined = dist.is_available() and dist.is_initialized()
     size, rank = (dist.get_world_size(), dist.get_rank()) if joined else (1, 0)
-    max_first = sorted(range(len(matrices)), key=lambda index: (-matrices[index].numel(), index))
-    shares = [max_first[process::size] for process in range(size)]
+    by_size = sorted(range(len(gradients)), key=lambda index: (-gradients[index].numel(), index))
+    parts = [by_size[process::size] for process in range(size)]
     done: dict[int, Tensor] = {}
-    if matrices[0].device.type == "cpu":  # one by one, which stays in its cache
-        for index in shares[rank]:
-            done[index] = orthogonalized(matrices[index].add(others[index], alpha=share))
+    if gradients[0].device.type == "cpu":  # one matrix at a time stays in the cache
+        for index in parts[rank]:
+            done[index] = orthogonalize(gradients[index].add(momenta[index], alpha=factor))
     else:
-        for shape in {matrices[index].shape for index in shares[rank]}:
-            alike = [index for index in shares[rank] if matrices[index].shape == shape]
-            wanted = [matrices[index].add(others[index], alpha=share) for index in alike]
-            done |= dict(zip(alike, orthogonalized(torch.stack(wanted)), strict=True))
+        for shape in {gradients[index].shape for index in parts[rank]}:
+            same_shape = [index for index in parts[rank] if gradients[index].shape == shape]
+            inputs = [gradients[index].add(momenta[index], alpha=factor) for index in same_shape]
+            done |= dict(zip(same_shape, orthogonalize(torch.stack(inputs)), strict=True))
     if size > 1:
-        done = _handed_round(matrices, shares, rank, done)
-    return [done[index] for index in range(len(matrices))]
+        done = _broadcast(gradients, parts, rank, done)
+    return [done[index] for index in range(len(gradients))]
 
 
-def _handed_round(
-    matrices: Sequence[Tensor], shares: Sequence[Sequence[int]], rank: int, mine: dict[int, Tensor]
+def _broadcast(
+    matrices: Sequence[Tensor], parts: Sequence[Sequence[int]], rank: int, own: dict[int, Tensor]
 ) -> dict[int, Tensor]:
-    """Every process's share of the results, in 16 bits, in which they were made; all processes get the very same."""
-    everything: dict[int, Tensor] = {}
-    for process, share in enumerate(shares):
-        if not share:
+    """The results of all processes, in BF16, the type they were computed in; every process gets the same values."""
+    results: dict[int, Tensor] = {}
+    for process, part in enumerate(parts):
+        if not part:
             continue
-        sizes = [matrices[index].numel() for index in share]
+        sizes = [matrices[index].numel() for index in part]
         row = matrices[0].new_empty(sum(sizes), dtype=torch.bfloat16)
         if process == rank:
-            torch.cat([mine[index].flatten() for index in share], out=row)
-        dist.broadcast(row.view(torch.uint8), process)  # as bytes: not every backend knows these 16 bits
-        for index, piece in zip(share, torch.split(row, sizes), strict=True):
-            everything[index] = piece.view(matrices[index].shape)
-    return everything
+            torch.cat([own[index].flatten() for index in part], out=row)
+        dist.broadcast(row.view(torch.uint8), process)  # as bytes: not every backend supports BF16
+        for index, piece in zip(part, torch.split(row, sizes), strict=True):
+            results[index] = piece.view(matrices[index].shape)
+    return results
 
 
-def orthogonalized(matrices: Tensor, steps: int = 4) -> Tensor:
-    """A matrix, or [count, rows, columns] of them, with all singular values near one, in 16 bits: Newton-Schulz with
-    the quintic of Muon, for which those are enough.
+def orthogonalize(matrices: Tensor, steps: int = 4) -> Tensor:
+    """Bring all singular values of a matrix, or of [count, rows, columns] matrices, near 1, in BF16: the quintic
+    Newton-Schulz iteration of Muon.
 
-    The root of the Gram matrix's norm is a closer bound of the largest singular value than the matrix's own norm, and
-    is worth nearly a step: four from there come almost as close as five from the other (experiments.csv: run D).
+    The matrix is scaled by the root of the norm of its Gram matrix, a closer bound of the largest singular value than
+    the norm of the matrix; four steps then suffice instead of five (experiments.csv: run D).
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     sides = (-2, -1)
@@ -206,46 +207,49 @@ def build_optimizer(
     name: str,
     model: nn.Module,
     *,
-    rate: float,
+    learning_rate: float,
     betas: tuple[float, float] | None = None,
-    decay: float = 0.0,
+    weight_decay: float = 0.0,
     momentum: float = 0.9,
 ) -> torch.optim.Optimizer:
-    """The optimizer of a recipe over the parameters that are not frozen.
+    """The optimizer of a recipe, over the parameters that are not frozen.
 
-    AdamW and SGD do not decay vectors (biases, normalization); NovoGrad decays everything, as in its paper.
+    Vectors (biases, normalization) get no weight decay, except with NovoGrad, which decays everything as in its paper.
     """
     trainable = [weight for weight in model.parameters() if weight.requires_grad]
     if not trainable:
         raise TrainingError("Every parameter is frozen: nothing would be trained. Freeze fewer parts.")
     if name == "novograd":
-        return NovoGrad(trainable, rate, betas or (0.95, 0.98), decay)
+        return NovoGrad(trainable, learning_rate, betas or (0.95, 0.98), weight_decay)
     if name == "muon":
-        # The output layer is stepped as Adam does.
-        last = next((weight for weight in reversed(trainable) if weight.ndim > 1), None)
-        wide = [
-            weight for weight in trainable if weight.ndim > 1 and weight.shape[1] > 1 and weight is not last
+        output_layer = next((weight for weight in reversed(trainable) if weight.ndim > 1), None)
+        matrices = [
+            weight
+            for weight in trainable
+            if weight.ndim > 1 and weight.shape[1] > 1 and weight is not output_layer
         ]
-        known = {id(weight) for weight in wide}
+        known = {id(weight) for weight in matrices}
         rest = [weight for weight in trainable if id(weight) not in known]
         parts = [
-            {"params": wide, "matrices": True, "weight_decay": decay},
+            {"params": matrices, "matrices": True, "weight_decay": weight_decay},
             {"params": rest, "matrices": False, "weight_decay": 0.0},
         ]
-        return Muon([part for part in parts if part["params"]], rate, betas or (0.9, 0.98), momentum or 0.95)
+        return Muon(
+            [part for part in parts if part["params"]], learning_rate, betas or (0.9, 0.98), momentum or 0.95
+        )
     groups: list[dict[str, Any]] = [
-        {"params": [weight for weight in trainable if weight.ndim > 1], "weight_decay": decay},
+        {"params": [weight for weight in trainable if weight.ndim > 1], "weight_decay": weight_decay},
         {"params": [weight for weight in trainable if weight.ndim <= 1], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     if name == "adamw":
-        return torch.optim.AdamW(groups, lr=rate, betas=betas or (0.9, 0.98), eps=1e-8, fused=True)
+        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas or (0.9, 0.98), eps=1e-8, fused=True)
     if name == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=momentum)
+        return torch.optim.SGD(groups, lr=learning_rate, momentum=momentum)
     raise TrainingError(f"Unknown optimizer {name!r}: expected one of {', '.join(NAMES)}.")
 
 
 def clip_gradients(weights: Iterable[Tensor], limit: float | None) -> Tensor:
-    """The norm of all gradients together; they are scaled down to `limit` when it is larger."""
+    """Scale the gradients down to the norm `limit` if their joint norm is larger; returns that norm."""
     trained = [weight for weight in weights if weight.grad is not None]
     return nn.utils.clip_grad_norm_(trained, limit if limit is not None else float("inf"))

@@ -1,6 +1,6 @@
-"""INT8 already in training: weights and activations are rounded in the forward pass as the served graph rounds them,
-and gradients pass as if they were not (a straight-through estimate, Jacob et al. 2018). What the graph does is in
-`acoustic.export.onnx`; the ranges that it takes from some minutes of speech are here a batch's extremes.
+"""Quantization-aware training (Jacob et al. 2018): weights and activations are rounded in the forward pass as the
+exported INT8 graph rounds them (acoustic/export), and gradients pass unchanged (straight-through estimator). The graph
+takes activation ranges from calibration speech; here they come from the current batch.
 """
 
 from typing import Any, cast
@@ -14,13 +14,13 @@ from acoustic.network.modules import Unit
 from acoustic.network.network import Block
 from training.errors import TrainingError
 
-FARTHER = 1.1
-"""How much farther the extremes of minutes reach than those of a batch (1.04 to 1.15 in half of the places of the model
-in the box: its card against batches of six clips)."""
+RANGE_MARGIN = 1.1
+"""Calibration ranges over minutes of speech are wider than those of a batch: by 1.04 to 1.15 in half of the layers of
+the shipped model, against batches of six clips."""
 
 
-class _Straight(torch.autograd.Function):
-    """Rounded to steps of so much; the gradient is that of what came in."""
+class _StraightThrough(torch.autograd.Function):
+    """Round to multiples of `step`; the gradient passes unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, step: Tensor) -> Tensor:
@@ -31,69 +31,69 @@ class _Straight(torch.autograd.Function):
         return gradients[0], None
 
 
-_straight: Any = _Straight.apply
+_round: Any = _StraightThrough.apply
 
 
-def rounded_weight(weight: Tensor) -> Tensor:
-    """In the steps of its output channel."""
+def quantized_weight(weight: Tensor) -> Tensor:
+    """A weight rounded with one scale per output channel."""
     _, step = quantize(weight.detach())
-    return cast(Tensor, _straight(weight, step.view(-1, *[1] * (weight.dim() - 1))))
+    return cast(Tensor, _round(weight, step.view(-1, *[1] * (weight.dim() - 1))))
 
 
-def rounded_activation(x: Tensor) -> Tensor:
-    """In 255 steps between its extremes; what lies beyond them is cut off, as the served graph does."""
-    low, high = extremes(x.detach())
+def quantized_activation(x: Tensor) -> Tensor:
+    """An activation rounded to 255 steps over its range, and clipped to it, as in the exported graph."""
+    low, high = activation_range(x.detach())
     low = low.clamp(max=0)
     step = (high.clamp(min=0) - low).clamp(min=1e-12) / 255
     zero = (-low / step).round()
-    return cast(Tensor, _straight(x.clamp(-zero * step, (255 - zero) * step), step))
+    return cast(Tensor, _round(x.clamp(-zero * step, (255 - zero) * step), step))
 
 
-def extremes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As minutes would have them."""
+def activation_range(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Minimum and maximum of a batch, with the margin."""
     low, high = x.float().aminmax()
-    return low * FARTHER, high * FARTHER
+    return low * RANGE_MARGIN, high * RANGE_MARGIN
 
 
-def attach_rounding(model: nn.Module) -> None:
-    """Let a network round whatever INT8 rounds, while it is in training."""
+def attach_quantization(model: nn.Module) -> None:
+    """Add hooks to a network so that it rounds in training mode what INT8 inference rounds."""
     assert isinstance(model, Network)
     blocks = [
         block for block in model.blocks if isinstance(block, Block) and not block.dense and not block.joins
     ]
-    plain = model.config.activation == "relu" and model.config.norm != "weight"
-    if not plain or len(blocks) < len(model.blocks):
+    supported = model.config.activation == "relu" and model.config.norm != "weight"
+    if not supported or len(blocks) < len(model.blocks):
         raise TrainingError(
-            f"run.rounded cannot round {model.config.name} as INT8 does: it knows blocks of convolutions with ReLU, "
-            "each with a bypass of its own input at most, and no weight norm."
+            f"run.quantization_aware does not support {model.config.name}: expected convolution blocks with ReLU, at "
+            "most one residual connection from the block's own input, and no weight norm."
         )
-    blocks[0].register_forward_pre_hook(_rounded_features)
+    blocks[0].register_forward_pre_hook(_quantize_input)
     for index, block in enumerate(blocks):
         units = [cast(Unit, unit) for unit in block.units]
         added_to = block.identity or len(block.bypasses) > 0
-        rounded: list[nn.Module] = [*(unit.tapped for unit in units if unit.depthwise is not None)]
-        rounded += [*(units if added_to else units[:-1]), *block.bypasses]
-        # The last block is heard by the output layer alone, which stays exact.
-        for module in rounded if index == len(blocks) - 1 else [*rounded, block]:
-            module.register_forward_hook(_rounded_output)
-    weights = _Weights(
+        quantized: list[nn.Module] = [*(unit.tapped for unit in units if unit.depthwise is not None)]
+        quantized += [*(units if added_to else units[:-1]), *block.bypasses]
+        # Only the output layer reads the last block, and it is not quantized.
+        for module in quantized if index == len(blocks) - 1 else [*quantized, block]:
+            module.register_forward_hook(_quantize_output)
+    weights = _QuantizedWeights(
         [module for block in blocks for module in block.modules() if isinstance(module, nn.Conv1d)]
     )
     model.register_forward_pre_hook(weights.swap)
     model.register_forward_hook(weights.restore, always_call=True)
 
 
-def _rounded_features(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    panes, masks = inputs
-    return ([*panes[:-1], rounded_activation(panes[-1])], masks) if module.training else None
+def _quantize_input(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    outputs, masks = inputs
+    return ([*outputs[:-1], quantized_activation(outputs[-1])], masks) if module.training else None
 
 
-def _rounded_output(module: nn.Module, inputs: tuple[Any, ...], made: Tensor) -> Tensor | None:
-    return rounded_activation(made) if module.training else None
+def _quantize_output(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    return quantized_activation(output) if module.training else None
 
 
-class _Weights:
-    """Rounded weights in the place of a network's own while it is called."""
+class _QuantizedWeights:
+    """Replaces the weights of the layers by rounded ones during the forward pass."""
 
     def __init__(self, layers: list[nn.Conv1d]) -> None:
         self.layers = layers
@@ -103,9 +103,9 @@ class _Weights:
         if module.training:
             self.own = [cast(nn.Parameter, layer.weight) for layer in self.layers]
             for layer, own in zip(self.layers, self.own, strict=True):
-                cast(Any, layer._parameters)["weight"] = rounded_weight(own)
+                cast(Any, layer._parameters)["weight"] = quantized_weight(own)
 
-    def restore(self, module: nn.Module, inputs: tuple[Any, ...], made: Any) -> None:
+    def restore(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         for layer, own in zip(self.layers, self.own, strict=False):
             layer._parameters["weight"] = own
         self.own = []

@@ -1,4 +1,4 @@
-"""The learning rate of every step: warm-up, hold, decay. Pure arithmetic; nothing here knows an optimizer."""
+"""Learning rate schedules: warm-up, hold, decay. Pure arithmetic, independent of the optimizer."""
 
 import math
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ DECAYS: tuple[Decay, ...] = ("constant", "exponential", "polynomial", "cosine", 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Straight up to `peak` in `warmup_steps`, `hold_steps` there, then down to `floor` at `total_steps`.
+    """Linear warm-up to `peak` in `warmup_steps`, `hold_steps` at the peak, then decay to `floor` at `total_steps`.
 
-    exponential: rate = peak * gamma ** (decay steps / decay_every), never below the floor.
-    polynomial: falls with (1 - progress) ** power; linear is its power 1; cosine is half a cosine.
+    exponential: peak * gamma ** (decay steps / decay_every), at least the floor. polynomial: (1 - progress) ** power;
+    linear is power 1. cosine: half a cosine.
     """
 
     peak: float
@@ -32,7 +32,7 @@ class Schedule:
         if self.decay not in DECAYS:
             raise TrainingError(f"Unknown decay {self.decay!r}: expected one of {', '.join(DECAYS)}.")
         if self.total_steps < 1 or self.warmup_steps < 0 or self.hold_steps < 0 or self.decay_every < 1:
-            raise TrainingError("A schedule needs at least one step, and no negative number of steps.")
+            raise TrainingError("A schedule needs at least one step; expected numbers of steps of 0 or more.")
         if self.warmup_steps + self.hold_steps > self.total_steps:
             raise TrainingError(
                 f"Warm-up ({self.warmup_steps}) and hold ({self.hold_steps}) together are longer than the "
@@ -41,8 +41,10 @@ class Schedule:
         if not 0.0 <= self.floor <= self.peak:
             raise TrainingError(f"The floor {self.floor} must lie between 0 and the peak {self.peak}.")
 
-    def rate(self, step: int) -> float:
-        """The learning rate of the step with that number, counted from 0."""
+    def rate(self, step: int, elapsed: float | None = None) -> float:
+        """The learning rate of the step with that number, counted from 0. In a run with a deadline `elapsed`, the share
+        of its time that is over, takes the place of the steps in the decay (exponential decay still counts steps).
+        """
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         past = step - self.warmup_steps - self.hold_steps
@@ -51,7 +53,7 @@ class Schedule:
         if self.decay == "exponential":
             return max(self.floor, self.peak * math.pow(self.gamma, past / self.decay_every))
         length = self.total_steps - self.warmup_steps - self.hold_steps
-        progress = min(1.0, past / max(1, length))
+        progress = min(1.0, past / max(1, length) if elapsed is None else elapsed)
         if self.decay == "cosine":
             share = 0.5 * (1 + math.cos(math.pi * progress))
         else:

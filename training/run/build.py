@@ -2,9 +2,10 @@
 all verbs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,24 +14,34 @@ from acoustic.architectures import published
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import ModelConfig
 from acoustic.network import build
-from training.data.loader import Loader, Share, usable
+from training.augment import NoiseBanks
+from training.data.batch_shapes import BatchShape, batch_shapes
+from training.data.loader import Loader, Shard, filter_clips
 from training.data.manifests import Clip, read_manifest
-from training.data.noise import read_banks
-from training.distillation.blockwise import BlockwiseObjective, BlockwiseTeacher, attach_stages
-from training.distillation.objective import DistilObjective, Ramp, labelled_clips
-from training.distillation.pseudo_labels import LabelFolder, labelled_as, refuse_namesakes
+from training.data.noise import read_noise_banks
+from training.distillation.blockwise import BlockwiseObjective, BlockwiseTeacher, attach_block_hooks
+from training.distillation.objective import PseudoLabelObjective
+from training.distillation.pseudo_labels import (
+    LabelFolder,
+    check_unique_names,
+    label_name,
+    with_pseudo_labels,
+)
 from training.errors import TrainingError
+from training.gpu.average_file import AverageFile
+from training.gpu.deadline import Deadline
+from training.gpu.packed_audio import PackedAudio, PackedFolder
 from training.objectives.objective import CtcObjective, Objective
 from training.optim.optimizers import build_optimizer
-from training.optim.quantization_aware import attach_rounding
+from training.optim.quantization_aware import attach_quantization
 from training.optim.schedules import Schedule
-from training.recipe import ModelPart, Recipe
+from training.recipe import ModelSource, Recipe
 from training.run.checkpoints import RunFolder
 from training.run.distributed import World
 from training.run.evaluate import Evaluation
 from training.run.finetune import freeze, start_from
-from training.run.loop import Loop, LoopSettings
-from training.run.precision import AUTO, quickest
+from training.run.loop import Loop, LoopSettings, Progress
+from training.run.precision import AUTO, fastest_precision
 
 
 @dataclass(frozen=True)
@@ -42,11 +53,11 @@ class Material:
     left_out: dict[str, int]
 
 
-def starting_model(recipe: Recipe) -> tuple[nn.Module, ModelConfig]:
-    """The network that a recipe begins with: fresh, or trained."""
+def starting_model(recipe: Recipe, resume: Checkpoint | None = None) -> tuple[nn.Module, ModelConfig]:
+    """The network that a run begins with: an earlier run's average, a trained model, or random weights."""
     part = recipe.model
-    if part.start:
-        model, config = start_from(_find_start(part), part.alphabet or None)
+    if resume or part.start:
+        model, config = start_from(resume or _find_start(part), part.alphabet or None)
     else:
         config = shape_of(recipe)
         model = build(config)
@@ -66,7 +77,7 @@ def shape_of(recipe: Recipe) -> ModelConfig:
     return published[part.name]
 
 
-def _find_start(part: ModelPart) -> Checkpoint:
+def _find_start(part: ModelSource) -> Checkpoint:
     from acoustic.catalogue import find
 
     start = find(part.start)
@@ -83,8 +94,7 @@ def read_material(
 ) -> Material:
     """The clips that the recipe's manifests name; relative names lie below the data folder."""
     train = _read_train(recipe, data)
-    dev = [clip for path in _paths(recipe.data.dev, data) for clip in read_manifest(path)]
-    kept, left_out = usable(
+    kept, left_out = filter_clips(
         train,
         min_duration_s=recipe.data.min_duration_s,
         max_duration_s=recipe.data.max_duration_s,
@@ -95,14 +105,14 @@ def read_material(
         raise TrainingError(
             f"No clip of {', '.join(recipe.data.train)} can be used ({reasons or 'they are empty'})."
         )
-    return Material(kept, [clip for clip in dev if clip.text], left_out)
+    return Material(kept, _read_dev(recipe, data), left_out)
 
 
 def schedule_for(recipe: Recipe, steps_per_epoch: int) -> Schedule:
     """The recipe's schedule in steps."""
     part = recipe.schedule
     return Schedule(
-        peak=recipe.optimizer.rate,
+        peak=recipe.optimizer.learning_rate,
         total_steps=part.steps or max(1, round(part.epochs * steps_per_epoch)),
         decay=part.decay,
         warmup_steps=part.warmup_steps or round(part.warmup_epochs * steps_per_epoch),
@@ -114,118 +124,174 @@ def schedule_for(recipe: Recipe, steps_per_epoch: int) -> Schedule:
     )
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """What the command line adds to a recipe.
+
+    `resume` is the average of an earlier run to continue from, with a new optimizer and on other batches. `graphs`:
+    CUDA graphs where the run is on one GPU.
+    """
+
+    stop_after_s: float | None = None
+    deadline: Deadline | None = None
+    resume: Checkpoint | None = None
+    average_file: AverageFile | None = None
+    graphs: bool = True
+
+
 def assemble(
     recipe: Recipe,
     folder: Path,
     *,
     data: Path | None = None,
+    packed: PackedFolder | None = None,
+    options: RunOptions = RunOptions(),
     world: World = World(),  # noqa: B008 (frozen)
-    stop_after_s: float | None = None,
     live: bool | None = None,
 ) -> Loop:
-    """A loop that is ready to run; what the folder holds of an earlier start is continued."""
+    """A loop that is ready to run; what the folder holds of an earlier start is continued. Its data is that of the
+    manifests, or of a packed folder.
+    """
     torch.manual_seed(recipe.run.seed)
-    model, config = starting_model(recipe)
-    if recipe.stages.teacher:
-        attach_stages(model, recipe.stages.by)
-    if recipe.run.rounded:
-        attach_rounding(model)
-    seconds = config.frames_per_output / config.frames_per_second
-    material = read_material(recipe, config, data, seconds)
-    share = Share(world.rank, world.size, recipe.run.accumulation)
-    feed = Loader(
-        material.train,
-        config.alphabet,
-        batch_seconds=recipe.data.batch_seconds,
-        max_rows=recipe.data.max_rows,
-        seed=recipe.run.seed,
-        share=share,
-        resident=recipe.data.resident,
-        device=world.device,
-        threads=recipe.data.threads,
-    )
+    run_folder = RunFolder(folder)
+    if options.resume and run_folder.last.exists():
+        raise TrainingError(
+            f"{folder} holds a run already, which the same command without --resume continues: name another folder."
+        )
+    model, config = starting_model(recipe, options.resume)
+    if recipe.blockwise.teacher:
+        attach_block_hooks(model, recipe.blockwise.student_blocks)
+    if recipe.run.quantization_aware:
+        attach_quantization(model)
+    on_one_gpu = world.device.type == "cuda" and world.size == 1 and options.graphs
+    shapes = shapes_for(recipe) if packed or on_one_gpu else ()
+    shard = Shard(world.rank, world.size, recipe.run.accumulation)
+    source: PackedAudio | Loader
+    if packed is not None:
+        source = PackedAudio(packed, shapes, config.alphabet, world.device, seed=recipe.run.seed, shard=shard)
+        dev = _read_dev(recipe, data) if data else []
+        steps_per_epoch = _steps_per_packed_epoch(recipe, shard)
+        if options.deadline is None and not recipe.schedule.steps and not recipe.data.hours:
+            raise TrainingError(
+                "A packed folder has no epochs: set schedule.steps, or give a deadline with --minutes."
+            )
+        teacher = (
+            packed.open_teacher(recipe, world.device, config.features) if recipe.blockwise.teacher else None
+        )
+        banks = packed.noise_banks(world.device) if recipe.data.noise else None
+        origin: dict[str, Any] = {}
+    else:
+        material = read_material(recipe, config, data, config.frames_per_output / config.frames_per_second)
+        source = Loader(
+            material.train,
+            config.alphabet,
+            batch_duration_s=recipe.data.batch_duration_s,
+            max_batch_size=recipe.data.max_batch_size,
+            seed=recipe.run.seed,
+            shard=shard,
+            resident=recipe.data.resident,
+            device=world.device,
+            threads=recipe.data.threads,
+            shapes=shapes,
+        )
+        dev, steps_per_epoch = material.dev, len(source.plan(0))
+        teacher = measured_teacher(recipe, config, material.train, world.device)
+        noise = recipe.data.noise
+        banks = read_noise_banks(_paths((noise,), data)[0], world.device) if noise else None
+        corpora = sorted({clip.corpus for clip in material.train if clip.corpus})
+        origin = {"corpora": corpora, "hours": round(source.hours, 2)}
     part = recipe.optimizer
     optimizer = build_optimizer(
         part.name,
         model,
-        rate=part.rate,
+        learning_rate=part.learning_rate,
         betas=(part.betas[0], part.betas[1]) if part.betas else None,
-        decay=part.decay,
+        weight_decay=part.weight_decay,
         momentum=part.momentum,
     )
     settings = LoopSettings(
-        precision=quickest(world.device) if recipe.run.precision == AUTO else recipe.run.precision,
-        clip=part.clip or None,
-        average_decay=recipe.run.average_decay or None,
-        joint_norms=recipe.run.joint_norms,
+        precision=fastest_precision(world.device) if recipe.run.precision == AUTO else recipe.run.precision,
+        grad_clip=part.grad_clip or None,
+        ema_decay=recipe.run.ema_decay or None,
+        sync_batchnorm=recipe.run.sync_batchnorm,
         log_every=recipe.run.log_every,
         evaluate_every=recipe.run.evaluate_every,
         save_every_s=recipe.run.save_every_s,
-        stop_after_s=stop_after_s,
+        stop_after_s=options.stop_after_s,
+        deadline=options.deadline,
+        average_file=options.average_file,
     )
-    evaluate = Evaluation(material.dev, config, world) if material.dev and recipe.run.evaluate_every else None
-    objective = objective_for(recipe, config, material, data, world.device)
-    if recipe.mistakes.weight:
-        objective = with_mistakes(objective, model, recipe, config)
-    corpora = sorted({clip.corpus for clip in material.train if clip.corpus})
-    card = {"title": recipe.title, "recipe": recipe.source, "corpora": corpora, "hours": round(feed.hours, 2)}
+    evaluate = Evaluation(dev, config, world) if dev and recipe.run.evaluate_every else None
+    objective = objective_for(recipe, config, teacher, banks, world.device)
+    if recipe.mwer.weight:
+        objective = with_mwer(objective, recipe, config)
+    before = options.resume.card if options.resume else {}
+    card = {name: value for name, value in before.items() if name not in MEASURED}
     return Loop(
         model,
         config,
         objective,
-        feed,
+        source,
         optimizer,
-        schedule_for(recipe, len(feed.plan(0))),
-        RunFolder(folder),
+        schedule_for(recipe, steps_per_epoch),
+        run_folder,
         settings=settings,
         world=world,
         evaluate=evaluate,
-        card=card,
+        card={**card, "title": recipe.title, "recipe": recipe.source, **origin},
+        progress=_progress_of(before),
         live=live,
     )
+
+
+MEASURED = ("int8_ranges", "measured", "search")
+"""What a card says of a model's weights: it is not true of other weights."""
+
+
+def shapes_for(recipe: Recipe) -> tuple[BatchShape, ...]:
+    """The fixed shapes of a recipe's batches."""
+    part = recipe.data
+    return batch_shapes(recipe.augment, part.batch_duration_s, part.max_duration_s, part.max_batch_size)
+
+
+def measured_teacher(
+    recipe: Recipe, config: ModelConfig, clips: Sequence[Clip], device: torch.device
+) -> BlockwiseTeacher | None:
+    """The teacher of blockwise distillation, measured on the training clips."""
+    if not recipe.blockwise.teacher:
+        return None
+    from acoustic.catalogue import find
+
+    checkpoint = find(recipe.blockwise.teacher)
+    teacher = BlockwiseTeacher(checkpoint, recipe.blockwise.teacher_blocks, device, config.features)
+    teacher.measure(clips)
+    return teacher
 
 
 def objective_for(
     recipe: Recipe,
     config: ModelConfig,
-    material: Material,
-    data: Path | None,
+    teacher: BlockwiseTeacher | None,
+    banks: NoiseBanks | None,
     device: torch.device,
 ) -> Objective:
-    """What the run minimizes: CTC of transcripts, of pseudo-labels too where the recipe names some, or a teacher's
-    stages.
-    """
-    banks = read_banks(_paths((recipe.data.noise,), data)[0], device) if recipe.data.noise else None
-    part = recipe.distil
-    if recipe.stages.teacher:
-        from acoustic.catalogue import find
-
-        guide = BlockwiseTeacher(find(recipe.stages.teacher), recipe.stages.of, device, config.features)
-        guide.measure(material.train)
+    """What the run minimizes: CTC of transcripts, CTC per character of pseudo-labels, or blockwise distillation."""
+    if teacher is not None:
         return BlockwiseObjective(
             config=config,
             device=device,
-            teacher=guide,
-            part=recipe.stages,
-            alteration=recipe.augment,
-            ramp=Ramp(part.ramp_first, part.ramp_steps),
+            teacher=teacher,
+            blockwise=recipe.blockwise,
+            augment=recipe.augment,
             banks=banks,
-            masks=recipe.masks,
+            spec_augment=recipe.spec_augment,
         )
-    if not part.labels:
-        return CtcObjective(config, device, alteration=recipe.augment, masks=recipe.masks, banks=banks)
-    return DistilObjective(
-        config,
-        device,
-        alteration=recipe.augment,
-        ramp=Ramp(part.ramp_first, part.ramp_steps),
-        banks=banks,
-        masks=recipe.masks,
-    )
+    kind = PseudoLabelObjective if recipe.data.pseudo_labels else CtcObjective
+    return kind(config, device, augment=recipe.augment, banks=banks, spec_augment=recipe.spec_augment)
 
 
-def with_mistakes(objective: Objective, model: nn.Module, recipe: Recipe, config: ModelConfig) -> Objective:
-    """The objective, and the mistakes to be expected of the search that suits the model."""
+def with_mwer(objective: Objective, recipe: Recipe, config: ModelConfig) -> Objective:
+    """The objective plus the expected word errors, with the search settings of the model's card."""
     from acoustic.catalogue import find_description
     from lm.ngram.trie import NGram
     from lm.search.settings import SearchSettings, settings_from_card
@@ -233,20 +299,37 @@ def with_mistakes(objective: Objective, model: nn.Module, recipe: Recipe, config
 
     start = recipe.model.start
     search = settings_from_card(find_description(start)[1]) if start else SearchSettings()
-    return MwerObjective(objective, model, config.alphabet, recipe.mistakes, search, NGram.shipped())
+    return MwerObjective(objective, config.alphabet, recipe.mwer, search, NGram.shipped())
 
 
 def _read_train(recipe: Recipe, data: Path | None) -> list[Clip]:
     """The training clips that have a text, with the recipe's pseudo-labels where it names some."""
     clips: list[Clip] = []
-    labels = _paths((recipe.distil.labels,), data)[0] if recipe.distil.labels else None
+    labels = _paths((recipe.data.pseudo_labels,), data)[0] if recipe.data.pseudo_labels else None
     manifests = _paths(recipe.data.train, data)
     if labels:
-        refuse_namesakes(manifests)
+        check_unique_names(manifests)
     for path in manifests:
-        base, name = labelled_as(path)
-        clips += labelled_clips(read_manifest(path), base, LabelFolder(labels / name) if labels else None)
+        base, name = label_name(path)
+        clips += with_pseudo_labels(read_manifest(path), base, LabelFolder(labels / name) if labels else None)
     return clips
+
+
+def _read_dev(recipe: Recipe, data: Path | None) -> list[Clip]:
+    """The development clips that have a transcript."""
+    clips = [clip for path in _paths(recipe.data.dev, data) for clip in read_manifest(path)]
+    return [clip for clip in clips if clip.text]
+
+
+def _steps_per_packed_epoch(recipe: Recipe, shard: Shard) -> int:
+    """How many steps process as much audio as the recipe names."""
+    return max(1, round(recipe.data.hours * 3600 / (recipe.data.batch_duration_s * shard.parts)))
+
+
+def _progress_of(card: Mapping[str, Any]) -> Progress:
+    """The steps and hours that an earlier run wrote into the card of its average."""
+    before = card.get("training", {})
+    return Progress(step=int(before.get("steps", 0)), audio_s=3600 * float(before.get("hours", 0.0)))
 
 
 def _paths(names: Sequence[str], data: Path | None) -> list[Path]:

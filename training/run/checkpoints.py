@@ -1,7 +1,7 @@
-"""A run's folder: its checkpoints, written so that no crash and no full disk costs what was trained.
+"""The checkpoints of a run, written so that a crash or a full disk never loses the last good one.
 
-`last.pt` is the whole state of the run, `previous.pt` the one before it, `best.safetensors` the model
-(averaged weights) that had the lowest word error rate.
+`last.pt` is the whole training state, `previous.pt` the one before it, `best.safetensors` the model (averaged weights)
+with the lowest WER on the development set.
 """
 
 import errno
@@ -28,7 +28,7 @@ FORMAT = "silica-training-1"
 
 
 class RunFolder:
-    """Where a run keeps what it knows."""
+    """The folder of a training run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,56 +39,54 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise TrainingError(f"The run's folder {path} cannot be made: {error.strerror}.") from error
+            raise TrainingError(f"The run folder {path} cannot be created: {error.strerror}.") from error
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Held from before a run is read until its last checkpoint: two in one folder would overwrite each other's.
-
-        What a killed run left half-written goes, now that nobody can be writing it.
-        """
+        """Lock the folder for the duration of a run, and remove partial files that a killed run left."""
         with exclusive(self.path, "training"):
             for stale in self.path.glob(f".*{PARTIAL}"):
                 stale.unlink(missing_ok=True)
             yield
 
     def save(self, state: Mapping[str, Any], config: ModelConfig) -> bool:
-        """Write `last.pt` and keep the one before it as `previous.pt`. False when it could not be written.
+        """Write `last.pt` and keep the one before it as `previous.pt`. Returns False if it could not be written.
 
-        A full disk is a warning, not the end of a run: the last good checkpoint stays, and the next try may
-        succeed.
+        A full disk does not end the run: the last good checkpoint stays, and a later attempt may succeed.
         """
-        whole = {"format": FORMAT, "config": json.dumps(config.to_dict()), **state}
+        content = {"format": FORMAT, "config": json.dumps(config.to_dict()), **state}
         try:
             with replacing_file(self.last) as partial:
                 with partial.open("wb") as file:
-                    torch.save(whole, file)
+                    torch.save(content, file)
                 sync(partial)
                 if self.last.exists():
                     self.last.replace(self.previous)
         except (OSError, RuntimeError) as error:
             if _is_full(error) and self.last.exists() and self.previous.exists():
-                self.previous.unlink()  # what the new one needs; the last good one stays until that is there
+                self.previous.unlink()  # makes room for the new one; `last.pt` stays until that is complete
                 return self.save(state, config)
-            kept = "the last good one stays" if self.last.exists() else "there is none yet"
-            log.error("the checkpoint could not be written (%s): %s, training goes on", _reason(error), kept)
+            kept = "the last good one is kept" if self.last.exists() else "there is no earlier one"
+            log.error(
+                "the checkpoint could not be written (%s): %s, training continues", _reason(error), kept
+            )
             return False
         return True
 
     def load(self, config: ModelConfig) -> dict[str, Any] | None:
-        """The newest readable state, or None in a new folder. One of another model is refused by name."""
+        """The newest readable state, or None in a new folder. Raises if it belongs to another model."""
         problems = []
         for file in (self.last, self.previous):
             if not file.exists():
                 continue
             try:
                 state = torch.load(file, map_location="cpu", weights_only=True)
-            except Exception as error:  # torch raises many kinds for a damaged file
+            except Exception as error:  # torch raises many types for a damaged file
                 problems.append(f"{file} cannot be read ({type(error).__name__})")
-                log.warning("%s; trying the one before it", problems[-1])
+                log.warning("%s; trying the previous one", problems[-1])
                 continue
             if not isinstance(state, dict) or state.get("format") != FORMAT:
-                raise TrainingError(f"{file} is no checkpoint of a Silica training run.")
+                raise TrainingError(f"{file} is not a checkpoint of a Silica training run.")
             written = ModelConfig.from_dict(json.loads(state["config"]))
             if written != config:
                 raise TrainingError(
@@ -100,22 +98,22 @@ class RunFolder:
             raise TrainingError(
                 "No checkpoint of this run can be read: "
                 + "; ".join(problems)
-                + ". Begin anew in another folder."
+                + ". Start again in another folder."
             )
         return None
 
     def save_best(self, config: ModelConfig, weights: Mapping[str, Tensor], card: Mapping[str, Any]) -> bool:
-        """The best model so far as a served checkpoint (not yet folded). False when it could not be written."""
+        """Write the best model so far as a model checkpoint. Returns False if it could not be written."""
         try:
             checkpoint.save(self.best, config, weights, card)
         except (OSError, AcousticError) as error:
-            log.error("the best model could not be written (%s): training goes on", error)
+            log.error("the best model could not be written (%s): training continues", error)
             return False
         return True
 
 
 def _reason(error: BaseException) -> str:
-    """What the system said: PyTorch wraps a full disk in words about its own file format."""
+    """The operating system's message: PyTorch wraps a full disk in an error about its file format."""
     return str(_system_error(error) or error)
 
 
@@ -130,8 +128,8 @@ def _system_error(error: BaseException | None) -> OSError | None:
     return error
 
 
-def _difference(written: ModelConfig, wanted: ModelConfig) -> str:
-    if written.name != wanted.name:
-        return f"where this run trains {wanted.name}"
-    names = [name for name, value in written.to_dict().items() if wanted.to_dict()[name] != value]
+def _difference(written: ModelConfig, expected: ModelConfig) -> str:
+    if written.name != expected.name:
+        return f"where this run trains {expected.name}"
+    names = [name for name, value in written.to_dict().items() if expected.to_dict()[name] != value]
     return f"with other values for {', '.join(names)}"

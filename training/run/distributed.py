@@ -1,7 +1,7 @@
-"""Several processes as one trainer: joining them, and batch norm over the batch of all of them.
+"""Distributed data-parallel training: the process group, and synchronized batch norm.
 
-Started by torchrun (`torchrun --nproc-per-node 8 --no-python silica train RECIPE`); alone, everything here
-does nothing.
+Start with torchrun: `torchrun --nproc-per-node 8 --no-python silica train RECIPE`. Without it there is one process,
+and the functions here have no effect.
 """
 
 import inspect
@@ -21,19 +21,19 @@ from acoustic.network.modules import BatchNorm
 
 @dataclass(frozen=True)
 class World:
-    """This process among the others, and the device it trains on."""
+    """The process group as seen by this process, and its device."""
 
     rank: int = 0
     size: int = 1
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
 
     @property
-    def leads(self) -> bool:
-        """True for the one process that writes files and talks."""
+    def is_main(self) -> bool:
+        """True for the process that writes files and logs."""
         return self.rank == 0
 
     def sum(self, values: list[float]) -> list[float]:
-        """Numbers added over all processes."""
+        """Sum of each value over all processes."""
         if self.size == 1:
             return values
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -41,13 +41,13 @@ class World:
         return [float(value) for value in tensor.tolist()]
 
     def any(self, happened: bool) -> bool:
-        """True for all as soon as it is true for one."""
+        """True in all processes if it is true in any."""
         return self.sum([float(happened)])[0] > 0 if self.size > 1 else happened
 
 
 @contextmanager
-def joined_world(device: str | None = None) -> Iterator[World]:
-    """Join the processes that torchrun started (NCCL on GPUs, gloo on CPUs); alone without torchrun."""
+def distributed_world(device: str | None = None) -> Iterator[World]:
+    """Join the process group that torchrun started (NCCL on GPUs, gloo on CPUs); a single process without torchrun."""
     cuda = torch.cuda.is_available() if device is None else device.startswith("cuda")
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -64,8 +64,8 @@ def joined_world(device: str | None = None) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-class _SumOverProcesses(torch.autograd.Function):
-    """all_reduce with a gradient: every process's output depends on every process's input."""
+class _AllReduce(torch.autograd.Function):
+    """all_reduce with a gradient: the output of every process depends on the input of every process."""
 
     @staticmethod
     def forward(context: Any, tensor: Tensor) -> Tensor:
@@ -80,69 +80,68 @@ class _SumOverProcesses(torch.autograd.Function):
         return summed
 
 
-def sum_over_processes(tensor: Tensor) -> Tensor:
-    """The sum of this tensor of every process, with its gradient."""
-    return cast(Tensor, _SumOverProcesses.apply(tensor))  # type: ignore[no-untyped-call]
+def all_reduce_sum(tensor: Tensor) -> Tensor:
+    """The sum of a tensor over all processes, differentiable."""
+    return cast(Tensor, _AllReduce.apply(tensor))  # type: ignore[no-untyped-call]
 
 
 class SyncedBatchNorm(BatchNorm):
-    """Batch norm whose statistics are those of the joint batch of all processes, on CPUs as on GPUs.
-
-    torch's own SyncBatchNorm runs on GPUs only and knows no mask.
+    """Batch norm with the statistics of the global batch, on CPUs and GPUs. torch's SyncBatchNorm supports GPUs only,
+    and no padding mask.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """[batch, channels, time]; outside training as ordinary batch norm."""
+        """Input [batch, channels, time]; ordinary batch norm in evaluation mode."""
         if not self.training:
             return super().forward(input)
         return self.forward_masked(input, torch.ones_like(input[:, :1]))
 
     def forward_masked(self, x: Tensor, mask: Tensor) -> Tensor:
-        """With mean and variance over the frames, of all processes, where `mask` is one."""
+        """Mean and variance over the frames of all processes where `mask` is 1."""
         assert self.running_mean is not None and self.running_var is not None  # always tracked here
         wide = x.float()
         local = torch.cat(
             [mask.expand(len(x), 1, x.shape[2]).sum().float()[None], (wide * mask).sum(dim=(0, 2))]
         )
-        summed = sum_over_processes(local)
+        summed = all_reduce_sum(local)
         count = summed[0].clamp(min=1.0).detach()
         mean = summed[1:] / count
-        centred = (wide - mean[None, :, None]) * mask
-        variance = sum_over_processes(centred.square().sum(dim=(0, 2))) / count
+        centered = (wide - mean[None, :, None]) * mask
+        variance = all_reduce_sum(centered.square().sum(dim=(0, 2))) / count
         with torch.no_grad():
-            share = self.momentum or 0.0
-            self.running_mean.lerp_(mean, share)
-            self.running_var.lerp_(variance * count / (count - 1).clamp(min=1.0), share)
+            momentum = self.momentum or 0.0
+            self.running_mean.lerp_(mean, momentum)
+            self.running_var.lerp_(variance * count / (count - 1).clamp(min=1.0), momentum)
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(1)
-        # Not F.batch_norm in its evaluation form: that would treat mean and variance as constants.
+        # Not F.batch_norm in evaluation mode: that treats mean and variance as constants.
         scale = self.weight / torch.sqrt(variance + self.eps)
         normed = (wide - mean[None, :, None]) * scale[None, :, None] + self.bias[None, :, None]
         return normed.to(x.dtype)
 
 
-def synchronize_norms(model: nn.Module) -> nn.Module:
-    """Every batch norm of the model over the joint batch from now on (weights and statistics are kept)."""
+def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
+    """Turn every batch norm of the model into a `SyncedBatchNorm`, keeping weights and statistics."""
     for module in model.modules():
         if isinstance(module, BatchNorm):
             module.__class__ = SyncedBatchNorm
     return model
 
 
-def wrap(model: nn.Module, world: World, *, joint_norms: bool = True) -> nn.Module:
-    """The model as every process calls it: gradients are averaged over the processes.
+def wrap(model: nn.Module, world: World, *, sync_batchnorm: bool = True) -> nn.Module:
+    """Wrap the model in DistributedDataParallel, which averages the gradients over the processes.
 
-    Batch norm is over the joint batch, or, quicker, each process's own; statistics are then the leader's.
+    Without `sync_batchnorm` each process normalizes its own batch, and the main process's statistics are kept.
     """
     if world.size == 1:
         return model
-    # Depthwise taps: a size of one has no stride to speak of.
+    # Depthwise kernels: the stride of a dimension of size 1 is arbitrary.
     warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     devices = [world.device.index] if world.device.type == "cuda" else None
-    joined: Any = nn.parallel.DistributedDataParallel
-    # Of joint norms the statistics are equal on all processes already; the setting has had two names.
-    names = inspect.signature(joined).parameters
+    ddp: Any = nn.parallel.DistributedDataParallel
+    # Synchronized statistics are already equal in all processes. The argument has had two names.
+    names = inspect.signature(ddp).parameters
     setting = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-    model = synchronize_norms(model) if joint_norms else model
-    wrapped: nn.Module = joined(model, devices, **{setting: not joint_norms})
+    model = convert_sync_batchnorm(model) if sync_batchnorm else model
+    wrapped: nn.Module = ddp(model, devices, **{setting: not sync_batchnorm})
     return wrapped

@@ -1,8 +1,6 @@
-"""What a recipe would do, without doing it: model, data, batches, learning rate over time, and how long it
-takes.
+"""`silica train --dry-run`: model, data, batches, learning rates and estimated time of a recipe, without training.
 
-The time is an estimate: arithmetic of the model against what this machine's matrix products reach (half of
-it, as training usually does); the published time, where there is one, stands beside it.
+The time is an estimate: the multiply-adds of the model, at half of the matrix product speed of this machine.
 """
 
 import json
@@ -19,23 +17,23 @@ from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
 from acoustic.network import build
 from acoustic.parameter_count import parameter_count
-from training.augment.config import NO_AUGMENT, PARTS
-from training.data.loader import Loader, Share
+from training.augment.config import NO_AUGMENT, TRANSFORMS
+from training.data.loader import Loader, Shard
 from training.recipe import Recipe
 from training.run.build import read_material, schedule_for, shape_of
 from training.run.logger import duration
 
 TRAINING_FACTOR = 3
-"""Forward, and backward through inputs and weights."""
-REACHED_SHARE = 0.5
-"""Share of the matrix products' speed that a whole training step reaches."""
+"""A training step costs three forward passes: forward, and backward through inputs and weights."""
+EFFICIENCY = 0.5
+"""Speed of a whole training step as a share of the matrix product speed."""
 
-NOT_KNOWN = "not known before the data: name its folder with --data, its manifests in data.train"
+UNKNOWN = "unknown without the data: give its folder with --data, its manifests in data.train"
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """Everything that `silica train --dry-run` prints."""
+class DryRun:
+    """The report of a dry run."""
 
     title: str
     source: str
@@ -47,11 +45,11 @@ class Forecast:
     published: dict[str, Any]
 
     def as_json(self) -> str:
-        """One JSON object."""
+        """The report as one JSON object."""
         return json.dumps(asdict(self))
 
     def text(self) -> str:
-        """For people."""
+        """The report as readable text."""
         lines = [self.title, f"  {self.source}"]
         for name in ("model", "data", "batch", "schedule", "time", "published"):
             values: dict[str, Any] = getattr(self, name)
@@ -61,12 +59,10 @@ class Forecast:
         return "\n".join(lines)
 
 
-def forecast(recipe: Recipe, data: Path | None = None, device: str | None = None) -> Forecast:
-    """Look ahead. With manifests at hand the figures are theirs; without, the recipe's own hours are
-    taken.
-    """
+def dry_run(recipe: Recipe, data: Path | None = None, device: str | None = None) -> DryRun:
+    """Describe the run. Sizes come from the manifests where they are available, else from the hours in the recipe."""
     start = recipe.model.start
-    config, here = _shape(recipe)
+    config, available = _config(recipe)
     macs = multiply_adds_per_second(config)
     seconds_per_output = config.frames_per_output / config.frames_per_second
     clips, left_out = [], {}
@@ -77,23 +73,27 @@ def forecast(recipe: Recipe, data: Path | None = None, device: str | None = None
     parts = run.processes * run.accumulation
     hours = sum(clip.duration_s for clip in clips) / 3600 if clips else part.hours
     if clips:
-        share = Share(0, run.processes, run.accumulation)
-        feed = Loader(
-            clips, config.alphabet, batch_seconds=part.batch_seconds, max_rows=part.max_rows, share=share
+        shard = Shard(0, run.processes, run.accumulation)
+        loader = Loader(
+            clips,
+            config.alphabet,
+            batch_duration_s=part.batch_duration_s,
+            max_batch_size=part.max_batch_size,
+            shard=shard,
         )
-        steps_per_epoch = len(feed.plan(0))
+        steps_per_epoch = len(loader.plan(0))
     else:
-        # A batch is limited by its rows (of average length) or by its seconds, whichever comes first.
+        # A batch is limited by its number of clips (of average length) or by its duration.
         average_s = 12.3 if part.max_duration_s > 16 else 0.7 * part.max_duration_s
         steps_per_epoch = max(
-            1, round(hours * 3600 / min(part.batch_seconds, part.max_rows * average_s) / parts)
+            1, round(hours * 3600 / min(part.batch_duration_s, part.max_batch_size * average_s) / parts)
         )
     schedule = schedule_for(recipe, steps_per_epoch)
     epochs = schedule.total_steps / steps_per_epoch
     speed = matrix_speed(device)
-    own_s = hours * 3600 * epochs * 2 * macs * TRAINING_FACTOR / (speed * REACHED_SHARE)
-    checkpoints = {
-        f"rate_at_{100 * tenth // 10}_%": schedule.rate(
+    estimate_s = hours * 3600 * epochs * 2 * macs * TRAINING_FACTOR / (speed * EFFICIENCY)
+    learning_rates = {
+        f"learning_rate_at_{100 * tenth // 10}_%": schedule.rate(
             min(schedule.total_steps - 1, schedule.total_steps * tenth // 10)
         )
         for tenth in (0, 1, 3, 5, 8, 10)
@@ -105,14 +105,14 @@ def forecast(recipe: Recipe, data: Path | None = None, device: str | None = None
         "hold_steps": schedule.hold_steps,
     }
     augment = recipe.augment
-    return Forecast(
+    return DryRun(
         recipe.title,
         recipe.source,
         {
             "name": config.name,
-            "starts_from": start + ("" if here else " (not here: `silica models` brings it)")
+            "starts_from": start + ("" if available else " (not installed: see `silica models`)")
             or "random weights",
-            "frozen": ", ".join(recipe.model.freeze) or "nothing",
+            "frozen": ", ".join(recipe.model.freeze) or "none",
             "parameters": parameter_count(config),
             "convolutions": convolutions(config),
             "receptive_field_s": round(config.receptive_field_s, 2),
@@ -122,49 +122,50 @@ def forecast(recipe: Recipe, data: Path | None = None, device: str | None = None
         {
             "train": ", ".join(part.train) or "named on the command line",
             "dev": ", ".join(part.dev) or "none",
-            "hours": round(hours, 2) or NOT_KNOWN,
-            "hours_from": "the manifests" if clips else "the recipe (name --data to count them)",
+            "hours": round(hours, 2) or UNKNOWN,
+            "hours_from": "the manifests" if clips else "the recipe (with --data: the manifests)",
             "utterances": len(clips) or "not counted",
-            "left_out": ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "nothing",
-            "utterances_last_s": f"{part.min_duration_s} to {part.max_duration_s}",
-            "altered": "no" if augment == NO_AUGMENT else _altered(recipe),
-            "feature_masks": _masks(recipe),
+            "left_out": ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "none",
+            "utterance_duration_s": f"{part.min_duration_s} to {part.max_duration_s}",
+            "augmentation": "none" if augment == NO_AUGMENT else _augmentation(recipe),
+            "spec_augment": _masks(recipe),
         },
         {
             "processes": run.processes,
             "accumulation": run.accumulation,
-            "seconds_of_sound": part.batch_seconds * parts,
-            "utterances_at_most": min(part.max_rows, int(part.batch_seconds / part.min_duration_s)) * parts,
+            "duration_s": part.batch_duration_s * parts,
+            "max_utterances": min(part.max_batch_size, int(part.batch_duration_s / part.min_duration_s))
+            * parts,
             "precision": run.precision,
         },
         {
             "optimizer": recipe.optimizer.name,
             "decay": schedule.decay,
             "epochs": round(epochs, 1),
-            **(steps if hours else {"steps": NOT_KNOWN}),
-            **checkpoints,
+            **(steps if hours else {"steps": UNKNOWN}),
+            **learning_rates,
         },
-        _time(own_s, hours * 3600 * epochs, speed, run.processes),
+        _time(estimate_s, hours * 3600 * epochs, speed, run.processes),
         dict(recipe.published),
     )
 
 
-def _time(own_s: float, sound_s: float, speed: float, processes: int) -> dict[str, Any]:
-    if not sound_s:
-        return {"estimate_on_this_machine": NOT_KNOWN}
+def _time(estimate_s: float, audio_s: float, speed: float, processes: int) -> dict[str, Any]:
+    if not audio_s:
+        return {"estimate_on_this_machine": UNKNOWN}
     return {
-        "estimate_on_this_machine": duration(own_s),
-        "estimate_s": round(own_s),
-        "times_real_time": round(sound_s / max(own_s, 1e-9), 1),
-        "matrix_products_gflop_per_s": round(speed / 1e9, 1),
-        "with_processes_of_the_recipe": duration(own_s / processes),
+        "estimate_on_this_machine": duration(estimate_s),
+        "estimate_s": round(estimate_s),
+        "times_real_time": round(audio_s / max(estimate_s, 1e-9), 1),
+        "matrix_product_gflop_per_s": round(speed / 1e9, 1),
+        "estimate_with_all_processes": duration(estimate_s / processes),
     }
 
 
-def _shape(recipe: Recipe) -> tuple[ModelConfig, bool]:
-    """The network's shape, and whether the weights it begins from are here.
+def _config(recipe: Recipe) -> tuple[ModelConfig, bool]:
+    """The configuration of the network, and whether the model to start from is installed.
 
-    Without them the published network of that name serves: `quartznet15x5` for `quartznet15x5-en`.
+    If it is not, the published architecture of that name is used: `quartznet15x5` for `quartznet15x5-en`.
     """
     try:
         return shape_of(recipe), True
@@ -176,7 +177,7 @@ def _shape(recipe: Recipe) -> tuple[ModelConfig, bool]:
 
 
 def multiply_adds_per_second(config: ModelConfig) -> float:
-    """Multiply-adds of the network for a second of sound, counted without computing anything."""
+    """Multiply-adds of the network for one second of audio, counted on the meta device."""
     seconds = 4
     frames = int(seconds * config.frames_per_second)
     with torch.device("meta"):
@@ -188,28 +189,27 @@ def multiply_adds_per_second(config: ModelConfig) -> float:
 
 
 def convolutions(config: ModelConfig) -> int:
-    """Convolutional layers as the papers count them: sub-blocks and the output, bypasses aside."""
+    """Convolutional layers as the papers count them: sub-blocks and the output layer, without residual connections."""
     return sum(block.repeat for block in config.blocks) + 1
 
 
 def matrix_speed(device: str | None = None, seconds: float = 0.2) -> float:
-    """Operations a second of FP32 matrix products here: the quickest of those done in a fifth of a second, so that
-    a busy machine is not taken for a slow one."""
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    size = 512 if place.type == "cpu" else 4096
-    left = torch.randn(size, size, device=place)
-    quickest, until = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < until or quickest == float("inf"):
+    """FP32 operations per second of matrix products on the device: the fastest of those that fit into `seconds`."""
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    size = 512 if target.type == "cpu" else 4096
+    left = torch.randn(size, size, device=target)
+    fastest_s, until = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < until or fastest_s == float("inf"):
         began = time.perf_counter()
         _ = left @ left
-        if place.type == "cuda":
+        if target.type == "cuda":
             torch.cuda.synchronize()
-        quickest = min(quickest, time.perf_counter() - began)
-    return 2 * size**3 / quickest
+        fastest_s = min(fastest_s, time.perf_counter() - began)
+    return 2 * size**3 / fastest_s
 
 
-def _altered(recipe: Recipe) -> str:
-    names = (*PARTS, "level", "nothing")
+def _augmentation(recipe: Recipe) -> str:
+    names = (*TRANSFORMS, "level", "silence")
     parts = [f"{name} {getattr(recipe.augment, name):.0%}" for name in names if getattr(recipe.augment, name)]
     if recipe.augment.speed:
         low, high = recipe.augment.speed_range
@@ -218,15 +218,14 @@ def _altered(recipe: Recipe) -> str:
 
 
 def _masks(recipe: Recipe) -> str:
-    masks, parts = recipe.masks, []
-    if masks.time_masks:
-        parts.append(f"{masks.time_masks} of up to {masks.time_frames} frames")
-    if masks.mel_masks:
-        parts.append(f"{masks.mel_masks} of up to {masks.mel_bins} bands")
-    if masks.rectangles:
-        parts.append(
-            f"{masks.rectangles} rectangles of up to {masks.rectangle_bins} x {masks.rectangle_frames}"
-        )
+    config, parts = recipe.spec_augment, []
+    if config.time_masks:
+        parts.append(f"{config.time_masks} of up to {config.time_width} frames")
+    if config.freq_masks:
+        parts.append(f"{config.freq_masks} of up to {config.freq_width} bands")
+    if config.cutout_masks:
+        size = f"{config.cutout_freq_width} x {config.cutout_time_width}"
+        parts.append(f"{config.cutout_masks} rectangles of up to {size}")
     return ", ".join(parts) or "none"
 
 

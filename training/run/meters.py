@@ -1,44 +1,44 @@
-"""Figures of the steps between two lines of the log."""
+"""Accumulated metrics of the steps between two log lines."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave: means over its utterances, and what it cost."""
+    """The result of one step; `means` holds the loss and other metrics, averaged over its utterances."""
 
     means: dict[str, float]
     rows: float
-    sound_s: float
-    gradient: float
-    rate: float
+    audio_s: float
+    grad_norm: float
+    learning_rate: float
     finite: bool
 
 
 @dataclass
 class Meters:
-    """What happened since the last line of the log."""
+    """Metrics since the last log line: sums, and the newest learning rate and gradient norm."""
 
     rows: float = 0.0
-    sound_s: float = 0.0
-    gradient: float = 0.0
-    rate: float = 0.0
+    audio_s: float = 0.0
+    grad_norm: float = 0.0
+    learning_rate: float = 0.0
     weighted: dict[str, float] = field(default_factory=dict)
-    counted: float = 0.0
+    finite_rows: float = 0.0
 
     def add(self, result: StepResult) -> None:
-        """One more step."""
+        """Add one step."""
         self.rows += result.rows
-        self.sound_s += result.sound_s
-        self.rate = result.rate
+        self.audio_s += result.audio_s
+        self.learning_rate = result.learning_rate
         if result.finite:
-            self.gradient = result.gradient
-            self.counted += result.rows
+            self.grad_norm = result.grad_norm
+            self.finite_rows += result.rows
             for name, value in result.means.items():
                 self.weighted[name] = self.weighted.get(name, 0.0) + value * result.rows
 
     def means(self) -> dict[str, float]:
-        """Each figure's mean over the utterances of the finite steps."""
-        if not self.counted:
+        """The mean of each metric over the utterances of the finite steps."""
+        if not self.finite_rows:
             return {"loss": float("nan")}
-        return {name: value / self.counted for name, value in self.weighted.items()}
+        return {name: value / self.finite_rows for name, value in self.weighted.items()}

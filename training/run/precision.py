@@ -1,4 +1,4 @@
-"""Arithmetic of a run: FP32, TF32, BF16, or FP16 with a loss scale that finds its own size."""
+"""Numeric precision of a run: FP32, TF32, BF16, or FP16 with automatic loss scaling."""
 
 import time
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ from training.errors import TrainingError
 
 NAMES = ("fp32", "tf32", "bf16", "fp16")
 AUTO = "auto"
-"""In a recipe: whatever is quickest where it runs (`quickest`)."""
+"""In a recipe: the fastest precision of the device (`fastest_precision`)."""
 
-WORTH_IT = 1.5
-"""BF16 must be so many times as fast in products to be chosen on a CPU."""
+MIN_SPEEDUP = 1.5
+"""On a CPU, BF16 is chosen if its matrix products are faster by this factor."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """One of NAMES on one device. Weights and optimizer are FP32 in all of them."""
+    """One of NAMES on one device. Weights and optimizer state are always FP32."""
 
     name: str
     device: torch.device
@@ -28,37 +28,37 @@ class Precision:
         if self.name not in NAMES:
             raise TrainingError(f"Unknown precision {self.name!r}: expected one of {', '.join(NAMES)}.")
         if self.name in ("tf32", "fp16") and self.device.type != "cuda":
-            raise TrainingError(f"{self.name} needs a CUDA device; on a CPU take fp32 or bf16.")
+            raise TrainingError(f"{self.name} needs a CUDA device; on a CPU use fp32 or bf16.")
 
     @contextmanager
-    def region(self) -> Iterator[None]:
-        """The forward pass happens in here."""
+    def autocast(self, *, cache: bool = True) -> Iterator[None]:
+        """The context of the forward pass. `cache` False: no cached weight casts, as CUDA graph capture needs."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
-        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None, cache_enabled=cache):
             yield
 
     def scaler(self) -> torch.amp.GradScaler:
-        """The loss scale: real for FP16, without effect otherwise."""
+        """The gradient scaler; active for FP16 only."""
         return torch.amp.GradScaler(self.device.type, enabled=self.name == "fp16")
 
-    def switch_tf32(self) -> None:
-        """TF32 on for `tf32`, `bf16` and `fp16`, off for `fp32`: a comparison of the two is then one."""
+    def set_tf32(self) -> None:
+        """Enable TF32 for `tf32`, `bf16` and `fp16`, disable it for `fp32`, so that fp32 is a true reference."""
         if self.device.type != "cuda":
             return
         tf32 = self.name != "fp32"
-        # The older of two ways to say it: both torch 2.6 and 2.13 know it, and mixing them is an error.
+        # The older of two APIs: torch 2.6 and 2.13 both have it, and mixing the two is an error.
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
 
 
-def quickest(device: torch.device) -> str:
-    """BF16 where the device computes in it; a CPU that only pretends to is forty times slower, so it is measured."""
+def fastest_precision(device: torch.device) -> str:
+    """BF16 where the hardware supports it. On a CPU it is measured: emulated BF16 is up to forty times slower."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    return "bf16" if _product_s(torch.float32) > WORTH_IT * _product_s(torch.bfloat16) else "fp32"
+    return "bf16" if _matmul_s(torch.float32) > MIN_SPEEDUP * _matmul_s(torch.bfloat16) else "fp32"
 
 
-def _product_s(dtype: torch.dtype, turns: int = 20) -> float:
+def _matmul_s(dtype: torch.dtype, turns: int = 20) -> float:
     matrix = torch.ones(384, 384, dtype=dtype)
     times = []
     for _ in range(turns):

@@ -1,17 +1,35 @@
-"""One sitting of a run: join the processes, put the recipe together, train, say how it ended."""
+"""`train_recipe`: join the process group, build the loop, train, report the result."""
 
 import contextlib
 import ctypes
 import json
 import logging
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from training.gpu import opus
+from training.gpu.bundle import read_bundle
+from training.gpu.packed_audio import PackedAudio, PackedFolder
+from training.gpu.parts import decoding_processes
 from training.recipe import Recipe
-from training.run.build import assemble
+from training.run.build import RunOptions, assemble
 from training.run.checkpoints import RunFolder
-from training.run.distributed import joined_world
+from training.run.distributed import World, distributed_world
+from training.run.loop import Loop
+
+
+@dataclass(frozen=True)
+class PackedOptions:
+    """Packed training data: the folder that `silica pack` wrote, hours of audio to hold on the device, and the number
+    of decoding processes.
+    """
+
+    path: Path
+    hours: float
+    workers: int
 
 
 def train_recipe(
@@ -19,57 +37,77 @@ def train_recipe(
     folder: Path,
     *,
     data: Path | None = None,
+    packed: PackedOptions | None = None,
     device: str | None = None,
-    stop_after_s: float | None = None,
+    options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
     as_json: bool = False,
-    hear_first: bool = False,
+    evaluate_first: bool = False,
 ) -> int:
-    """Train by a recipe in a folder; 0 when the run came to its end, 3 when it stopped before (it can be
-    continued).
+    """Train a recipe in a run folder. Returns 0 if the run is finished, 3 if it stopped earlier and can be resumed.
+
+    Raises GraphCaptureError if a CUDA graph cannot be captured; only a new process can use the device then.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.captureWarnings(True)
-    # Numbers too small to matter take a CPU a hundred times as long.
+    # Arithmetic on denormal numbers is up to a hundred times slower on a CPU.
     torch.set_flush_denormal(True)
-    keep_memory()
-    with (
-        joined_world(device) as world,
-        RunFolder(folder).exclusive() if world.leads else contextlib.nullcontext(),
-    ):
-        loop = assemble(recipe, folder, data=data, world=world, stop_after_s=stop_after_s)
-        if world.leads:
-            loop.watch.say(f"{recipe.title}: {loop.config.name} in {folder}, {loop.precision.name}")
-            if world.size != recipe.run.processes:
-                pieces = recipe.run.accumulation * recipe.run.processes // world.size or 1
-                loop.watch.say(
-                    f"the recipe is meant for {recipe.run.processes} processes, here are {world.size}: for its "
-                    f"batch, set run.accumulation to {pieces}"
-                )
-            if loop.progress.step:
-                loop.watch.say(f"continuing at step {loop.progress.step:,} of {loop.schedule.total_steps:,}")
-        if hear_first and loop.progress.step == 0 and loop.evaluate:
-            loop.hear()
+    keep_freed_memory()
+    with contextlib.ExitStack() as stack:
+        # The decoding processes must be forked before CUDA is initialized.
+        opened = open_packed(packed, stack) if packed else None
+        world = stack.enter_context(distributed_world(device))
+        if world.is_main:
+            stack.enter_context(RunFolder(folder).exclusive())
+        loop = assemble(recipe, folder, data=data, packed=opened, options=options, world=world)
+        if world.is_main:
+            _announce(loop, recipe, folder, world)
+        if world.device.type == "cuda" and world.size == 1 and options.graphs and loop.source.shapes:
+            loop.capture()
+        if isinstance(loop.source, PackedAudio):
+            deadline = options.deadline
+            loop.source.wait(deadline.last_s if deadline else lambda: math.inf)
+        if evaluate_first and loop.progress.step == 0 and loop.evaluate:
+            loop.validate()
         progress = loop.run()
-    if world.leads:
+    if world.is_main:
         result = {
             "folder": str(folder),
             "finished": progress.finished,
             "step": progress.step,
-            "hours_heard": round(progress.seconds_heard / 3600, 3),
+            "audio_hours": round(progress.audio_s / 3600, 3),
             "best_dev_wer": progress.best_rate,
             "skipped_steps": progress.skipped,
         }
         if as_json:
-            print(json.dumps(result))  # noqa: T201 (the verb's answer)
+            print(json.dumps(result))  # noqa: T201 (the output of the command)
         else:
-            loop.watch.say(_ending(result, folder))
+            loop.watch.message(_summary(result, folder))
     return 0 if progress.finished else 3
 
 
-def keep_memory() -> None:
-    """Tell the C library (glibc's) to keep large pieces that are freed: handing each back to the system and asking for
-    it again costs a step on a CPU some six per cent of its time.
-    """
+def open_packed(packed: PackedOptions, stack: contextlib.ExitStack) -> PackedFolder:
+    """Open a packed folder; its decoding processes end with the stack."""
+    opus.library(packed.path)  # a missing library is reported before anything else happens
+    bundle = read_bundle(packed.path)
+    map_jobs = stack.enter_context(decoding_processes(packed.workers))
+    return PackedFolder(packed.path, bundle, map_jobs, packed.hours)
+
+
+def _announce(loop: Loop, recipe: Recipe, folder: Path, world: World) -> None:
+    loop.watch.message(f"{recipe.title}: {loop.config.name} in {folder}, {loop.precision.name}")
+    if world.size != recipe.run.processes:
+        pieces = recipe.run.accumulation * recipe.run.processes // world.size or 1
+        loop.watch.message(
+            f"the recipe is for {recipe.run.processes} processes, this run has {world.size}: set "
+            f"run.accumulation={pieces} for the same batch"
+        )
+    if loop.progress.step:
+        total = "" if loop.settings.deadline else f" of {loop.schedule.total_steps:,}"
+        loop.watch.message(f"resuming at step {loop.progress.step:,}{total}")
+
+
+def keep_freed_memory() -> None:
+    """Make glibc's malloc keep large freed blocks: returning them to the system costs 6 % of a CPU training step."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -79,11 +117,13 @@ def keep_memory() -> None:
     mallopt(mmap_threshold, 2**30)
 
 
-def _ending(result: dict[str, object], folder: Path) -> str:
-    words = (
-        "finished" if result["finished"] else f"stopped at step {result['step']}, continue with the same line"
+def _summary(result: dict[str, object], folder: Path) -> str:
+    text = (
+        "finished"
+        if result["finished"]
+        else f"stopped at step {result['step']}, run the same command to resume"
     )
     best = result["best_dev_wer"]
     if isinstance(best, float):
-        words += f"; best on dev: {100 * best:.2f} % of words wrong, in {folder / 'best.safetensors'}"
-    return words
+        text += f"; best dev WER {100 * best:.2f} %, in {folder / 'best.safetensors'}"
+    return text

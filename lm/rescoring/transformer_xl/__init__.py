@@ -1,1 +1,1 @@
-"""Transformer-XL over words: knows the sentences before, scores n-best lists, trains from plain text."""
+"""A word-level Transformer-XL for rescoring: numpy inference, PyTorch training from plain text."""

@@ -1,4 +1,4 @@
-"""The shape of a Transformer-XL."""
+"""The hyperparameters of a Transformer-XL and the shapes of its tensors."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,7 +8,7 @@ from lm.errors import LanguageError
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """The shape of a network."""
+    """The hyperparameters. The field names are keys in the metadata of weight files."""
 
     vocabulary: int
     width: int = 256
@@ -17,9 +17,9 @@ class TransformerConfig:
     inner: int = 1024
     segment: int = 64
     memory: int = 64
-    # Where the clusters of rarer words begin; empty for one plain softmax over a small vocabulary.
+    # The first word id of each cluster of rarer words. Empty: a full softmax.
     cutoffs: tuple[int, ...] = (4000,)
-    # A cluster's vectors are this many times narrower than those of the cluster before.
+    # The embedding size of a cluster is that of the previous one divided by this.
     narrowing: int = 4
     dropout: float = 0.0
 
@@ -27,25 +27,27 @@ class TransformerConfig:
         if min(self.vocabulary, self.width, self.layers, self.heads, self.inner, self.segment) < 1:
             raise LanguageError("vocabulary, width, layers, heads and segment must be at least 1")
         if self.width % self.heads or self.width % 2:
-            raise LanguageError(f"a width of {self.width} does not split into {self.heads} even heads")
+            raise LanguageError(f"a width of {self.width} cannot be divided into {self.heads} even heads")
         if list(self.cutoffs) != sorted(set(self.cutoffs)) or min(self.cutoffs, default=1) < 1:
-            raise LanguageError(f"cutoffs must rise from 1 on, for example 2000 10000; not {self.cutoffs}")
+            raise LanguageError(
+                f"cutoffs must be positive and increase, for example 2000 10000; not {self.cutoffs}"
+            )
         if not 0.0 <= self.dropout < 1.0:
-            raise LanguageError(f"a dropout of {self.dropout}: expected 0 to less than 1")
+            raise LanguageError(f"the dropout is {self.dropout}: expected 0 to less than 1")
 
     @property
     def clusters(self) -> tuple[tuple[int, int], ...]:
-        """First and end word number of each cluster, the frequent words first."""
+        """The range of word ids [first, end) of each cluster, frequent words first."""
         edges = (0, *(cutoff for cutoff in self.cutoffs if cutoff < self.vocabulary), self.vocabulary)
         return tuple(pairwise(edges))
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """How long the vectors of each cluster's words are."""
+        """The embedding size of each cluster."""
         return tuple(max(8, self.width // self.narrowing**cluster) for cluster in range(len(self.clusters)))
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """The weights of such a network: every name with its shape."""
+        """The name and shape of every weight tensor."""
         width, rarer = self.width, self.widths[1:]
         each_head = (self.heads, 1, width // self.heads)
         norm = {"weight": (width,), "bias": (width,)}
@@ -63,15 +65,15 @@ class TransformerConfig:
             **{f"attention_norm.{name}": shape for name, shape in norm.items()},
             **{f"inner_norm.{name}": shape for name, shape in norm.items()},
         }
-        found: dict[str, tuple[int, ...]] = {f"norm.{name}": shape for name, shape in norm.items()}
+        shapes: dict[str, tuple[int, ...]] = {f"norm.{name}": shape for name, shape in norm.items()}
         for number in range(self.layers):
-            found |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
+            shapes |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
         for cluster, ((first, end), narrow) in enumerate(zip(self.clusters, self.widths, strict=True)):
-            found[f"words.tables.{cluster}"] = (end - first, narrow)
-            found[f"words.biases.{cluster}"] = (end - first,)
+            shapes[f"words.tables.{cluster}"] = (end - first, narrow)
+            shapes[f"words.biases.{cluster}"] = (end - first,)
         for cluster, narrow in enumerate(rarer):
-            found[f"words.read.{cluster}.weight"] = (width, narrow)
-            found[f"words.write.{cluster}.weight"] = (narrow, width)
-        found["words.cluster_vectors"] = (len(rarer), width)
-        found["words.cluster_biases"] = (len(rarer),)
-        return found
+            shapes[f"words.read.{cluster}.weight"] = (width, narrow)
+            shapes[f"words.write.{cluster}.weight"] = (narrow, width)
+        shapes["words.cluster_vectors"] = (len(rarer), width)
+        shapes["words.cluster_biases"] = (len(rarer),)
+        return shapes

@@ -1,4 +1,4 @@
-"""Words by number, the frequent ones first; what is not among them is <unk>, sentences end in </s>."""
+"""The vocabulary of a Transformer-XL: word ids by frequency, <unk> for all other words, </s> for sentence ends."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,22 +12,22 @@ END, UNKNOWN = "</s>", "<unk>"
 
 
 class Vocabulary:
-    """A list of words and the way back."""
+    """Maps words to ids and back."""
 
     def __init__(self, words: Iterable[str], unknown_kinds: int) -> None:
         self.words = tuple(words)
-        # How many different words of the training text <unk> stands for: it says only "one of these".
+        # The number of different training words that <unk> replaces. Each gets an equal share of its probability.
         self.unknown_kinds = max(1, unknown_kinds)
-        self.numbers = {word: number for number, word in enumerate(self.words)}
-        if END not in self.numbers or UNKNOWN not in self.numbers:
+        self.word_ids = {word: word_id for word_id, word in enumerate(self.words)}
+        if END not in self.word_ids or UNKNOWN not in self.word_ids:
             raise LanguageError(f"a vocabulary needs {END} and {UNKNOWN}")
-        self.end, self.unknown = self.numbers[END], self.numbers[UNKNOWN]
+        self.end, self.unknown = self.word_ids[END], self.word_ids[UNKNOWN]
 
     @classmethod
     def from_counts(cls, counts: Counter[str], size: int) -> "Vocabulary":
-        """The `size` most frequent words, two of them the marks; equal counts in alphabetical order."""
+        """The `size` most frequent words, including </s> and <unk>. Equal counts are in alphabetical order."""
         if not counts:
-            raise LanguageError("there is no word in the text; expected running text")
+            raise LanguageError("the text is empty; expected running text")
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
         kept = ordered[: max(1, size - 2)]
         return cls([END, UNKNOWN, *kept], unknown_kinds=len(ordered) - len(kept))
@@ -36,13 +36,13 @@ class Vocabulary:
         return len(self.words)
 
     def encode(self, line: str) -> list[int]:
-        """The words of a normal line by number, without the end mark."""
-        return [self.numbers.get(word, self.unknown) for word in line.split()]
+        """The word ids of a normalized line, without the sentence end."""
+        return [self.word_ids.get(word, self.unknown) for word in line.split()]
 
     def encode_lines(self, lines: Iterable[str]) -> NDArray[np.int32]:
-        """Lines one after the other, each closed by the end mark."""
-        numbers: list[int] = []
+        """The word ids of all lines in one array, each line followed by the sentence end."""
+        word_ids: list[int] = []
         for line in lines:
-            numbers.extend(self.encode(line))
-            numbers.append(self.end)
-        return np.array(numbers, dtype=np.int32)
+            word_ids.extend(self.encode(line))
+            word_ids.append(self.end)
+        return np.array(word_ids, dtype=np.int32)

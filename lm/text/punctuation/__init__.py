@@ -1,1 +1,1 @@
-"""Punctuation and capitals for spoken words: a small convolution over word vectors; numpy when used, torch to train."""
+"""A small convolutional tagger for punctuation and capitals: numpy inference, PyTorch training."""

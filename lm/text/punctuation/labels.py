@@ -1,4 +1,4 @@
-"""Written text as spoken words with what a reader wants back: the mark after each word, and its capitals."""
+"""Labels for training the tagger: normalized words of written text with the mark after each, and its capitals."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from lm.text.normalize import DOTTED_ABBREVIATIONS, normalize
 
 MARKS = ("", ",", ".", "?")
 CAPITALS = ("lower", "first", "all")
-# The capital of a sentence's first word says nothing about the word.
+# The first word of a sentence has no label for capitals: it is capitalized anyway.
 IGNORE_INDEX = -1
 _PIECES = re.compile(r"[\s\u2014]+|(?<=[A-Za-z])[-\u2013]+(?=[A-Za-z])|--+")
 _INITIALS = re.compile(r"(?:[A-Za-z]\.)+")
@@ -20,7 +20,7 @@ _MARK_OF = {",": 1, ";": 1, ":": 1, ".": 2, "!": 2, "?": 3}
 
 @dataclass(frozen=True)
 class TaggedWords:
-    """Spoken words with a mark number and a capital number each."""
+    """Normalized words with their indices into MARKS and CAPITALS."""
 
     words: tuple[str, ...]
     marks: tuple[int, ...]
@@ -28,7 +28,7 @@ class TaggedWords:
 
 
 def tag_sentence(sentence: str) -> TaggedWords:
-    """One written sentence."""
+    """The labels of one written sentence."""
     words: list[str] = []
     marks: list[int] = []
     capitals: list[int] = []
@@ -42,11 +42,11 @@ def tag_sentence(sentence: str) -> TaggedWords:
             if mark and marks:
                 marks[-1] = mark
             continue
-        letters = [letter for letter in piece if letter.isalpha()]
+        letters = [character for character in piece if character.isalpha()]
         capital = 0
         if letters and letters[0].isupper():
-            capital = 2 if len(letters) > 1 and all(letter.isupper() for letter in letters) else 1
-        if any(letter.isdigit() for letter in piece):
+            capital = 2 if len(letters) > 1 and all(character.isupper() for character in letters) else 1
+        if any(character.isdigit() for character in piece):
             capital = 0
         words += spoken
         marks += [0] * (len(spoken) - 1) + [mark]
@@ -57,12 +57,12 @@ def tag_sentence(sentence: str) -> TaggedWords:
 
 
 def tagged_sentences(paths: Iterable[Path]) -> Iterator[TaggedWords]:
-    """Every sentence of the files that is written with capitals and closed by a mark."""
+    """The sentences of the files that start with a capital and end with a mark."""
     for path in paths:
         for line in open_text(path):
             for sentence in sentences(line.strip()):
                 if not sentence[:1].isalpha() or not sentence[0].isupper() or sentence.isupper():
                     continue
-                found = tag_sentence(sentence)
-                if len(found.words) >= 2 and found.marks[-1] in (1, 2, 3):
-                    yield found
+                tagged = tag_sentence(sentence)
+                if len(tagged.words) >= 2 and tagged.marks[-1] in (1, 2, 3):
+                    yield tagged

@@ -1,4 +1,4 @@
-"""The tagger as it is used: numpy only, a few matrix products a word. Weights: one safetensors file of about 2 MB."""
+"""Tagger inference in numpy: a few matrix products per word, weights of about 2 MB."""
 
 import json
 import zlib
@@ -15,23 +15,23 @@ from lm.gelu import gelu
 from lm.text.punctuation.labels import MARKS
 from lm.weight_files import FileFormat, read_weights
 
-FORM = FileFormat("silica punctuation 1", "punctuation model", "silica lm train-punctuation")
+FILE_FORMAT = FileFormat("silica punctuation 1", "punctuation model", "silica lm train-punctuation")
 KERNEL_SIZE = 5
-SUFFIX_LETTERS = 3
+SUFFIX_LENGTH = 3
 Matrix = NDArray[np.float32]
 
 
 def context_words(layers: int) -> int:
-    """How many words the network looks at either way: the taps of each layer are twice as far apart as those before.
+    """The receptive field of the network in words on either side. The dilation doubles with each layer.
 
-    Before and after an utterance it sees this much nothing, as in training.
+    Utterances are padded with this many empty words on both sides, as in training.
     """
     return KERNEL_SIZE // 2 * ((1 << layers) - 1)
 
 
 @dataclass(frozen=True)
 class WordIndex:
-    """Words to rows of the tables: frequent words have their own row, the rest share rows by their hash."""
+    """Maps words to rows of the embedding tables. Frequent words have their own rows, others share rows by hash."""
 
     words: tuple[str, ...]
     shared_rows: int
@@ -39,35 +39,35 @@ class WordIndex:
 
     @property
     def rows(self) -> int:
-        """Rows of the word table; row 0 is nothing."""
+        """The number of rows of the word table. Row 0 is padding."""
         return 1 + len(self.words) + self.shared_rows
 
     @cached_property
     def _rows(self) -> dict[str, int]:
         return {word: row for row, word in enumerate(self.words, start=1)}
 
-    def numbers(self, words: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Row of each word and row of its ending."""
+    def lookup(self, words: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The row of each word, and the row of its suffix."""
         first_shared = 1 + len(self.words)
         rows = [
             self._rows.get(word) or first_shared + zlib.crc32(word.encode()) % self.shared_rows
             for word in words
         ]
-        endings = [1 + zlib.crc32(word[-SUFFIX_LETTERS:].encode()) % (self.suffix_rows - 1) for word in words]
-        return np.array(rows, dtype=np.int64), np.array(endings, dtype=np.int64)
+        suffixes = [1 + zlib.crc32(word[-SUFFIX_LENGTH:].encode()) % (self.suffix_rows - 1) for word in words]
+        return np.array(rows, dtype=np.int64), np.array(suffixes, dtype=np.int64)
 
 
 class Punctuator:
-    """Marks and capitals for the words of an utterance."""
+    """Predicts punctuation and capitals for the words of an utterance."""
 
-    def __init__(self, numbers: WordIndex, weights: dict[str, Matrix], card: dict[str, str]) -> None:
-        self.numbers = numbers
-        self.card = card
+    def __init__(self, word_index: WordIndex, weights: dict[str, Matrix], metadata: dict[str, str]) -> None:
+        self.word_index = word_index
+        self.metadata = metadata
         self.weights = weights
         layers = sum(name.startswith("layers.") and name.endswith(".weight") for name in weights)
         self.context_words = context_words(layers)
-        # [taps, in, out], each tap by itself in memory: products with torch's [out, in, taps] take ten times as long.
-        self._taps = [
+        # [kernel size, in, out], contiguous: matrix products with torch's layout [out, in, kernel size] are 10x slower.
+        self._kernels = [
             np.ascontiguousarray(weights[f"layers.{layer}.weight"].transpose(2, 1, 0))
             for layer in range(layers)
         ]
@@ -75,10 +75,12 @@ class Punctuator:
     @classmethod
     def load(cls, path: Path) -> "Punctuator":
         """Read a file that `silica lm train-punctuation` wrote."""
-        weights, card = read_weights(path, FORM)
-        shape = json.loads(card["shape"])
-        numbers = WordIndex(tuple(card["words"].split(" ")), shape["shared_rows"], shape["suffix_rows"])
-        return cls(numbers, weights, card)
+        weights, metadata = read_weights(path, FILE_FORMAT)
+        shape = json.loads(metadata["shape"])
+        word_index = WordIndex(
+            tuple(metadata["words"].split(" ")), shape["shared_rows"], shape["suffix_rows"]
+        )
+        return cls(word_index, weights, metadata)
 
     @classmethod
     def shipped(cls) -> "Punctuator | None":
@@ -87,22 +89,22 @@ class Punctuator:
         return cls.load(path) if path.is_file() else None
 
     def scores(self, words: Sequence[str]) -> tuple[Matrix, Matrix]:
-        """For each word a score of every mark and of every kind of capitals."""
-        rows, endings = self.numbers.numbers(words)
+        """The scores of each word for MARKS and for CAPITALS."""
+        rows, suffixes = self.word_index.lookup(words)
         weights = self.weights
         pad = (self.context_words, self.context_words)
         hidden = np.concatenate(
-            [weights["words"][np.pad(rows, pad)], weights["suffixes"][np.pad(endings, pad)]], axis=1
+            [weights["words"][np.pad(rows, pad)], weights["suffixes"][np.pad(suffixes, pad)]], axis=1
         )
         hidden = hidden @ weights["enter.weight"].T + weights["enter.bias"]
-        for layer, taps in enumerate(self._taps):
-            hidden = hidden + gelu(_convolve(hidden, taps, weights[f"layers.{layer}.bias"], 2**layer))
+        for layer, kernel in enumerate(self._kernels):
+            hidden = hidden + gelu(_convolve(hidden, kernel, weights[f"layers.{layer}.bias"], 2**layer))
         hidden = hidden[self.context_words : self.context_words + len(words)]
         out = hidden @ weights["leave.weight"].T + weights["leave.bias"]
         return out[:, : len(MARKS)], out[:, len(MARKS) :]
 
     def tag(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
-        """The best mark and capitals of each word; an utterance always ends with a full stop or question mark."""
+        """The best mark and capitals of each word. The last word always gets a full stop or a question mark."""
         if not words:
             return [], []
         marks, capitals = self.scores(words)
@@ -111,20 +113,20 @@ class Punctuator:
         return best.tolist(), capitals.argmax(axis=1).tolist()
 
 
-def capitalize(word: str, capital: int, begins: bool) -> str:
-    """A word with its capitals: all of them, the first because of the word or of the sentence, or `I`."""
-    if capital == 2 and not begins:
+def capitalize(word: str, capital: int, sentence_start: bool) -> str:
+    """Apply a capitals label to a word. The word I and the first word of a sentence are always capitalized."""
+    if capital == 2 and not sentence_start:
         return word.upper()
     if word == "i" or word.startswith("i'"):
         return "I" + word[1:]
-    return word[:1].upper() + word[1:] if capital == 1 or begins or capital == 2 else word
+    return word[:1].upper() + word[1:] if capital == 1 or sentence_start or capital == 2 else word
 
 
-def _convolve(hidden: Matrix, taps: Matrix, bias: Matrix, dilation: int) -> Matrix:
+def _convolve(hidden: Matrix, kernel: Matrix, bias: Matrix, dilation: int) -> Matrix:
     """Same-length convolution over words."""
     reach = KERNEL_SIZE // 2 * dilation
     padded = np.pad(hidden, ((reach, reach), (0, 0)))
     result = np.broadcast_to(bias, (len(hidden), len(bias))).copy()
-    for tap, weight in enumerate(taps):
+    for tap, weight in enumerate(kernel):
         result += padded[tap * dilation : tap * dilation + len(hidden)] @ weight
     return result

@@ -1,4 +1,4 @@
-"""Text to model: corpus, recipe, the built trie and its figures, adaptation. lmplz runs where it has been compiled."""
+"""Building n-grams: corpus, recipes, tries, adaptation, interpolation, pruning. Needs lmplz for most tests."""
 
 import gzip
 import hashlib
@@ -18,37 +18,37 @@ from lm.ngram.build import BuildSettings, build, describe, perplexity, shipped_m
 from lm.ngram.build_history_counts import count_histories
 from lm.ngram.build_interpolated import InterpolatedModel, interpolate, prune_to_size
 from lm.ngram.recipe import override_settings, read_recipe
-from lm.ngram.table import RowIndex, backoffs
+from lm.ngram.table import RowIndex, compute_backoffs
 from lm.ngram.toolchain import KENLM_VERSION, PROGRAMS
 from lm.ngram.trie import NGram
-from lm.ngram.trie_arrays import list_ngrams
-from lm.text.corpus import HELD_OUT_ONE_IN, is_held_out, normal_lines, sentences
+from lm.ngram.trie_arrays import read_ngrams
+from lm.text.corpus import HELD_OUT_ONE_IN, is_held_out, normalized_lines, sentences
 from lm.text.spelled_letters import DIGITS, LETTERS, PLACES, ZERO, spelled_lines
 from service.commands import main
 from tests.lm.conftest import DATA
 
 COMPILED = all((cache_folder() / f"kenlm-{KENLM_VERSION}" / program).is_file() for program in PROGRAMS)
 needs_lmplz = pytest.mark.skipif(
-    not COMPILED, reason="KenLM's builder is not compiled here; the first `silica lm build` does that"
+    not COMPILED, reason="KenLM is not compiled; the first `silica lm build` compiles it"
 )
 TEXT = [f"the {colour} {animal} saw {count} birds." for colour in ("red", "old", "big") for animal in ("cat", "dog")
         for count in range(2, 40)]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "birds.txt.xz"
     path.write_bytes(lzma.compress("\n".join(TEXT).encode()))
     return path
 
 
-def test_paragraphs_are_cut_at_sentence_ends_but_not_after_titles() -> None:
+def test_sentences_are_split_but_not_after_titles_and_initials() -> None:
     line = 'Mr. Smith of the U.S. left. "Did he?" Nobody knew! See J. Doe.'
     assert list(sentences(line)) == ["Mr. Smith of the U.S. left.", '"Did he?', "Nobody knew!", "See J. Doe."]
 
 
-def test_packed_text_is_read_as_normal_lines(written: Path) -> None:
-    lines = list(normal_lines([written]))
+def test_compressed_text_is_read_as_normalized_lines(text_file: Path) -> None:
+    lines = list(normalized_lines([text_file]))
     assert lines[0] == "the red cat saw two birds"
     assert len(lines) == len(TEXT)
 
@@ -58,50 +58,50 @@ def test_about_one_line_in_a_hundred_is_held_out() -> None:
     assert 0.8 < held_out * HELD_OUT_ONE_IN / 20000 < 1.2
 
 
-def test_unreadable_text_says_what_was_expected(tmp_path: Path) -> None:
+def test_unreadable_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "noise.txt.xz"
     path.write_bytes(b"this is not xz")
     with pytest.raises(LanguageError, match=r"cannot be read as text.*\.txt\.xz"):
-        list(normal_lines([path]))
+        list(normalized_lines([path]))
     cut = tmp_path / "cut.txt.gz"
     cut.write_bytes(gzip.compress(b"one two three\n" * 99)[:-9])
     with pytest.raises(LanguageError, match=r"cannot be read as text \(Compressed file ended"):
-        list(normal_lines([cut]))
+        list(normalized_lines([cut]))
     with pytest.raises(LanguageError, match="no text file"):
-        list(normal_lines([tmp_path / "nothing.txt"]))
+        list(normalized_lines([tmp_path / "nothing.txt"]))
 
 
 @pytest.mark.parametrize(
     ("order", "prune"), [(1, (0,)), (9, (0,)), (3, (1, 1)), (3, (0, 2, 1)), (2, (0, 0, 1))]
 )
-def test_impossible_settings_are_refused(order: int, prune: tuple[int, ...]) -> None:
+def test_invalid_build_settings_are_refused(order: int, prune: tuple[int, ...]) -> None:
     with pytest.raises(LanguageError):
         BuildSettings(order=order, prune=prune)
 
 
-def test_a_shorter_order_cuts_the_default_pruning() -> None:
+def test_a_smaller_order_shortens_the_default_pruning() -> None:
     assert override_settings(None, order=3).prune == (0, 0, 1)
     assert override_settings(BuildSettings(minimum_count=2), prune=[0, 1]).minimum_count == 2
 
 
-def test_what_is_spelled_is_always_the_same_and_made_of_known_words() -> None:
+def test_spelled_lines_are_deterministic_and_use_the_given_words() -> None:
     words = ["heron", "sparrow", "o'clock", "a", "extraordinarily"]
     lines = list(spelled_lines(words, 200))
     assert lines == list(spelled_lines(reversed(words), 200))
     assert "h e r o n" in lines
     assert "sparrow s p a r r o w" in lines
-    said = {word for line in lines for word in line.split()}
-    assert said <= {"heron", "sparrow", *LETTERS, *DIGITS, *ZERO, *PLACES}
+    used = {word for line in lines for word in line.split()}
+    assert used <= {"heron", "sparrow", *LETTERS, *DIGITS, *ZERO, *PLACES}
     assert not list(spelled_lines(["o'clock"], 5))
     with pytest.raises(LanguageError, match="spelled lines"):
         BuildSettings(spelled_lines=-1)
 
 
 @needs_lmplz
-def test_spelled_lines_make_letters_expected(written: Path, tmp_path: Path) -> None:
-    plain = build([written], tmp_path / "plain", override_settings(None, order=3), lambda _: None)
+def test_spelled_lines_lower_the_perplexity_of_spelling(text_file: Path, tmp_path: Path) -> None:
+    plain = build([text_file], tmp_path / "plain", override_settings(None, order=3), lambda _: None)
     spelled = build(
-        [written], tmp_path / "spelled", override_settings(None, order=3, spelled_lines=300), lambda _: None
+        [text_file], tmp_path / "spelled", override_settings(None, order=3, spelled_lines=300), lambda _: None
     )
     assert spelled.lines == plain.lines + 300
     assert perplexity(Path(plain.path), ["b i r d"]).unknown == 4
@@ -113,14 +113,14 @@ def test_spelled_lines_make_letters_expected(written: Path, tmp_path: Path) -> N
 
 
 @needs_lmplz
-def test_a_recipe_builds_the_same_bytes_twice(written: Path, tmp_path: Path) -> None:
-    checksum = hashlib.sha256(written.read_bytes()).hexdigest()
+def test_a_recipe_is_reproducible(text_file: Path, tmp_path: Path) -> None:
+    checksum = hashlib.sha256(text_file.read_bytes()).hexdigest()
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
         "[settings]\norder = 3\nprune = [0, 0, 1]\nspelled_lines = 40\n"
-        f'[[text]]\nfile = "{written.name}"\nsha256 = "{checksum}"\n'
+        f'[[text]]\nfile = "{text_file.name}"\nsha256 = "{checksum}"\n'
     )
-    (read,) = read_recipe(recipe, written.parent).parts
+    (read,) = read_recipe(recipe, text_file.parent).parts
     first = build(read.texts, tmp_path / "first", read.settings, lambda _: None)
     second = build(read.texts, tmp_path / "second", read.settings, lambda _: None)
     assert Path(first.path).read_bytes() == Path(second.path).read_bytes()
@@ -131,32 +131,45 @@ def test_a_recipe_builds_the_same_bytes_twice(written: Path, tmp_path: Path) -> 
     assert 1 < first.held_out.perplexity < 20
     recipe.write_text(recipe.read_text().replace(checksum, "0" * 64))
     with pytest.raises(LanguageError, match="not the file of the recipe"):
-        read_recipe(recipe, written.parent)
+        read_recipe(recipe, text_file.parent)
 
 
 @needs_lmplz
-def test_the_command_builds_measures_adapts_and_describes(
-    written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_build_perplexity_info_and_adapt_commands(
+    text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # a plain name means: here
+    monkeypatch.chdir(tmp_path)  # --out NAME is relative to the current folder
     assert (
-        main(["lm", "build", str(written), "--order", "3", "--spelled", "50", "--out", "birds", "--json"])
+        main(
+            [
+                "lm",
+                "build",
+                str(text_file),
+                "--order",
+                "3",
+                "--spelled-lines",
+                "50",
+                "--out",
+                "birds",
+                "--json",
+            ]
+        )
         == 0
     )
     report = json.loads(capsys.readouterr().out)
     assert report["size_bytes"] == Path(report["path"]).stat().st_size
-    assert main(["lm", "perplexity", report["path"], str(written), "--json"]) == 0
+    assert main(["lm", "perplexity", report["path"], str(text_file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["unknown"] == 0
     assert main(["lm", "info", report["path"], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ngrams"] == report["ngrams"]
-    assert main(["lm", "adapt", str(written), "--base", "birds.binary", "--out", "mine", "--json"]) == 0
+    assert main(["lm", "adapt", str(text_file), "--base", "birds.binary", "--out", "mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == "mine.binary"
     assert NGram.load(tmp_path / "mine.binary").order == 3
 
 
 @needs_lmplz
-def test_tuning_builds_the_prunings_it_is_to_try(
-    written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_tune_builds_models_for_the_given_prunings(
+    text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frames = np.full((3, 29), -9.0, np.float32)
     frames[[0, 1, 2], [20, 28, 0]] = 0.0
@@ -166,47 +179,45 @@ def test_tuning_builds_the_prunings_it_is_to_try(
     line += ["--prune", "0", "--prune", "0", "0", "1", "--weights", "0.3", "--bonuses", "1.5"]
     assert main([*line, "--out", str(tmp_path / "tuned")]) == 2
     assert "--text or --recipe" in capsys.readouterr().err
-    assert main([*line, "--text", str(written), "--out", str(tmp_path / "tuned"), "--json"]) == 0
+    assert main([*line, "--text", str(text_file), "--out", str(tmp_path / "tuned"), "--json"]) == 0
     tuned = json.loads((tmp_path / "tuned" / "tuned.json").read_text())
     assert {point["model"] for point in tuned["tried"]} == {"pruned-0.binary", "pruned-0-0-1.binary"}
     assert (tmp_path / "tuned" / "pruned-0.binary").stat().st_size > 0
 
 
-def test_a_missing_text_is_named_before_anything_is_compiled(
+def test_a_missing_text_is_reported_before_compiling(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SILICA_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", "")  # nothing could be compiled
+    monkeypatch.setenv("PATH", "")  # no compiler
     assert main(["lm", "build", str(tmp_path / "none.txt"), "--out", str(tmp_path / "birds")]) == 2
     assert "there is no text file" in capsys.readouterr().err
     assert main(["lm", "build", "--out", str(tmp_path / "birds")]) == 2
     assert "name a file or a recipe" in capsys.readouterr().err
 
 
-def test_tuning_refuses_to_be_told_what_it_is_to_find(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tune_refuses_tuned_settings_in_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["lm", "tune", str(tmp_path), "--log-probs", str(tmp_path), "--out", str(tmp_path / "tuned")]
     assert main([*line, "--search", "lm_weight=0.5", "--search", "width=32"]) == 2
-    assert "--search lm_weight: that is what is tuned" in capsys.readouterr().err
+    assert "--search lm_weight: this setting is tuned" in capsys.readouterr().err
 
 
-def test_a_mistake_on_the_line_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_errors_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lm", "info", str(tmp_path / "none.binary")]) == 2
     assert capsys.readouterr().err.startswith("silica: there is no language model")
     (tmp_path / "text.txt").write_text("some words")
-    for rubbish in (b"\x9f\x00" * 200, b"words without end\n" * 20, b""):
-        (tmp_path / "rubbish.arpa").write_bytes(rubbish)
-        assert main(["lm", "perplexity", str(tmp_path / "rubbish.arpa"), str(tmp_path / "text.txt")]) == 2
-        assert "is no KenLM file" in capsys.readouterr().err
+    for content in (b"\x9f\x00" * 200, b"just some text\n" * 20, b""):
+        (tmp_path / "invalid.arpa").write_bytes(content)
+        assert main(["lm", "perplexity", str(tmp_path / "invalid.arpa"), str(tmp_path / "text.txt")]) == 2
+        assert "is not a KenLM file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["tiny-plain", "tiny-both"])
-def test_the_listed_trie_is_the_trie(name: str) -> None:
+def test_ngrams_read_from_a_trie_match_kenlm(name: str) -> None:
     ngram = NGram.load(DATA / f"{name}.binary")
     words = [word.decode() for word in ngram.vocabulary().tolist()]
     scorer = ngram.kenlm()
-    levels = list_ngrams(ngram)
+    levels = read_ngrams(ngram)
     assert [len(level.words) for level in levels] == list(ngram.counts)
     for level in levels[1:]:
         for row, numbers in enumerate(level.words.tolist()):
@@ -221,7 +232,7 @@ def test_the_listed_trie_is_the_trie(name: str) -> None:
 
 
 @needs_lmplz
-def test_adaptation_knows_the_text_and_stays_a_distribution(tmp_path: Path) -> None:
+def test_an_adapted_model_fits_the_text_and_stays_a_distribution(tmp_path: Path) -> None:
     base = DATA / "tiny-both.binary"
     lines = ["please call the zyzzyva desk", "the zyzzyva desk is closed"] * 5
     out = tmp_path / "adapted.binary"
@@ -240,14 +251,14 @@ def test_adaptation_knows_the_text_and_stays_a_distribution(tmp_path: Path) -> N
         total = sum(
             10 ** (score - scorer.score(context, bos=False, eos=False)) for score in (*following, ending)
         )
-        assert total == pytest.approx(1.0, abs=0.2)  # <unk> and quantization take or add the rest
+        assert total == pytest.approx(1.0, abs=0.2)  # the rest is <unk> and quantization error
 
 
-def sums(model: InterpolatedModel) -> list[float]:
-    """What all words together have after each history of one word, listed or backed off to."""
+def probability_sums(model: InterpolatedModel) -> list[float]:
+    """The sum of the probabilities of all words after each history of one word, with backoff."""
     words, pairs = model.levels[:2]
     history = RowIndex(words.words).find(pairs.words[:, 1:])
-    back = np.power(10.0, backoffs(1, model.levels, model.probs))
+    back = np.power(10.0, compute_backoffs(1, model.levels, model.probs))
     totals = []
     for place in np.unique(history):
         mine = history == place
@@ -258,15 +269,15 @@ def sums(model: InterpolatedModel) -> list[float]:
     return totals
 
 
-def test_histories_are_counted_as_they_stand() -> None:
+def test_history_frequencies_match_a_direct_count() -> None:
     lines = ["the quick fox jumps", "the fox plays dead", "nobody plays dead"]
     model = interpolate([(DATA / "tiny-both.binary", [], 1.0)])
     found = count_histories(lines, model.words, model.levels)
     counts: Counter[tuple[str, ...]] = Counter()
     for line in lines:
-        said = ["<s>", *(word if word in model.words else "<unk>" for word in line.split())]
-        for end, length in itertools.product(range(1, len(said) + 1), (1, 2)):
-            counts[tuple(said[max(end - length, 0) : end])] += end >= length
+        tokens_of_line = ["<s>", *(word if word in model.words else "<unk>" for word in line.split())]
+        for end, length in itertools.product(range(1, len(tokens_of_line) + 1), (1, 2)):
+            counts[tuple(tokens_of_line[max(end - length, 0) : end])] += end >= length
     tokens = sum(len(line.split()) + 1 for line in lines)
     assert sum(counts.values()) > tokens
     for level, shares in zip(model.levels, found, strict=False):
@@ -276,40 +287,44 @@ def test_histories_are_counted_as_they_stand() -> None:
             )
 
 
-def test_a_model_merged_with_itself_is_itself_and_one_distribution() -> None:
+def test_interpolating_a_model_with_itself_changes_nothing() -> None:
     path, text = DATA / "tiny-both.binary", ["the quick fox jumps"]
     alone = interpolate([(path, text, 1.0)])
     both = interpolate([(path, text, 0.2), (path, [], 0.8)])
     assert both.words == alone.words
-    assert sums(both) == pytest.approx([1.0] * len(sums(both)), abs=0.02)
+    assert probability_sums(both) == pytest.approx([1.0] * len(probability_sums(both)), abs=0.02)
     for mine, theirs in zip(alone.probs, both.probs, strict=True):
         assert mine == pytest.approx(theirs)
-    with pytest.raises(LanguageError, match="one order"):
+    with pytest.raises(LanguageError, match="the same order"):
         interpolate([(path, text, 0.5), (DATA / "tiny-bigram.binary", text, 0.5)])
     with pytest.raises(LanguageError, match="share above 0"):
         interpolate([(path, text, 0.0)])
 
 
-def test_who_has_seen_a_history_says_what_follows_it() -> None:
+def test_a_part_counts_most_in_histories_of_its_text() -> None:
     dogs = DATA / "tiny-both.binary", DATA.joinpath("tiny.txt").read_text().splitlines(), 0.5
     ships = DATA / "tiny-ships.binary", ["every ship carries nine ropes", "nine ropes and a dog"], 0.5
     both, alone, other = interpolate([dogs, ships]), interpolate([ships]), interpolate([dogs])
-    assert sums(both) == pytest.approx([1.0] * len(sums(both)), abs=0.02)
+    assert probability_sums(both) == pytest.approx([1.0] * len(probability_sums(both)), abs=0.02)
 
-    def told(model: InterpolatedModel, *said: str) -> float:
-        row = [model.words.index(word) for word in reversed(said)]
+    def bigram_probability(model: InterpolatedModel, *bigram: str) -> float:
+        row = [model.words.index(word) for word in reversed(bigram)]
         return float(model.probs[1][model.levels[1].words.tolist().index(row)])
 
     def frequency(model: InterpolatedModel, word: str) -> float:
         return float(model.history_frequencies[0][model.words.index(word)])
 
-    assert told(both, "ship", "carries") == pytest.approx(told(alone, "ship", "carries"), rel=1e-6)
+    assert bigram_probability(both, "ship", "carries") == pytest.approx(
+        bigram_probability(alone, "ship", "carries"), rel=1e-6
+    )
     weight = frequency(alone, "a") / (frequency(alone, "a") + frequency(other, "a"))
-    assert 0.2 < weight < 0.8  # both have seen it: each says its part, and the first does not know a rope
-    assert told(both, "a", "rope") == pytest.approx(weight * told(alone, "a", "rope"), abs=0.02)
+    assert 0.2 < weight < 0.8  # both texts contain the history; only the second contains the word
+    assert bigram_probability(both, "a", "rope") == pytest.approx(
+        weight * bigram_probability(alone, "a", "rope"), abs=0.02
+    )
 
 
-def test_pruning_keeps_what_counts_and_whatever_it_hangs_on() -> None:
+def test_pruning_keeps_parents_and_histories_of_kept_ngrams() -> None:
     whole = interpolate(
         [(DATA / "tiny-both.binary", DATA.joinpath("tiny.txt").read_text().lower().splitlines(), 1.0)]
     )
@@ -321,7 +336,7 @@ def test_pruning_keeps_what_counts_and_whatever_it_hangs_on() -> None:
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] < sum(len(level.words) for level in whole.levels)
     small = prune_to_size(whole, 4.4e3)
-    assert sums(small) == pytest.approx([1.0] * len(sums(small)), abs=0.02)
+    assert probability_sums(small) == pytest.approx([1.0] * len(probability_sums(small)), abs=0.02)
     for below, level in itertools.pairwise(small.levels):
         assert (below.words[level.parents] == level.words[:, :-1]).all()
         assert (RowIndex(below.words).find(level.words[:, 1:]) >= 0).all()
@@ -330,7 +345,7 @@ def test_pruning_keeps_what_counts_and_whatever_it_hangs_on() -> None:
 
 
 @needs_lmplz
-def test_a_recipe_of_two_parts_fits_its_size_and_knows_both(written: Path, tmp_path: Path) -> None:
+def test_a_recipe_of_two_parts_fits_max_mb_and_contains_both(text_file: Path, tmp_path: Path) -> None:
     other = tmp_path / "ships.txt"
     other.write_text(
         "\n".join(f"every ship carries {count} lamps and {count} ropes." for count in range(2, 300))
@@ -338,7 +353,7 @@ def test_a_recipe_of_two_parts_fits_its_size_and_knows_both(written: Path, tmp_p
     recipe = tmp_path / "recipe.toml"
     texts = "".join(
         f'[[text]]\npart = "{part}"\nfile = "{path}"\nsha256 = "{hashlib.sha256(path.read_bytes()).hexdigest()}"\n'
-        for part, path in (("birds", written), ("ships", other))
+        for part, path in (("birds", text_file), ("ships", other))
     )
     recipe.write_text(
         f"[settings]\norder = 3\nprune = [0]\nmax_mb = 0.006\n[part.birds]\n[part.ships]\nshare = 2\n{texts}"
@@ -357,31 +372,29 @@ def test_a_recipe_of_two_parts_fits_its_size_and_knows_both(written: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ("[settings]\nmax_mb = -3", "above 0 MB, not -3"),
-        ("[settings]\nmax_mb = 'much'", "a setting that is none"),
+        ("[settings]\nmax_mb = 'much'", "an invalid setting"),
         ("[part.a]\nshare = 0", "above 0, not 0"),
-        ("[part.a]\nshare = 'half'", "a setting that is none"),
-        ("[part.a]\ncolour = 3", "a setting that is none.*colour"),
+        ("[part.a]\nshare = 'half'", "an invalid setting"),
+        ("[part.a]\ncolor = 3", "an invalid setting.*color"),
     ],
 )
-def test_a_recipe_that_cannot_be_followed_says_why(
-    written: Path, tmp_path: Path, setting: str, said: str
-) -> None:
-    checksum = hashlib.sha256(written.read_bytes()).hexdigest()
+def test_an_invalid_recipe_is_refused(text_file: Path, tmp_path: Path, setting: str, message: str) -> None:
+    checksum = hashlib.sha256(text_file.read_bytes()).hexdigest()
     part = 'part = "a"\n' if "[part.a]" in setting else ""
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(f'{setting}\n[[text]]\n{part}file = "{written.name}"\nsha256 = "{checksum}"\n')
-    with pytest.raises(LanguageError, match=said):
-        read_recipe(recipe, written.parent)
+    recipe.write_text(f'{setting}\n[[text]]\n{part}file = "{text_file.name}"\nsha256 = "{checksum}"\n')
+    with pytest.raises(LanguageError, match=message):
+        read_recipe(recipe, text_file.parent)
 
 
-def test_the_model_in_the_box_is_small_and_complete() -> None:
+def test_the_shipped_model_has_its_size_order_and_recipe() -> None:
     try:
         path = shipped_model()
     except LanguageError:
-        pytest.skip("no language model in the box yet")
+        pytest.skip("this checkout has no shipped language model")
     figures = describe(path)
     assert path.stat().st_size <= 25_000_000
     assert figures["order"] == 4

@@ -1,4 +1,4 @@
-"""KenLM's files read in place: the same scores as KenLM's, and clear words for every file that is none."""
+"""Memory-mapped KenLM tries: scores equal those of the kenlm module, and invalid files are refused."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ VARIANTS = ["plain", "quantized", "compressed", "both", "bigram"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_score_is_kenlms(variant: str) -> None:
+def test_scores_equal_those_of_kenlm(variant: str) -> None:
     path = DATA / f"tiny-{variant}.binary"
     ngram, oracle = NGram.load(path), kenlm.Model(str(path))
     assert ngram.order == oracle.order
@@ -30,7 +30,7 @@ def test_every_score_is_kenlms(variant: str) -> None:
             assert math.isclose(ngram.score(sentence, bos, eos), expected, abs_tol=1e-4), sentence
 
 
-def test_words_keep_their_numbers(tiny: NGram) -> None:
+def test_word_ids_are_vocabulary_indices(tiny: NGram) -> None:
     vocabulary = tiny.vocabulary().tolist()
     assert len(vocabulary) == tiny.counts[0]
     assert vocabulary[0] == b"<unk>"
@@ -39,7 +39,7 @@ def test_words_keep_their_numbers(tiny: NGram) -> None:
     assert "zebra" not in tiny
 
 
-def test_nothing_can_be_written_through_the_mapping(tiny: NGram) -> None:
+def test_the_mapping_is_read_only(tiny: NGram) -> None:
     for array in tiny.trie:
         with pytest.raises(ValueError, match="read-only"):
             array.reshape(-1)[0] = 1
@@ -53,25 +53,25 @@ def test_nothing_can_be_written_through_the_mapping(tiny: NGram) -> None:
         (b"something else entirely " * 20, "not a KenLM binary"),
     ],
 )
-def test_other_files_are_refused_in_words(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
     path = tmp_path / "model.binary"
     path.write_bytes(content)
     with pytest.raises(LanguageError, match=reason):
         NGram.load(path)
 
 
-def test_a_hash_table_is_refused_with_advice() -> None:
+def test_a_probing_hash_table_is_refused_with_advice() -> None:
     with pytest.raises(LanguageError, match=r"probing hash table.*silica lm build"):
         NGram.load(DATA / "tiny-probing.binary")
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(LanguageError, match="nowhere"):
         NGram.load(tmp_path / "nowhere.binary")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_file_cut_short_never_crashes(tmp_path: Path, variant: str) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path, variant: str) -> None:
     whole = (DATA / f"tiny-{variant}.binary").read_bytes()
     path = tmp_path / "cut.binary"
     for length in range(0, len(whole) - 1, 53):
@@ -80,10 +80,10 @@ def test_a_file_cut_short_never_crashes(tmp_path: Path, variant: str) -> None:
             NGram.load(path)
 
 
-def test_the_model_is_mapped_from_the_file_and_so_shared_between_processes(tiny: NGram) -> None:
+def test_the_model_is_memory_mapped_from_the_file(tiny: NGram) -> None:
     maps = Path("/proc/self/maps")
     if not maps.exists():
-        pytest.skip("only Linux tells what is mapped")
+        pytest.skip("needs Linux's /proc/self/maps")
     lines = [line for line in maps.read_text().splitlines() if str(tiny.path) in line]
     assert lines
     assert all(line.split()[1].startswith("r--") for line in lines)

@@ -1,4 +1,4 @@
-"""The Transformer-XL in numpy: a tree of readings says what PyTorch says of each reading by itself."""
+"""Transformer-XL inference in numpy: tree evaluation gives the scores of the PyTorch network."""
 
 import math
 import tracemalloc
@@ -11,11 +11,11 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from lm.errors import LanguageError
-from lm.rescoring.n_best import log_probs, open_rescorer
+from lm.rescoring.n_best import open_rescorer, score_sentences
 from lm.rescoring.transformer_xl.config import TransformerConfig
 from lm.rescoring.transformer_xl.inference import SLICE_WORDS, NumpyRescorer, WordTree
 from lm.rescoring.transformer_xl.model import TransformerXL
-from lm.rescoring.transformer_xl.storage import load, read, save
+from lm.rescoring.transformer_xl.storage import load_model, read_model, save_model
 from lm.rescoring.transformer_xl.vocabulary import Vocabulary
 
 WORDS = Vocabulary(["</s>", "<unk>", *(f"w{number}" for number in range(58))], unknown_kinds=20)
@@ -39,74 +39,76 @@ def network(request: pytest.FixtureRequest) -> TransformerXL:
     )
     made = TransformerXL(config).eval()
     with torch.no_grad():
-        for weights in made.parameters():  # what begins as nothing would hide a mistake
+        for weights in made.parameters():  # zero-initialized weights would hide errors
             weights.add_(0.1 * torch.randn_like(weights))
     return made
 
 
-def by_itself(network: TransformerXL, text: str, before: list[str]) -> float:
-    """What PyTorch says of one text, word by word."""
-    said = [number for line in before for number in (WORDS.end, *WORDS.encode(line))]
-    line = [*said, WORDS.end, *WORDS.encode(text), WORDS.end]
-    targets = torch.tensor([line[1:]])
+def pytorch_score(network: TransformerXL, text: str, context: list[str]) -> float:
+    """The score of one text by the PyTorch network."""
+    context_ids = [number for sentence in context for number in (WORDS.end, *WORDS.encode(sentence))]
+    ids = [*context_ids, WORDS.end, *WORDS.encode(text), WORDS.end]
+    targets = torch.tensor([ids[1:]])
     with torch.inference_mode():
-        found, _ = network.log_probs(torch.tensor([line[:-1]]), targets, network.empty_memory(1))
-    spoken = found[0, len(said) :]
-    return float(spoken.sum()) - math.log(20) * int((targets[0, len(said) :] == WORDS.unknown).sum())
+        found, _ = network.log_probs(torch.tensor([ids[:-1]]), targets, network.empty_memory(1))
+    log_probs = found[0, len(context_ids) :]
+    return float(log_probs.sum()) - math.log(20) * int(
+        (targets[0, len(context_ids) :] == WORDS.unknown).sum()
+    )
 
 
-@pytest.mark.parametrize("before", [[], ["w5 w6", "w50 w7 zebra"]])
-def test_a_tree_of_readings_says_what_each_by_itself_is_told(
-    network: TransformerXL, before: list[str], tmp_path: Path
+@pytest.mark.parametrize("context", [[], ["w5 w6", "w50 w7 zebra"]])
+def test_tree_scores_equal_pytorch_scores_of_single_texts(
+    network: TransformerXL, context: list[str], tmp_path: Path
 ) -> None:
-    save(tmp_path / "x.safetensors", network, WORDS)
-    reader = NumpyRescorer(*read(tmp_path / "x.safetensors"), merge_after=99)
-    *pauses, found = reader.slices(TEXTS, before)
+    save_model(tmp_path / "x.safetensors", network, WORDS)
+    rescorer = NumpyRescorer(*read_model(tmp_path / "x.safetensors"), merge_after=99)
+    *pauses, found = rescorer.score_in_slices(TEXTS, context)
     assert set(pauses) == {None}
-    assert found == pytest.approx([by_itself(network, text, before) for text in TEXTS], abs=1e-3)
-    assert log_probs(reader, TEXTS[3:4], before) == pytest.approx(found[3:4], abs=1e-4)
-    assert log_probs(reader, []) == []
+    assert found == pytest.approx([pytorch_score(network, text, context) for text in TEXTS], abs=1e-3)
+    assert score_sentences(rescorer, TEXTS[3:4], context) == pytest.approx(found[3:4], abs=1e-4)
+    assert score_sentences(rescorer, []) == []
 
 
-def test_a_word_sees_as_far_back_as_the_memory_reaches(tmp_path: Path) -> None:
-    """Segment by segment, each word sees `memory` words before it and no more: as in training, so in the tree."""
+def test_the_attention_span_is_the_memory_length(tmp_path: Path) -> None:
+    """Each word attends to `memory` words before it, in segments of training as in the tree."""
     torch.manual_seed(4)
     config = TransformerConfig(
         vocabulary=60, width=16, layers=2, heads=2, inner=32, segment=8, memory=8, cutoffs=()
     )
     network = TransformerXL(config).eval()
-    save(tmp_path / "x.safetensors", network, WORDS)
+    save_model(tmp_path / "x.safetensors", network, WORDS)
     text = " ".join(f"w{number % 50}" for number in range(39))
-    line = [WORDS.end, *WORDS.encode(text), WORDS.end]
+    ids = [WORDS.end, *WORDS.encode(text), WORDS.end]
     memory, expected = network.empty_memory(1), 0.0
     with torch.inference_mode():
         for start in range(0, 40, 8):
-            here, after = torch.tensor([line[start : start + 8]]), torch.tensor([line[start + 1 : start + 9]])
+            here, after = torch.tensor([ids[start : start + 8]]), torch.tensor([ids[start + 1 : start + 9]])
             found, memory = network.log_probs(here, after, memory)
             expected += float(found.sum())
-    reader = NumpyRescorer.load(tmp_path / "x.safetensors")
-    assert log_probs(reader, [text])[0] == pytest.approx(expected, abs=1e-3)
+    rescorer = NumpyRescorer.load(tmp_path / "x.safetensors")
+    assert score_sentences(rescorer, [text])[0] == pytest.approx(expected, abs=1e-3)
 
 
-def test_what_readings_share_is_read_once() -> None:
+def test_shared_prefixes_are_shared_nodes() -> None:
     tree = WordTree([0], memory=64, merge_after=4)
     first, second = tree.add([2, 3, 4], 0), tree.add([2, 3, 5], 0)
     assert first[:2] == second[:2] == [(0, 2), (1, 3)]
     assert (first[2:], second[2:]) == ([(2, 4), (3, 0)], [(2, 5), (4, 0)])
-    words, ways = tree.as_arrays()
+    words, ancestors = tree.as_arrays()
     assert words.tolist() == [0, 2, 3, 4, 5]
-    assert ways[3, :5].tolist() == [3, 2, 1, 0, -1]
-    assert ways[4, :5].tolist() == [4, 2, 1, 0, -1]
+    assert ancestors[3, :5].tolist() == [3, 2, 1, 0, -1]
+    assert ancestors[4, :5].tolist() == [4, 2, 1, 0, -1]
 
 
-def test_readings_meet_again_after_four_words_that_are_the_same() -> None:
+def test_hypotheses_merge_after_four_equal_words() -> None:
     tree = WordTree([0], memory=64, merge_after=4)
     first, second = tree.add([2, 3, 4, 5, 6, 7, 8], 0), tree.add([2, 9, 4, 5, 6, 7, 8], 0)
     assert [node for node, _ in first] == [0, 1, 2, 3, 4, 5, 6, 7]
     assert [node for node, _ in second] == [0, 1, 8, 9, 10, 11, 6, 7]
-    words, ways = tree.as_arrays()
+    words, ancestors = tree.as_arrays()
     assert words.tolist() == [0, 2, 3, 4, 5, 6, 7, 8, 9, 4, 5, 6]
-    assert 2 in ways[7] and 8 not in ways[7]  # what follows sees the first reading's word
+    assert 2 in ancestors[7] and 8 not in ancestors[7]  # later words attend to the first hypothesis
 
 
 @pytest.mark.parametrize(
@@ -117,100 +119,100 @@ def test_readings_meet_again_after_four_words_that_are_the_same() -> None:
         ["w5 w5 w5 w5 w5 w5 w5 w9"] * 2,
     ],
 )
-def test_who_repeats_himself_is_not_told_what_he_will_say(
+def test_repeated_words_do_not_attend_to_later_words(
     network: TransformerXL, tmp_path: Path, texts: list[str]
 ) -> None:
-    save(tmp_path / "x.safetensors", network, WORDS)
-    found = log_probs(NumpyRescorer.load(tmp_path / "x.safetensors"), texts)
-    assert found == pytest.approx([by_itself(network, text, []) for text in texts], abs=1e-3)
+    save_model(tmp_path / "x.safetensors", network, WORDS)
+    found = score_sentences(NumpyRescorer.load(tmp_path / "x.safetensors"), texts)
+    assert found == pytest.approx([pytorch_score(network, text, []) for text in texts], abs=1e-3)
 
 
-def test_a_spared_word_costs_nothing(network: TransformerXL, tmp_path: Path) -> None:
-    save(tmp_path / "x.safetensors", network, WORDS)
-    reader = NumpyRescorer.load(tmp_path / "x.safetensors")
-    *_, dear = reader.slices(["w1 zebra w2"])
-    *_, exempt_words = reader.slices(["w1 zebra w2"], exempt_words={"zebra", "w2"})
-    assert dear is not None and exempt_words is not None
-    assert exempt_words[0] > dear[0] + math.log(20)
+def test_an_exempt_unknown_word_costs_nothing(network: TransformerXL, tmp_path: Path) -> None:
+    save_model(tmp_path / "x.safetensors", network, WORDS)
+    rescorer = NumpyRescorer.load(tmp_path / "x.safetensors")
+    *_, penalized = rescorer.score_in_slices(["w1 zebra w2"])
+    *_, exempt = rescorer.score_in_slices(["w1 zebra w2"], exempt_words={"zebra", "w2"})
+    assert penalized is not None and exempt is not None
+    assert exempt[0] > penalized[0] + math.log(20)
 
 
-def test_room_grows_with_the_words_and_not_with_their_square(tmp_path: Path) -> None:
-    """Sixteen readings of 400 words, no two alike: 6,400 nodes, of which each knows its own way back and no more."""
+def test_memory_is_linear_in_the_number_of_words(tmp_path: Path) -> None:
+    """16 different hypotheses of 400 words are 6,400 nodes, each with at most `memory` ancestors."""
     config = TransformerConfig(vocabulary=60, width=16, layers=1, heads=2, inner=32, memory=8, cutoffs=())
-    save(tmp_path / "x.safetensors", TransformerXL(config), WORDS)
-    reader = NumpyRescorer.load(tmp_path / "x.safetensors")
-    draw = np.random.default_rng(0)
-    texts = [" ".join(f"w{number}" for number in draw.integers(0, 50, 400)) for _ in range(16)]
+    save_model(tmp_path / "x.safetensors", TransformerXL(config), WORDS)
+    rescorer = NumpyRescorer.load(tmp_path / "x.safetensors")
+    rng = np.random.default_rng(0)
+    texts = [" ".join(f"w{number}" for number in rng.integers(0, 50, 400)) for _ in range(16)]
     tracemalloc.start()
-    log_probs(reader, texts)
-    _, most = tracemalloc.get_traced_memory()
+    score_sentences(rescorer, texts)
+    _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < 20e6  # a table of every node with every other would have 41 million places
+    assert peak_bytes < 20e6  # a table of all pairs of nodes would have 41 million cells
 
 
-def test_a_long_list_is_read_in_slices(network: TransformerXL, tmp_path: Path) -> None:
-    save(tmp_path / "x.safetensors", network, WORDS)
+def test_a_long_list_is_scored_in_slices(network: TransformerXL, tmp_path: Path) -> None:
+    save_model(tmp_path / "x.safetensors", network, WORDS)
     texts = [f"w{number} w2 w3" for number in range(40)]
-    *pauses, _ = NumpyRescorer.load(tmp_path / "x.safetensors").slices(texts)
+    *pauses, _ = NumpyRescorer.load(tmp_path / "x.safetensors").score_in_slices(texts)
     assert len(pauses) == 1 + math.ceil((1 + 3 * 40) / SLICE_WORDS)
 
 
-def test_what_was_said_before_counts_and_unknown_words_cost_their_share(
+def test_context_changes_scores_and_unknown_words_share_the_mass_of_unk(
     network: TransformerXL, tmp_path: Path
 ) -> None:
-    save(tmp_path / "x.safetensors", network, WORDS)
-    reader = open_rescorer(tmp_path / "x.safetensors")
-    (alone,), (after,) = (log_probs(reader, ["w1 w2"], before) for before in ((), ("w3 w4",)))
+    save_model(tmp_path / "x.safetensors", network, WORDS)
+    rescorer = open_rescorer(tmp_path / "x.safetensors")
+    (alone,), (after,) = (score_sentences(rescorer, ["w1 w2"], context) for context in ((), ("w3 w4",)))
     assert alone != pytest.approx(after, abs=1e-4)
-    assert log_probs(reader, ["zebra"])[0] < -math.log(20)
+    assert score_sentences(rescorer, ["zebra"])[0] < -math.log(20)
 
 
-def test_eight_bits_say_nearly_the_same_in_a_quarter_of_the_room(tmp_path: Path) -> None:
+def test_8_bit_weights_are_small_and_close_to_the_original(tmp_path: Path) -> None:
     torch.manual_seed(5)
     config = TransformerConfig(vocabulary=60, width=64, layers=2, heads=2, inner=256, cutoffs=(20,))
     network = TransformerXL(config).eval()
-    whole, packed = tmp_path / "whole.safetensors", tmp_path / "packed.safetensors"
-    save(whole, network, WORDS)
-    save(packed, network, WORDS, eight_bits=True)
-    assert packed.stat().st_size < 0.4 * whole.stat().st_size
-    weights, *_ = read(whole)
-    rounded, *_ = read(packed)
+    full, packed = tmp_path / "whole.safetensors", tmp_path / "packed.safetensors"
+    save_model(full, network, WORDS)
+    save_model(packed, network, WORDS, eight_bits=True)
+    assert packed.stat().st_size < 0.4 * full.stat().st_size
+    weights, *_ = read_model(full)
+    rounded, *_ = read_model(packed)
     assert weights.keys() == rounded.keys()
     for name, tensor in weights.items():
         assert rounded[name].dtype == np.float32
         largest = np.abs(tensor).max(axis=-1, keepdims=True, initial=1e-4)
         assert (np.abs(rounded[name] - tensor) <= largest / 200).all(), name
-    found = log_probs(NumpyRescorer.load(packed), TEXTS)
-    assert found == pytest.approx(log_probs(NumpyRescorer.load(whole), TEXTS), rel=0.02)
-    load(packed)  # PyTorch reads it as well: to be measured, to be gone on from
+    found = score_sentences(NumpyRescorer.load(packed), TEXTS)
+    assert found == pytest.approx(score_sentences(NumpyRescorer.load(full), TEXTS), rel=0.02)
+    load_model(packed)  # PyTorch reads 8-bit files as well
 
 
-def test_a_file_that_is_no_transformer_xl_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(b"no")
-    with pytest.raises(LanguageError, match="no safetensors"):
+    with pytest.raises(LanguageError, match="not a safetensors"):
         NumpyRescorer.load(tmp_path / "x.safetensors")
 
 
 @pytest.mark.parametrize(
-    ("card", "lost", "reason"),
+    ("changed_metadata", "removed", "reason"),
     [
-        ({"config": "{}"}, None, "no card"),
-        ({"config": '{"vocabulary": 60, "cutoffs": [], "colour": 1}'}, None, "no card"),
-        ({"words": "</s> <unk> a"}, None, "a list of 3 words for 60"),
+        ({"config": "{}"}, None, "no metadata"),
+        ({"config": '{"vocabulary": 60, "cutoffs": [], "color": 1}'}, None, "no metadata"),
+        ({"words": "</s> <unk> a"}, None, "3 words instead of 60"),
         ({}, "layers.0.wide.bias", "layers.0.wide.bias"),
     ],
 )
-def test_a_file_that_is_not_whole_is_refused_before_anything_is_ranked(
-    tmp_path: Path, card: dict[str, str], lost: str | None, reason: str
+def test_an_incomplete_file_is_refused(
+    tmp_path: Path, changed_metadata: dict[str, str], removed: str | None, reason: str
 ) -> None:
     config = TransformerConfig(vocabulary=60, width=16, layers=1, heads=2, inner=32, cutoffs=(20,))
     network = TransformerXL(config)
     assert {name: tuple(w.shape) for name, w in network.state_dict().items()} == config.tensors()
-    save(tmp_path / "whole.safetensors", network, WORDS)
+    save_model(tmp_path / "whole.safetensors", network, WORDS)
     with safe_open(tmp_path / "whole.safetensors", framework="numpy") as file:
-        metadata = {**file.metadata(), **card}
-    kept = load_file(tmp_path / "whole.safetensors")
-    kept.pop(lost or "", None)
-    save_file(kept, tmp_path / "x.safetensors", metadata)
+        metadata = {**file.metadata(), **changed_metadata}
+    weights = load_file(tmp_path / "whole.safetensors")
+    weights.pop(removed or "", None)
+    save_file(weights, tmp_path / "x.safetensors", metadata)
     with pytest.raises(LanguageError, match=reason):
         NumpyRescorer.load(tmp_path / "x.safetensors")

@@ -1,4 +1,4 @@
-"""Rescoring and tuning: orders change as the arithmetic says, memory of what was said counts, choices are the best."""
+"""Rescoring of n-best lists, the choice of rescoring weights, and tuning of search weights."""
 
 import json
 import math
@@ -23,30 +23,30 @@ from lm.rescoring.n_best import (
     RescoreSettings,
     Rescoring,
     RescoringDecoder,
-    log_probs,
     rescore_in_slices,
+    score_sentences,
 )
 from lm.search.greedy import GreedyDecoder
 from lm.search.hotwords import Hotword
 from lm.search.settings import SearchSettings
-from lm.search.tuning import ALPHABET, Clip, read_clips, tune, write
+from lm.search.tuning import ALPHABET, Clip, read_clips, tune, write_result
 from service.commands import main
 from tests.lm.conftest import DATA
 
 
-def heard(text: str, score: float, language_score: float = -1.0) -> Hypothesis:
+def hypothesis_of(text: str, score: float, lm_score: float = -1.0) -> Hypothesis:
     words = tuple(Word(word, 0, 1, 1.0) for word in text.split())
-    return Hypothesis(words, 0, score, score, language_score)
+    return Hypothesis(words, 0, score, score, lm_score)
 
 
-class Fixed:
-    """Says what it was told to say."""
+class FixedScores:
+    """A rescorer with given scores."""
 
     def __init__(self, scores: dict[str, float]) -> None:
         self.scores = scores
 
-    def slices(
-        self, texts: Sequence[str], before: Sequence[str] = (), exempt_words: Collection[str] = ()
+    def score_in_slices(
+        self, texts: Sequence[str], context: Sequence[str] = (), exempt_words: Collection[str] = ()
     ) -> Iterator[list[float] | None]:
         yield None
         yield [self.scores[text] for text in texts]
@@ -66,36 +66,38 @@ def rescore(
     return found
 
 
-def test_without_rescorers_and_with_the_searchs_weights_the_order_stays() -> None:
-    n_best = (heard("a", -1.0), heard("b", -2.0))
+def test_without_rescorers_and_with_the_weights_of_the_search_nothing_changes() -> None:
+    n_best = (hypothesis_of("a", -1.0), hypothesis_of("b", -2.0))
     assert rescore(n_best, [], RescoreSettings(0.5, 1.0, ()), SEARCH) == n_best
 
 
-def test_scores_add_up() -> None:
-    n_best = (heard("a", -1.0, -3.0), heard("b b", -2.0, -1.0))
+def test_weighted_scores_are_added() -> None:
+    n_best = (hypothesis_of("a", -1.0, -3.0), hypothesis_of("b b", -2.0, -1.0))
     settings = RescoreSettings(0.5, 1.25, (0.5,))
-    found = rescore(n_best, [Fixed({"a": -4.0, "b b": -1.0})], settings, SEARCH)
+    found = rescore(n_best, [FixedScores({"a": -4.0, "b b": -1.0})], settings, SEARCH)
     assert [hypothesis.text for hypothesis in found] == ["b b", "a"]
     assert [hypothesis.score for hypothesis in found] == pytest.approx([-2.0 - 0.5 + 0.5, -1.0 - 2.0 + 0.25])
 
 
-def test_the_searchs_model_can_be_taken_out() -> None:
-    (found,) = rescore([heard("a", -1.0, -3.0)], [], RescoreSettings(0.0, 1.0, ()), SEARCH)
+def test_the_score_of_the_search_ngram_can_be_removed() -> None:
+    (found,) = rescore([hypothesis_of("a", -1.0, -3.0)], [], RescoreSettings(0.0, 1.0, ()), SEARCH)
     assert found.score == pytest.approx(-1.0 + 0.5 * 3.0 * math.log(10))
 
 
-def test_one_weight_a_rescorer() -> None:
-    with pytest.raises(LanguageError, match="one each"):
-        rescore([heard("a", 0.0)], [Fixed({"a": 0.0})], RescoreSettings(0.5, 1.0, ()), SEARCH)
+def test_invalid_rescoring_settings_are_refused() -> None:
+    with pytest.raises(LanguageError, match="a weight for each rescorer"):
+        rescore([hypothesis_of("a", 0.0)], [FixedScores({"a": 0.0})], RescoreSettings(0.5, 1.0, ()), SEARCH)
     with pytest.raises(LanguageError, match="finite"):
         RescoreSettings(0.5, 1.0, (math.nan,))
-    with pytest.raises(LanguageError, match="list of 0"):
+    with pytest.raises(LanguageError, match="max_hypotheses is 0"):
         RescoreSettings(0.5, 1.0, (), max_hypotheses=0)
-    with pytest.raises(LanguageError, match="in proportion"):
+    with pytest.raises(LanguageError, match="search_weights"):
         RescoreSettings(0.5, 1.0, (), search_weights=(0.0, 1.0))
+    with pytest.raises(LanguageError, match="spread"):
+        RescoreSettings(0.5, 1.0, (), spread=0.0)
 
 
-def test_a_search_that_trusts_the_language_half_as_much_trusts_its_ranking_half_as_much() -> None:
+def test_weights_scale_with_the_lm_weight_of_the_search() -> None:
     settings = RescoreSettings(1.2, 0.5, (0.8,), search_weights=(1.0, 0.0))
     more_lm, more_bonus, weights = settings.scaled_for(SearchSettings(lm_weight=0.5, word_bonus=1.0))
     assert (more_lm, more_bonus, *weights) == pytest.approx((0.1, 0.25, 0.4))
@@ -103,17 +105,17 @@ def test_a_search_that_trusts_the_language_half_as_much_trusts_its_ranking_half_
     assert (more_lm, more_bonus, *weights) == pytest.approx((0.2, 0.5, 0.8))
 
 
-def test_a_rescoring_decoder_ranks_again_when_an_utterance_ends(tmp_path: Path) -> None:
+def test_a_rescoring_decoder_rescores_at_the_end_of_an_utterance(tmp_path: Path) -> None:
     ngram = NGram.load(DATA / "tiny-plain.binary")
     beam = open_decoder("beam", ALPHABET, ngram)
-    frames, search = spelled("a ban and a band", 1.0), SearchSettings(lm_weight=0.0, n_best=3)
+    frames, search = log_probs_of("a ban and a band", 1.0), SearchSettings(lm_weight=0.0, n_best=3)
     plain, rescoring = beam.start(search), Rescoring((), RescoreSettings(0.0, search.word_bonus, ()))
-    again = RescoringDecoder(beam, rescoring).start(search)
-    for utterance in (plain, again):
+    rescored = RescoringDecoder(beam, rescoring).start(search)
+    for utterance in (plain, rescored):
         utterance.push(frames)
-    assert again.best() == plain.best()
+    assert rescored.best() == plain.best()
     unchanged = plain.finish()
-    assert again.finish() == unchanged
+    assert rescored.finish() == unchanged
 
     wanted = Rescoring(
         (NGramRescorer(DATA / "tiny-plain.binary"),),
@@ -124,9 +126,9 @@ def test_a_rescoring_decoder_ranks_again_when_an_utterance_ends(tmp_path: Path) 
     loaded = Rescoring.load(tmp_path / "rescoring.json")
     assert loaded.settings == wanted.settings
     loaded = replace(loaded, settings=replace(loaded.settings, search_weights=None))
-    moved = RescoringDecoder(beam, loaded).start(search)
-    moved.push(frames)
-    *slices, found = moved.finish_in_slices()
+    other = RescoringDecoder(beam, loaded).start(search)
+    other.push(frames)
+    *slices, found = other.finish_in_slices()
     assert slices and set(slices) == {None}
     assert found is not None
     assert len(found) == 3
@@ -139,40 +141,38 @@ def test_a_rescoring_decoder_ranks_again_when_an_utterance_ends(tmp_path: Path) 
     assert isinstance(language.decoder("greedy", ALPHABET), GreedyDecoder)
 
 
-def test_readings_far_behind_are_given_up_unless_they_are_asked_for() -> None:
-    class Told(Fixed):
-        def slices(
-            self, texts: Sequence[str], before: Sequence[str] = (), exempt_words: Collection[str] = ()
+def test_hypotheses_outside_the_spread_are_rescored_only_on_request() -> None:
+    class CountingRescorer(FixedScores):
+        def score_in_slices(
+            self, texts: Sequence[str], context: Sequence[str] = (), exempt_words: Collection[str] = ()
         ) -> Iterator[list[float] | None]:
-            asked.append(len(texts))
+            scored.append(len(texts))
             yield [0.0] * len(texts)
 
     beam = open_decoder("beam", ALPHABET, NGram.load(DATA / "tiny-plain.binary"))
-    frames = spelled("a ban and a band", 1.0)
-    asked: list[int] = []
+    frames = log_probs_of("a ban and a band", 1.0)
+    scored: list[int] = []
     for n_best, spread, expected in ((1, 1e9, 8), (1, 1e-9, 0), (3, 1e-9, 3)):
         settings = RescoreSettings(0.5, 1.0, (0.5,), max_hypotheses=8, spread=spread)
-        decoder = RescoringDecoder(beam, Rescoring((Told({}),), settings))
+        decoder = RescoringDecoder(beam, Rescoring((CountingRescorer({}),), settings))
         utterance = decoder.start(SearchSettings(n_best=n_best))
         utterance.push(frames)
-        asked.clear()
+        scored.clear()
         assert len(utterance.finish()) == n_best
-        assert sum(asked) == expected
-    with pytest.raises(LanguageError, match="nothing to rank"):
-        RescoreSettings(0.5, 1.0, (), spread=0.0)
+        assert sum(scored) == expected
 
 
-def test_what_is_far_behind_is_told_but_not_put_first() -> None:
-    n_best = (heard("a", -1.0), heard("b", -3.0), heard("c", -5.0))
-    liked = Fixed({"a": -9.0, "b": -5.0, "c": 0.0})
+def test_hypotheses_outside_the_spread_stay_last() -> None:
+    n_best = (hypothesis_of("a", -1.0), hypothesis_of("b", -3.0), hypothesis_of("c", -5.0))
+    rescorer = FixedScores({"a": -9.0, "b": -5.0, "c": 0.0})
     settings = RescoreSettings(SEARCH.lm_weight, SEARCH.word_bonus, (1.0,), spread=3.0)
-    found = rescore(n_best, [liked], settings, SEARCH)
+    found = rescore(n_best, [rescorer], settings, SEARCH)
     assert [hypothesis.text for hypothesis in found] == ["b", "a", "c"]
 
 
-def test_a_hotword_does_not_pay_for_being_unknown() -> None:
+def test_unknown_hotwords_are_exempt_from_the_penalty() -> None:
     rescorer = NGramRescorer(DATA / "tiny-plain.binary", unknown_penalty=30.0)
-    n_best = (heard("a ban zzz", -1.0), heard("a ban and", -1.5))
+    n_best = (hypothesis_of("a ban zzz", -1.0), hypothesis_of("a ban and", -1.5))
     settings = RescoreSettings(SEARCH.lm_weight, SEARCH.word_bonus, (0.05,))
     assert rescore(n_best, [rescorer], settings, SEARCH)[0].text == "a ban and"
     hot = replace(SEARCH, hotwords=(Hotword("ZZZ", 5.0),))
@@ -180,29 +180,29 @@ def test_a_hotword_does_not_pay_for_being_unknown() -> None:
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "{", '{"search_weights": [1.0]}'])
-def test_a_file_that_is_no_rescoring_is_refused(tmp_path: Path, content: str) -> None:
+def test_an_invalid_rescoring_file_is_refused(tmp_path: Path, content: str) -> None:
     kept = {"lm_weight": 1, "word_bonus": 0, "max_hypotheses": 4, "models": [], "search_model": "shipped"}
     (tmp_path / "no.json").write_text(
         content if "search_weights" not in content else json.dumps({**kept, **json.loads(content)})
     )
-    with pytest.raises(LanguageError, match="no rescoring that"):
+    with pytest.raises(LanguageError, match="not a rescoring file"):
         Rescoring.load(tmp_path / "no.json")
     (tmp_path / "bad.json").write_text(json.dumps({**kept, "spread": -1}))
-    with pytest.raises(LanguageError, match=r"bad\.json: a spread"):
+    with pytest.raises(LanguageError, match=r"bad\.json: the spread"):
         Rescoring.load(tmp_path / "bad.json")
-    with pytest.raises(LanguageError, match="there is no rescoring"):
+    with pytest.raises(LanguageError, match="there is no rescoring file"):
         Rescoring.load(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize("part", [[0, 0, 1, 1], [0, 1, 2, 3]])
-def test_steps_are_counted_with_weights_from_the_other_parts(part: list[int]) -> None:
-    """Two speakers, two readings a clip: the rescorer is right where the search is wrong."""
+def test_folds_are_scored_with_weights_of_the_other_folds(part: list[int]) -> None:
+    """Two speakers, two hypotheses per clip: the rescorer is right where the search is wrong."""
     clips = [
         Clip("a", f"{speaker}-0-{number}.flac", np.zeros((1, 28), np.float32), speaker)
         for speaker in "xy"
         for number in range(2)
     ]
-    found = [(heard("b", -1.0), heard("a", -1.2))] * 4
+    found = [(hypothesis_of("b", -1.0), hypothesis_of("a", -1.2))] * 4
     scores = [[[-9.0, -1.0]]] * 4
     lists = stack_scores(clips, found, scores, SearchSettings(lm_weight=0.0, word_bonus=0.0))
     plain, helped = (choose_weights(lists, np.array(part), ["helper"], used) for used in rescorer_subsets(1))
@@ -211,29 +211,32 @@ def test_steps_are_counted_with_weights_from_the_other_parts(part: list[int]) ->
     assert helped.rescorers == ("helper",)
 
 
-def test_what_would_help_one_speaker_and_harm_the_others_is_not_counted() -> None:
+def test_a_rescorer_that_helps_one_speaker_only_gets_weight_zero() -> None:
     clips = [Clip("a", f"{speaker}.flac", np.zeros((1, 28), np.float32), speaker) for speaker in "xyz"]
-    found = [(heard("b", -1.0), heard("a", -1.2)), *[(heard("a", -1.0), heard("b", -1.2))] * 2]
+    found = [
+        (hypothesis_of("b", -1.0), hypothesis_of("a", -1.2)),
+        *[(hypothesis_of("a", -1.0), hypothesis_of("b", -1.2))] * 2,
+    ]
     lists = stack_scores(clips, found, [[[-9.0, -1.0]]] * 3, SearchSettings(lm_weight=0.0, word_bonus=0.0))
     step = choose_weights(lists, np.arange(3), ["helper"], (0,))
     assert (step.cross_validated_errors, step.best_errors) == (1, 1)
     assert step.best_weights[1] == 0.0
 
 
-def test_an_n_gram_rescorer_says_what_kenlm_says() -> None:
+def test_an_ngram_rescorer_returns_kenlm_scores() -> None:
     rescorer = NGramRescorer(DATA / "tiny-plain.binary", unknown_penalty=3.0)
     ngram = NGram.load(DATA / "tiny-plain.binary")
-    known, strange = log_probs(rescorer, ["a ban and a band", "a ban zzz"])
+    known, unknown = score_sentences(rescorer, ["a ban and a band", "a ban zzz"])
     assert known == pytest.approx(ngram.score("a ban and a band") * math.log(10), abs=1e-4)
-    assert strange == pytest.approx(ngram.score("a ban zzz") * math.log(10) - 3.0, abs=1e-4)
+    assert unknown == pytest.approx(ngram.score("a ban zzz") * math.log(10) - 3.0, abs=1e-4)
 
 
-def spelled(text: str, sureness: float = 6.0) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Log-probabilities that spell a text, one frame a letter and a blank after each."""
+def log_probs_of(text: str, sharpness: float = 6.0) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Log-probabilities for a text: one frame per character, with blanks between."""
     scores = np.zeros((2 * len(text) + 1, len(ALPHABET) + 1), dtype=np.float32)
-    scores[::2, -1] = sureness
-    for place, letter in enumerate(text):
-        scores[2 * place + 1, ALPHABET.index(letter)] = sureness
+    scores[::2, -1] = sharpness
+    for place, character in enumerate(text):
+        scores[2 * place + 1, ALPHABET.index(character)] = sharpness
     return np.asarray(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)), dtype=np.float32)
 
 
@@ -242,14 +245,14 @@ def manifest(tmp_path: Path) -> Path:
     texts = ["a ban and a band", "dad bad and mad", "a man and a dam"]
     lines = []
     for number, text in enumerate(texts):
-        np.save(tmp_path / f"clip{number}.npy", spelled(text, sureness=3.0))
+        np.save(tmp_path / f"clip{number}.npy", log_probs_of(text, sharpness=3.0))
         lines.append(json.dumps({"audio": f"clip{number}.ogg", "text": text}))
-    lines.append(json.dumps({"audio": "unheard.ogg", "text": "not stored"}))
+    lines.append(json.dumps({"audio": "other.ogg", "text": "without log-probabilities"}))
     (tmp_path / "manifest.jsonl").write_text("\n".join(lines))
     return tmp_path / "manifest.jsonl"
 
 
-def test_tuning_finds_the_best_and_draws_it(manifest: Path, tmp_path: Path) -> None:
+def test_tuning_finds_the_best_trial_and_writes_a_plot(manifest: Path, tmp_path: Path) -> None:
     clips = read_clips(manifest, tmp_path)
     assert len(clips) == len(read_clips(manifest.parent, tmp_path)) == 3
     models = [DATA / "tiny-plain.binary", DATA / "tiny-bigram.binary"]
@@ -258,12 +261,12 @@ def test_tuning_finds_the_best_and_draws_it(manifest: Path, tmp_path: Path) -> N
     assert tuned.best.errors == min(point.errors for point in tuned.tried) == 0
     assert tuned.best.lm_weight == 0.0
     assert max(point.errors for point in tuned.tried) > 0
-    values, picture = write(tuned, tmp_path / "out")
+    values, plot = write_result(tuned, tmp_path / "out")
     assert json.loads(values.read_text())["best"]["wer"] == 0.0
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_manifest_without_log_probabilities_is_refused(manifest: Path, tmp_path: Path) -> None:
+def test_a_manifest_without_log_probs_is_refused(manifest: Path, tmp_path: Path) -> None:
     with pytest.raises(LanguageError, match="no clip of"):
         read_clips(manifest, tmp_path / "elsewhere")
     manifest.write_text("[]")
@@ -273,12 +276,12 @@ def test_a_manifest_without_log_probabilities_is_refused(manifest: Path, tmp_pat
         read_clips(tmp_path / "none.jsonl", tmp_path)
 
 
-def test_the_command_searches_as_it_is_told_and_writes_what_a_decoder_opens(
+def test_the_rescore_command_writes_a_language_model_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = []
     for number, text in enumerate(("a ban", "a band", "a ban and a band")):
-        np.save(tmp_path / f"{number}.npy", spelled(text, 1.0))
+        np.save(tmp_path / f"{number}.npy", log_probs_of(text, 1.0))
         lines.append(json.dumps({"audio": f"{number}.wav", "text": text, "speaker": str(number % 2)}))
     (tmp_path / "manifest.jsonl").write_text("\n".join(lines))
     model, out = str(DATA / "tiny-plain.binary"), tmp_path / "ranked.json"
@@ -293,7 +296,7 @@ def test_the_command_searches_as_it_is_told_and_writes_what_a_decoder_opens(
         "--rescorer",
         model,
     ]
-    # Fewer readings alive than the list is long: the list is as long as there are readings.
+    # The beam is narrower than --max-hypotheses, so the n-best list is as long as the beam is wide.
     assert main([*line, "--search", "width=8", "lm_weight=0.2", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["words"] == 9
@@ -303,7 +306,7 @@ def test_the_command_searches_as_it_is_told_and_writes_what_a_decoder_opens(
     assert "breadth" in capsys.readouterr().err
 
 
-def test_the_box_ranks_again_and_needs_no_pytorch_for_it() -> None:
+def test_the_shipped_model_rescores_without_pytorch() -> None:
     code = (
         "import sys\n"
         "from lm.language_model import LanguageModel\n"
@@ -311,16 +314,18 @@ def test_the_box_ranks_again_and_needs_no_pytorch_for_it() -> None:
         "from lm.search.tuning import ALPHABET\n"
         "language = LanguageModel.load('shipped')\n"
         "assert isinstance(language.decoder('beam', ALPHABET), RescoringDecoder)\n"
-        "list(language.rescoring.rescorers[0].slices(['the house', 'a house']))\n"
+        "list(language.rescoring.rescorers[0].score_in_slices(['the house', 'a house']))\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_box_prefers_what_people_say() -> None:
+def test_the_shipped_rescorer_prefers_a_correct_sentence() -> None:
     rescoring = Rescoring.shipped()
     assert rescoring is not None
-    (likely, unlikely) = log_probs(rescoring.rescorers[0], ["he went to the house", "he want two the house"])
+    (likely, unlikely) = score_sentences(
+        rescoring.rescorers[0], ["he went to the house", "he want two the house"]
+    )
     assert likely > unlikely + 5
     assert rescoring.settings.search_weights is not None

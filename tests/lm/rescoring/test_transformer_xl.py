@@ -1,4 +1,4 @@
-"""Transformer-XL: recurrence, causality, the adaptive softmax, learning, resuming, and the command that trains it."""
+"""Transformer-XL: recurrence, causality, adaptive softmax, storage, training, resume, and `silica train-lm`."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ from torch import Tensor
 from lm.errors import LanguageError
 from lm.rescoring.transformer_xl.config import TransformerConfig
 from lm.rescoring.transformer_xl.model import TransformerXL, relative_shift
-from lm.rescoring.transformer_xl.storage import load, save
+from lm.rescoring.transformer_xl.storage import load_model, save_model
 from lm.rescoring.transformer_xl.training import (
     HELD_OUT_TEXT,
     STATE,
@@ -54,7 +54,7 @@ def test_relative_shift_puts_each_distance_at_its_key() -> None:
             assert shifted[row, key] == keys - steps + row - key
 
 
-def test_segment_by_segment_hears_what_the_whole_hears(network: TransformerXL, words: Tensor) -> None:
+def test_segment_recurrence_equals_one_long_segment(network: TransformerXL, words: Tensor) -> None:
     whole, _ = network(words, network.empty_memory(2))
     memory = network.empty_memory(2)
     parts = []
@@ -64,7 +64,7 @@ def test_segment_by_segment_hears_what_the_whole_hears(network: TransformerXL, w
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
 
 
-def test_no_word_sees_the_ones_after_it(network: TransformerXL, words: Tensor) -> None:
+def test_attention_is_causal(network: TransformerXL, words: Tensor) -> None:
     before, _ = network(words, network.empty_memory(2))
     changed = words.clone()
     changed[:, 10:] = (changed[:, 10:] + 7) % 50
@@ -73,7 +73,7 @@ def test_no_word_sees_the_ones_after_it(network: TransformerXL, words: Tensor) -
     assert not torch.allclose(after[:, 10:], before[:, 10:])
 
 
-def test_the_memory_keeps_its_bound_and_no_gradient() -> None:
+def test_the_memory_is_bounded_and_detached() -> None:
     network = TransformerXL(
         TransformerConfig(vocabulary=50, width=16, layers=2, heads=2, segment=8, memory=8)
     )
@@ -92,25 +92,25 @@ def test_the_softmax_is_a_distribution_over_all_words(cutoffs: tuple[int, ...]) 
     assert found.exp().sum().item() == pytest.approx(1.0, abs=1e-4)
 
 
-def test_stored_and_loaded_it_is_the_same(network: TransformerXL, words: Tensor, tmp_path: Path) -> None:
+def test_a_saved_network_loads_unchanged(network: TransformerXL, words: Tensor, tmp_path: Path) -> None:
     vocabulary = Vocabulary(["</s>", "<unk>", *(f"word{number}" for number in range(48))], unknown_kinds=7)
-    save(tmp_path / "x.safetensors", network, vocabulary)
-    again, found = load(tmp_path / "x.safetensors")
+    save_model(tmp_path / "x.safetensors", network, vocabulary)
+    loaded, found = load_model(tmp_path / "x.safetensors")
     assert found.words == vocabulary.words
     assert found.unknown_kinds == 7
     torch.testing.assert_close(
-        again(words, again.empty_memory(2))[0], network(words, network.empty_memory(2))[0]
+        loaded(words, loaded.empty_memory(2))[0], network(words, network.empty_memory(2))[0]
     )
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"a": torch.zeros(1)}, tmp_path / "x.safetensors")
-    with pytest.raises(LanguageError, match="no Transformer-XL of ours"):
-        load(tmp_path / "x.safetensors")
+    with pytest.raises(LanguageError, match="not a Silica Transformer-XL"):
+        load_model(tmp_path / "x.safetensors")
     with pytest.raises(LanguageError, match="silica train-lm"):
-        load(tmp_path / "none.safetensors")
+        load_model(tmp_path / "none.safetensors")
 
 
 def test_the_vocabulary_keeps_the_frequent_words() -> None:
@@ -127,9 +127,9 @@ LINES = [f"the {animal} sees {count} birds and the {animal} sleeps" for animal i
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "birds.txt"
-    # Lines are held out by what stands in them: some that occur once must be among them.
-    once = [" ".join(three) for three in itertools.product(LINES, repeat=3)]
-    path.write_text("\n".join(LINES * 1200 + once))
+    # Whether a line is held out depends on its words, so many different lines are needed to hold out some.
+    combinations = [" ".join(three) for three in itertools.product(LINES, repeat=3)]
+    path.write_text("\n".join(LINES * 1200 + combinations))
     return path
 
 
@@ -144,52 +144,52 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def test_it_learns_and_a_resumed_run_ends_like_an_unbroken_one(text: Path, tmp_path: Path) -> None:
+def test_training_lowers_perplexity_and_a_resumed_run_matches(text: Path, tmp_path: Path) -> None:
     vocabulary = prepare([text], tmp_path / "whole", 100, lambda _: None)
     config = TransformerConfig(vocabulary=len(vocabulary), **SHAPE)
     settings = TrainingSettings(steps=200, streams=4, warm_up_steps=5, save_every=100, report_every=100)
     whole = train(tmp_path / "whole", vocabulary, config, settings, lambda _: None)
 
-    def interrupt(said: str) -> None:
-        if said.startswith("step 200"):
+    def interrupt(message: str) -> None:
+        if message.startswith("step 200"):
             raise KeyboardInterrupt
 
     prepare([text], tmp_path / "broken", 100, lambda _: None)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "broken", vocabulary, config, settings, interrupt)
-    said: list[str] = []
-    resumed = train(tmp_path / "broken", vocabulary, config, settings, said.append, resume=True)
-    assert said[0] == "going on from step 100"
+    messages: list[str] = []
+    resumed = train(tmp_path / "broken", vocabulary, config, settings, messages.append, resume=True)
+    assert messages[0] == "resuming from step 100"
     held_out = (tmp_path / "whole" / HELD_OUT_TEXT).read_text().splitlines()
     assert held_out
     first, second = (measure(network, vocabulary, held_out).perplexity for network in (whole, resumed))
     assert first < 8
-    assert second == pytest.approx(first, rel=0.1)  # the memory begins anew where the run goes on
+    assert second == pytest.approx(first, rel=0.1)  # not equal: the memory is empty after resuming
 
 
-def test_a_full_disk_ends_a_run_only_at_its_end_and_what_was_kept_stays(text: Path, tmp_path: Path) -> None:
+def test_a_full_disk_fails_only_the_last_checkpoint(text: Path, tmp_path: Path) -> None:
     vocabulary = prepare([text], tmp_path, 100, lambda _: None)
     config = TransformerConfig(vocabulary=len(vocabulary), **SHAPE)
     settings = TrainingSettings(steps=2, streams=4, warm_up_steps=1, save_every=2, report_every=100)
     train(tmp_path, vocabulary, config, settings, lambda _: None)
-    said: list[str] = []
+    messages: list[str] = []
     longer = replace(settings, steps=6)
     with full_disk(), pytest.raises(LanguageError, match="could not be written"):
-        train(tmp_path, vocabulary, config, longer, said.append, resume=True)
-    assert [line for line in said if "what was kept before stays" in line]
+        train(tmp_path, vocabulary, config, longer, messages.append, resume=True)
+    assert [line for line in messages if "the previous one stays" in line]
     assert not list(tmp_path.glob("*.fresh"))
-    train(tmp_path, vocabulary, config, longer, said.append, resume=True)
-    assert said.count("going on from step 2") == 2
+    train(tmp_path, vocabulary, config, longer, messages.append, resume=True)
+    assert messages.count("resuming from step 2") == 2
 
 
-def test_a_text_that_was_too_short_leaves_nothing_to_the_next(text: Path, tmp_path: Path) -> None:
+def test_other_texts_are_prepared_again(text: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("two words\n")
     few = prepare([short], tmp_path / "run", 100, lambda _: None)
     assert len(prepare([text], tmp_path / "run", 100, lambda _: None)) > len(few)
-    said: list[str] = []
-    prepare([text], tmp_path / "run", 100, said.append)
-    assert not said  # what is there already is not read again
+    messages: list[str] = []
+    prepare([text], tmp_path / "run", 100, messages.append)
+    assert not messages  # the same text is not read again
 
 
 WRONG = {
@@ -199,14 +199,12 @@ WRONG = {
     "--steps 0": "one step",
     "--learning-rate nan": "above 0",
     "--dropout 1": "less than 1",
-    "--cutoffs 9 3": "must rise",
+    "--cutoffs 9 3": "must be positive and increase",
     "--threads 0": "one or more",
 }
 
 
-def test_the_command_trains_measures_and_guards_a_begun_run(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_train_lm_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = [
         "train-lm",
         str(text),
@@ -229,16 +227,18 @@ def test_the_command_trains_measures_and_guards_a_begun_run(
     assert main([*line, "--steps", "30", "--resume"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["weights"].endswith(WEIGHTS)
-    assert load(Path(figures["in_8_bits"]))[1].words == load(Path(figures["weights"]))[1].words
+    assert (
+        load_model(Path(figures["weights_8_bit"]))[1].words == load_model(Path(figures["weights"]))[1].words
+    )
     other = text.with_name("other.txt")
     other.write_text("another text\n" * 99)
     assert main([line[0], str(other), *line[2:], "--steps", "40", "--resume"]) == 2
     assert "other texts" in capsys.readouterr().err
     weights = str(tmp_path / "run" / WEIGHTS)
     assert main(["lm", "perplexity", weights, str(tmp_path / "run" / HELD_OUT_TEXT), "--json"]) == 0
-    again = json.loads(capsys.readouterr().out)
-    assert again["words"] > 0
-    assert again["unknown"] == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["words"] > 0
+    assert measured["unknown"] == 0
     capsys.readouterr()
     for wrong, reason in WRONG.items():
         assert main([*line[:3], str(tmp_path / "wrong"), *wrong.split()]) == 2

@@ -1,4 +1,4 @@
-"""The streaming search against every alignment counted by hand, and the promises it makes to streams."""
+"""The streaming beam search against a brute-force sum over all alignments, and its guarantees for streams."""
 
 import math
 import pickle
@@ -18,7 +18,7 @@ from lm.ngram.trie import NGram
 from lm.search import state
 from lm.search.beam import BeamDecoder, BeamUtterance
 from tests.lm.conftest import ALPHABET
-from tests.lm.matrices import all_readings, random_frames, spoken
+from tests.lm.matrices import all_alignments, frames_for, random_frames
 
 UNPRUNED = SearchSettings(width=2048, token_floor=-600.0, beam_spread=600.0, n_best=2048)
 SMALL = " abn"
@@ -28,26 +28,26 @@ def frames_of(seed: int, frames: int, classes: int = 5, sharpness: float = 1.5) 
     return random_frames(np.random.default_rng(seed), frames, classes, sharpness)
 
 
-def lost(words: list[str], place: int, ngram: NGram, search: SearchSettings) -> int:
-    """The letters of a word from the first one on that neither a known word nor a hotword under way goes on with."""
-    word, likely = words[place], {known.decode() for known in ngram.vocabulary()[1:].tolist()}
+def unknown_characters(words: list[str], place: int, ngram: NGram, search: SearchSettings) -> int:
+    """The number of characters of a word after its longest prefix that a known word or a hotword starts with."""
+    word, continuations = words[place], {known.decode() for known in ngram.vocabulary()[1:].tolist()}
     for phrase in (hotword.phrase.split() for hotword in search.hotwords):
-        likely |= {
+        continuations |= {
             phrase[said] for said in range(len(phrase)) if words[:place][place - said :] == phrase[:said]
         }
-    begun = {other[:letters] for other in likely for letters in range(len(other) + 1)}
-    return sum(word[: letters + 1] not in begun for letters in range(len(word)))
+    prefixes = {other[:length] for other in continuations for length in range(len(other) + 1)}
+    return sum(word[: length + 1] not in prefixes for length in range(len(word)))
 
 
-def worth(text: str, ngram: NGram, search: SearchSettings, alphabet: str) -> float:
-    """What language model, bonuses, penalties and hotwords add to a finished text, by their definitions."""
+def expected_nats(text: str, ngram: NGram, search: SearchSettings, alphabet: str) -> float:
+    """The nats that language model, bonuses, penalties and hotwords add to a finished text, by definition."""
     words, oracle = text.split(), ngram.kenlm()
     known = {word for hotword in search.hotwords for word in hotword.phrase.split()}
     unknown = [place for place, word in enumerate(words) if word not in oracle and word not in known]
     nats = search.lm_weight * math.log(10) * oracle.score(text) + search.word_bonus * len(words)
     nats -= search.unknown_penalty * len(unknown)
-    letters = sum(lost(words, place, ngram, search) for place in unknown)
-    nats -= search.lm_weight * math.log(len(alphabet)) * letters
+    characters = sum(unknown_characters(words, place, ngram, search) for place in unknown)
+    nats -= search.lm_weight * math.log(len(alphabet)) * characters
     for hotword in search.hotwords:
         phrase = hotword.phrase.split()
         starts = range(len(words) - len(phrase) + 1)
@@ -62,20 +62,22 @@ def decode(frames: np.ndarray, decoder: BeamDecoder, search: SearchSettings) -> 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_without_pruning_every_reading_has_exactly_the_probability_of_its_alignments(seed: int) -> None:
+def test_without_pruning_scores_equal_the_sum_over_all_alignments(seed: int) -> None:
     frames = frames_of(seed, frames=5)
-    expected = all_readings(frames, SMALL)
-    readings = decode(frames, BeamDecoder(SMALL), UNPRUNED)
-    assert {reading.text for reading in readings} == set(expected)
-    for reading in readings:
-        assert math.isclose(math.exp(reading.score), expected[reading.text], rel_tol=1e-5)
-        assert reading.score == reading.acoustic_score
-    assert [reading.score for reading in readings] == sorted((r.score for r in readings), reverse=True)
+    expected = all_alignments(frames, SMALL)
+    hypotheses = decode(frames, BeamDecoder(SMALL), UNPRUNED)
+    assert {hypothesis.text for hypothesis in hypotheses} == set(expected)
+    for hypothesis in hypotheses:
+        assert math.isclose(math.exp(hypothesis.score), expected[hypothesis.text], rel_tol=1e-5)
+        assert hypothesis.score == hypothesis.acoustic_score
+    assert [hypothesis.score for hypothesis in hypotheses] == sorted(
+        (r.score for r in hypotheses), reverse=True
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("hotwords", [(), (Hotword("ban", 3.0), Hotword("a nan", 2.0), Hotword("nbb", 4.0))])
-def test_with_everything_on_the_score_is_the_sum_of_its_parts(
+def test_the_score_is_the_sum_of_acoustic_lm_bonuses_and_hotwords(
     tiny: NGram, seed: int, hotwords: tuple[Hotword, ...]
 ) -> None:
     search = SearchSettings(
@@ -90,29 +92,31 @@ def test_with_everything_on_the_score_is_the_sum_of_its_parts(
     )
     frames = frames_of(seed, frames=5)
     oracle = tiny.kenlm()
-    readings = decode(frames, BeamDecoder(SMALL, tiny), search)
-    acoustic = all_readings(frames, SMALL)
-    expected = {text: math.log(value) + worth(text, tiny, search, SMALL) for text, value in acoustic.items()}
-    assert {reading.text for reading in readings} == set(expected)
-    for reading in readings:
-        assert math.isclose(reading.score, expected[reading.text], abs_tol=1e-4), reading.text
-        assert math.isclose(reading.acoustic_score, math.log(acoustic[reading.text]), abs_tol=1e-4)
-        assert math.isclose(reading.language_score, oracle.score(reading.text), abs_tol=1e-4)
+    hypotheses = decode(frames, BeamDecoder(SMALL, tiny), search)
+    acoustic = all_alignments(frames, SMALL)
+    expected = {
+        text: math.log(value) + expected_nats(text, tiny, search, SMALL) for text, value in acoustic.items()
+    }
+    assert {hypothesis.text for hypothesis in hypotheses} == set(expected)
+    for hypothesis in hypotheses:
+        assert math.isclose(hypothesis.score, expected[hypothesis.text], abs_tol=1e-4), hypothesis.text
+        assert math.isclose(hypothesis.acoustic_score, math.log(acoustic[hypothesis.text]), abs_tol=1e-4)
+        assert math.isclose(hypothesis.lm_score, oracle.score(hypothesis.text), abs_tol=1e-4)
 
 
-def test_language_scores_are_kenlms_while_the_utterance_goes_on(tiny: NGram) -> None:
+def test_interim_lm_scores_equal_those_of_kenlm(tiny: NGram) -> None:
     oracle = tiny.kenlm()
     utterance = BeamDecoder(ALPHABET, tiny).start()
-    for frame in spoken("a band and a bad band plays on ", ALPHABET, np.random.default_rng(1)):
+    for frame in frames_for("a band and a bad band plays on ", ALPHABET, np.random.default_rng(1)):
         utterance.push(frame[None])
         best = utterance.best()
         finished = [word.text for word in best.words][: best.text.count(" ") + 1]
         candidates = [
             " ".join(finished),
             " ".join(finished[:-1]),
-        ]  # the last word counts once a space is heard
+        ]  # the last word counts once a space follows
         values = [oracle.score(text, bos=True, eos=False) for text in candidates]
-        assert any(math.isclose(best.language_score, value, abs_tol=1e-4) for value in values)
+        assert any(math.isclose(best.lm_score, value, abs_tol=1e-4) for value in values)
 
 
 @settings(max_examples=40, deadline=None)
@@ -123,13 +127,13 @@ def test_language_scores_are_kenlms_while_the_utterance_goes_on(tiny: NGram) -> 
     width=st.sampled_from([1, 4, 32]),
     agreement=st.sampled_from([0.0, 0.3]),
 )
-def test_the_slicing_changes_nothing_at_all(
+def test_slicing_does_not_change_the_result(
     tiny: NGram, seed: int, sharpness: float, cuts: list[int], width: int, agreement: float
 ) -> None:
     generator = np.random.default_rng(seed)
     frames = np.concatenate(
         [
-            spoken("a band and a dam ", ALPHABET, generator, sharpness),
+            frames_for("a band and a dam ", ALPHABET, generator, sharpness),
             random_frames(generator, 30, 29, sharpness),
         ]
     )[:120]
@@ -150,54 +154,54 @@ def test_the_slicing_changes_nothing_at_all(
     assert whole.finish() == sliced.finish() == single.finish()
 
 
-def test_what_is_stable_never_changes_and_only_grows(tiny: NGram) -> None:
+def test_stable_words_never_change(tiny: NGram) -> None:
     for seed in range(5):
         generator = np.random.default_rng(seed)
         frames = np.concatenate(
             [
-                spoken("a band and a dam on and on ", ALPHABET, generator, sharpness)
+                frames_for("a band and a dam on and on ", ALPHABET, generator, sharpness)
                 for sharpness in (6.0, 4.0, 3.0, 6.0)
             ]
         )
         utterance = BeamDecoder(ALPHABET, tiny).start(SearchSettings(width=16))
-        promised: tuple[object, ...] = ()
+        committed: tuple[object, ...] = ()
         for frame in frames:
             utterance.push(frame[None])
             best = utterance.best()
             stable = best.words[: best.stable_words]
-            assert stable[: len(promised)] == promised
-            promised = stable
+            assert stable[: len(committed)] == committed
+            committed = stable
         final = utterance.finish()[0]
-        assert final.words[: len(promised)] == promised
+        assert final.words[: len(committed)] == committed
         assert final.stable_words == len(final.words)
-        assert promised
+        assert committed
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_words_are_told_once_enough_probability_stands_behind_them(seed: int) -> None:
+def test_interim_words_need_the_agreement_of_enough_probability(seed: int) -> None:
     frames = frames_of(seed, frames=7, classes=4)
-    expected = all_readings(frames, " ab")
+    expected = all_alignments(frames, " ab")
     total = sum(expected.values())
     decoder = BeamDecoder(" ab")
 
-    def told(agreement: float) -> list[str]:
+    def interim_words(agreement: float) -> list[str]:
         utterance = decoder.start(replace(UNPRUNED, partial_agreement=agreement))
         utterance.push(frames)
         return [word.text for word in utterance.best().words]
 
-    everything = told(0.0)
+    all_words = interim_words(0.0)
     for agreement in (0.05, 0.3, 0.6, 0.9):
-        behind = [
-            sum(expected[text] for text in expected if text.startswith(" ".join(everything[:count]))) / total
-            for count in range(1, len(everything) + 1)
+        support = [
+            sum(expected[text] for text in expected if text.startswith(" ".join(all_words[:count]))) / total
+            for count in range(1, len(all_words) + 1)
         ]
-        enough = sum(share >= agreement for share in behind)
-        assert told(agreement) == everything[: max(1, enough)], "the first word is told at once"
+        enough = sum(share >= agreement for share in support)
+        assert interim_words(agreement) == all_words[: max(1, enough)], "the first word is always shown"
 
 
-def test_words_carry_ordered_frames_inside_the_utterance(tiny: NGram) -> None:
+def test_word_frames_are_ordered_and_inside_the_utterance(tiny: NGram) -> None:
     for sharpness in (2.0, 4.0, 8.0):
-        frames = spoken("a bad man and a band plays on", ALPHABET, np.random.default_rng(5), sharpness)
+        frames = frames_for("a bad man and a band plays on", ALPHABET, np.random.default_rng(5), sharpness)
         end = 0
         for word in decode(frames, BeamDecoder(ALPHABET, tiny), SearchSettings())[0].words:
             assert end <= word.first_frame < word.end_frame <= len(frames)
@@ -205,7 +209,7 @@ def test_words_carry_ordered_frames_inside_the_utterance(tiny: NGram) -> None:
             end = word.end_frame
 
 
-def test_word_frames_are_where_the_letters_were() -> None:
+def test_word_frames_are_those_of_the_characters() -> None:
     labels = [28, 28, 1, 1, 28, 2, 28, 0, 28, 28, 3, 28]  # "ab c"
     frames = np.full((len(labels), 29), math.log(1e-6), np.float32)
     frames[np.arange(len(labels)), labels] = math.log(0.99)
@@ -213,63 +217,65 @@ def test_word_frames_are_where_the_letters_were() -> None:
     assert [(word.text, word.first_frame, word.end_frame) for word in words] == [("ab", 2, 6), ("c", 10, 11)]
 
 
-def unbroken(minutes: float, generator: np.random.Generator) -> list[np.ndarray]:
-    """Speech without a pause, in pieces: the same words again and again under ever different noise."""
+def speech_without_pause(minutes: float, generator: np.random.Generator) -> list[np.ndarray]:
+    """Frames of the same words with different noise, without a pause."""
     frames = 0
     pieces = []
     while frames < minutes * 3000:
-        pieces.append(spoken("a band and a dam and on ", ALPHABET, generator, sharpness=5.0))
+        pieces.append(frames_for("a band and a dam and on ", ALPHABET, generator, sharpness=5.0))
         frames += len(pieces[-1])
     return pieces
 
 
-def test_thirty_unbroken_minutes_need_the_memory_of_two(tiny: NGram) -> None:
-    pieces = unbroken(2.0, np.random.default_rng(7))
+def test_memory_does_not_grow_in_thirty_minutes_without_pause(tiny: NGram) -> None:
+    pieces = speech_without_pause(2.0, np.random.default_rng(7))
     utterance = BeamDecoder(ALPHABET, tiny).start(SearchSettings(width=16))
-    held = []
+    sizes = []
     for _ in range(15):
         for piece in pieces:
             utterance.push(piece)
-        held.append(utterance.state_bytes)
-    assert held[-1] == held[0]
+        sizes.append(utterance.state_bytes)
+    assert sizes[-1] == sizes[0]
     assert 15 * sum(map(len, pieces)) >= 30 * 3000
     assert len(utterance.finish()[0].words) > 30 * 60
 
 
 @pytest.mark.parametrize("sharpness", [1.0, 3.0, 6.0])
-def test_throwing_dead_prefixes_away_changes_nothing(
+def test_freeing_nodes_does_not_change_the_result(
     tiny: NGram, sharpness: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = np.random.default_rng(13)
     frames = np.concatenate(
-        [spoken("a band and a dam on ", ALPHABET, generator, sharpness) for _ in range(30)]
+        [frames_for("a band and a dam on ", ALPHABET, generator, sharpness) for _ in range(30)]
     )
     decoder = BeamDecoder(ALPHABET, tiny)
     search = SearchSettings(width=24, n_best=24, hotwords=(Hotword("a dam", 2.0),))
-    readings, sizes = [], []
-    for places in (96, 50_000):  # as small as the width allows; so large that nothing is ever thrown away
-        monkeypatch.setattr(state, "SMALLEST_TREE", places)
+    hypotheses, sizes = [], []
+    for capacity in (96, 50_000):  # the minimum for this width; enough that no node is ever freed
+        monkeypatch.setattr(state, "MIN_NODES", capacity)
         utterance = decoder.start(search)
         utterance.push(frames)
         sizes.append(utterance.state_bytes)
-        readings.append((utterance.best(), utterance.finish()))
-    assert readings[0] == readings[1]
+        hypotheses.append((utterance.best(), utterance.finish()))
+    assert hypotheses[0] == hypotheses[1]
     assert sizes[0] < sizes[1] / 8
 
 
-def test_readings_travel_between_processes(tiny: NGram) -> None:
-    reading = decode(
-        spoken("a band", ALPHABET, np.random.default_rng(1)), BeamDecoder(ALPHABET, tiny), SearchSettings()
+def test_hypotheses_can_be_pickled(tiny: NGram) -> None:
+    hypothesis = decode(
+        frames_for("a band", ALPHABET, np.random.default_rng(1)),
+        BeamDecoder(ALPHABET, tiny),
+        SearchSettings(),
     )
-    assert pickle.loads(pickle.dumps(reading)) == reading
+    assert pickle.loads(pickle.dumps(hypothesis)) == hypothesis
 
 
-def test_two_readings_that_stay_even_are_settled_in_the_end() -> None:
-    """Two spellings of one early word, equally likely for ever after: nothing later can tell them apart."""
+def test_equally_probable_prefixes_are_committed_after_ten_seconds() -> None:
+    """Two prefixes differ in an early word, and all later frames are equally probable for both."""
     head = np.full((3, 29), math.log(1e-6), np.float32)
     head[0, [1, 2]] = math.log(0.5), math.log(0.499)
     head[1, 28] = head[2, 0] = math.log(0.99)
-    tail = spoken("on and on ", ALPHABET, np.random.default_rng(1), sharpness=14.0)
+    tail = frames_for("on and on ", ALPHABET, np.random.default_rng(1), sharpness=14.0)
     utterance = BeamDecoder(ALPHABET).start(SearchSettings(width=8))
     utterance.push(head)
     sizes = []
@@ -284,38 +290,38 @@ def test_two_readings_that_stay_even_are_settled_in_the_end() -> None:
 @pytest.mark.parametrize("kind", ["beam", "greedy"])
 def test_degenerate_inputs(tiny: NGram, kind: str) -> None:
     decoder = open_decoder(kind, ALPHABET, tiny)  # type: ignore[arg-type]
-    nothing = decoder.start()
-    nothing.push(np.zeros((0, 29), np.float32))
-    assert nothing.best().text == ""
-    assert [reading.text for reading in nothing.finish()] == [""]
+    empty = decoder.start()
+    empty.push(np.zeros((0, 29), np.float32))
+    assert empty.best().text == ""
+    assert [hypothesis.text for hypothesis in empty.finish()] == [""]
 
     silence = np.full((500, 29), -50.0, np.float32)
     silence[:, 28] = 0.0
-    quiet = decoder.start()
-    quiet.push(silence)
-    assert quiet.finish()[0].text == ""
+    silent = decoder.start()
+    silent.push(silence)
+    assert silent.finish()[0].text == ""
 
-    hum = np.full((500, 29), -50.0, np.float32)
-    hum[:, 1] = 0.0
+    one_label = np.full((500, 29), -50.0, np.float32)
+    one_label[:, 1] = 0.0
     one = decoder.start()
-    one.push(hum)
+    one.push(one_label)
     assert one.finish()[0].text == "a"
 
-    even = np.full((50, 29), -math.log(29), np.float32)
+    uniform = np.full((50, 29), -math.log(29), np.float32)
     flat = decoder.start(SearchSettings(width=8))
-    flat.push(even)
+    flat.push(uniform)
     assert len(flat.finish()) == 1
 
     spaces = np.full((50, 29), -50.0, np.float32)
     spaces[::2, 0] = 0.0
     spaces[1::2, 28] = 0.0
-    gaps = decoder.start()
-    gaps.push(spaces)
-    assert gaps.finish()[0].text == ""
+    spaces_only = decoder.start()
+    spaces_only.push(spaces)
+    assert spaces_only.finish()[0].text == ""
 
 
 @pytest.mark.parametrize("kind", ["beam", "greedy", "pyctcdecode"])
-def test_what_is_no_distribution_is_refused(tiny: NGram, kind: str) -> None:
+def test_invalid_log_probs_are_refused(tiny: NGram, kind: str) -> None:
     decoder = open_decoder(kind, ALPHABET, tiny)  # type: ignore[arg-type]
     good = frames_of(1, 10, classes=29)
     for spoiled in (math.nan, math.inf, 3.5):
@@ -336,14 +342,14 @@ def test_a_frame_without_any_probability_is_refused() -> None:
         BeamDecoder(ALPHABET).start().push(bad)
 
 
-def test_certainty_with_infinities_is_understood() -> None:
+def test_frames_with_minus_infinity_are_decoded() -> None:
     frames = np.full((6, 29), -np.inf, np.float32)
     frames[np.arange(6), [28, 3, 1, 28, 20, 28]] = 0.0
     assert decode(frames, BeamDecoder(ALPHABET), SearchSettings())[0].text == "cat"
 
 
 @pytest.mark.parametrize("kind", ["beam", "greedy", "pyctcdecode"])
-def test_nothing_goes_on_after_the_end(kind: str) -> None:
+def test_a_finished_utterance_refuses_frames(kind: str) -> None:
     utterance = open_decoder(kind, ALPHABET).start()  # type: ignore[arg-type]
     utterance.push(frames_of(1, 5, classes=29))
     utterance.finish()
@@ -353,30 +359,30 @@ def test_nothing_goes_on_after_the_end(kind: str) -> None:
         utterance.finish()
 
 
-def test_an_alphabet_without_a_space_is_one_word() -> None:
+def test_an_alphabet_without_space_gives_one_word() -> None:
     frames = frames_of(2, 5, classes=4)
     expected: dict[str, float] = defaultdict(float)
-    for text, value in all_readings(frames, "abn").items():
+    for text, value in all_alignments(frames, "abn").items():
         expected[text] += value
-    readings = decode(frames, BeamDecoder("abn"), UNPRUNED)
-    assert {reading.text for reading in readings} == set(expected)
-    assert all(len(reading.words) <= 1 for reading in readings)
+    hypotheses = decode(frames, BeamDecoder("abn"), UNPRUNED)
+    assert {hypothesis.text for hypothesis in hypotheses} == set(expected)
+    assert all(len(hypothesis.words) <= 1 for hypothesis in hypotheses)
 
 
 @pytest.mark.parametrize("width", [1, 2, 2048])
-def test_every_width_works_and_a_wider_search_never_scores_worse(tiny: NGram, width: int) -> None:
-    frames = spoken("a bad band", ALPHABET, np.random.default_rng(11), sharpness=2.0)
+def test_a_wider_beam_never_scores_worse(tiny: NGram, width: int) -> None:
+    frames = frames_for("a bad band", ALPHABET, np.random.default_rng(11), sharpness=2.0)
     decoder = BeamDecoder(ALPHABET, tiny)
     narrow = decode(frames, decoder, SearchSettings(width=1, beam_spread=50.0))[0]
-    here = decode(frames, decoder, SearchSettings(width=width, beam_spread=50.0))[0]
-    assert here.score >= narrow.score - 1e-9
+    wide = decode(frames, decoder, SearchSettings(width=width, beam_spread=50.0))[0]
+    assert wide.score >= narrow.score - 1e-9
 
 
-def test_n_best_are_different_and_in_order(tiny: NGram) -> None:
-    frames = spoken("a bad band", ALPHABET, np.random.default_rng(12), sharpness=3.0)
-    readings = decode(frames, BeamDecoder(ALPHABET, tiny), SearchSettings(n_best=10))
-    assert len(readings) == len({reading.text for reading in readings}) == 10
-    assert all(one.score >= two.score for one, two in pairwise(readings))
+def test_the_n_best_list_is_unique_and_sorted(tiny: NGram) -> None:
+    frames = frames_for("a bad band", ALPHABET, np.random.default_rng(12), sharpness=3.0)
+    hypotheses = decode(frames, BeamDecoder(ALPHABET, tiny), SearchSettings(n_best=10))
+    assert len(hypotheses) == len({hypothesis.text for hypothesis in hypotheses}) == 10
+    assert all(one.score >= two.score for one, two in pairwise(hypotheses))
 
 
 @pytest.mark.parametrize(
@@ -396,14 +402,14 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
         SearchSettings(**wrong)  # type: ignore[arg-type]
 
 
-def test_the_search_runs_without_the_interpreters_lock() -> None:
+def test_the_kernel_releases_the_gil() -> None:
     from lm.search.kernel import advance
 
     assert advance.targetoptions["nogil"] is True  # type: ignore[attr-defined]
 
 
-def test_one_compilation_serves_every_setting(tiny: NGram) -> None:
-    """A second signature would mean seconds of compiling in somebody's request."""
+def test_kernels_are_compiled_once_for_all_settings(tiny: NGram) -> None:
+    """A second signature would compile for seconds during a request."""
     from lm.search import final_scores, kernel, partial_agreement, prefix_tree
 
     search = SearchSettings(width=100, n_best=3, partial_agreement=0.3, hotwords=(Hotword("anna"),))

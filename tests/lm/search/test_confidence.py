@@ -1,4 +1,4 @@
-"""Confidences stay between 0 and 1 and rise with the evidence; benchmarks/calibration.py shows them calibrated."""
+"""Word confidence is a probability and rises with the evidence. benchmarks/calibration.py measures its calibration."""
 
 import math
 
@@ -13,24 +13,27 @@ PEAKS = st.floats(-20.0, 0.0)
 
 
 @given(
-    mean=PEAKS, least=PEAKS, letters=st.integers(1, 60), language=st.floats(-30.0, 0.0) | st.just(math.nan)
+    mean=PEAKS,
+    lowest=PEAKS,
+    characters=st.integers(1, 60),
+    lm_score=st.floats(-30.0, 0.0) | st.just(math.nan),
 )
-def test_always_a_probability_and_the_same_compiled(
-    mean: float, least: float, letters: int, language: float
+def test_confidence_is_a_probability_and_equal_when_compiled(
+    mean: float, lowest: float, characters: int, lm_score: float
 ) -> None:
-    value = word_confidence(mean, least, letters, language)
+    value = word_confidence(mean, lowest, characters, lm_score)
     assert 0.0 <= value <= 1.0
-    assert math.isclose(confidence_of(mean, least, letters, language), value, rel_tol=1e-9)
+    assert math.isclose(confidence_of(mean, lowest, characters, lm_score), value, rel_tol=1e-9)
 
 
-@pytest.mark.parametrize("language", [-3.0, math.nan])
-def test_clear_letters_are_surer_than_doubtful_ones(language: float) -> None:
-    doubts = [-1.0, -0.5, -0.1, -0.01, -0.001]
-    values = [word_confidence(doubt / 3, doubt, 5, language) for doubt in doubts]
+@pytest.mark.parametrize("lm_score", [-3.0, math.nan])
+def test_confidence_rises_with_the_peaks(lm_score: float) -> None:
+    peaks = [-1.0, -0.5, -0.1, -0.01, -0.001]
+    values = [word_confidence(peak / 3, peak, 5, lm_score) for peak in peaks]
     assert values == sorted(values)
     assert values[-1] > 0.98
     assert values[0] < 0.9
 
 
-def test_a_word_the_language_model_expects_is_surer() -> None:
+def test_confidence_rises_with_the_lm_score() -> None:
     assert word_confidence(-0.1, -0.3, 5, -1.0) > word_confidence(-0.1, -0.3, 5, -6.0)

@@ -1,4 +1,4 @@
-"""The best label of each frame: collapsed as CTC says, whatever the slicing."""
+"""Greedy decoding: the best labels, collapsed, for any slicing."""
 
 import math
 from itertools import groupby, pairwise
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lm.decoders import open_decoder
 from tests.lm.conftest import ALPHABET
-from tests.lm.matrices import random_frames, spoken
+from tests.lm.matrices import frames_for, random_frames
 
 
 def collapsed(frames: np.ndarray) -> str:
@@ -19,7 +19,7 @@ def collapsed(frames: np.ndarray) -> str:
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 10_000), cuts=st.lists(st.integers(0, 80), max_size=10))
-def test_every_slicing_gives_the_collapsed_best_labels(seed: int, cuts: list[int]) -> None:
+def test_slicing_does_not_change_the_collapsed_best_labels(seed: int, cuts: list[int]) -> None:
     frames = random_frames(np.random.default_rng(seed), 80, 29, 2.0)
     decoder = open_decoder("greedy", ALPHABET)
     whole, sliced = decoder.start(), decoder.start()
@@ -33,21 +33,21 @@ def test_every_slicing_gives_the_collapsed_best_labels(seed: int, cuts: list[int
 
 
 def test_words_before_the_last_space_are_stable() -> None:
-    frames = spoken("a band plays on", ALPHABET, np.random.default_rng(1), 12.0)
+    frames = frames_for("a band plays on", ALPHABET, np.random.default_rng(1), 12.0)
     utterance = open_decoder("greedy", ALPHABET).start()
-    promised: tuple[object, ...] = ()
+    committed: tuple[object, ...] = ()
     for frame in frames:
         utterance.push(frame[None])
         best = utterance.best()
-        assert best.words[: len(promised)] == promised
+        assert best.words[: len(committed)] == committed
         assert best.stable_words == max(0, len(best.words) - 1) or best.stable_words == len(best.words)
-        promised = best.words[: best.stable_words]
+        committed = best.words[: best.stable_words]
     (final,) = utterance.finish()
     assert final.text == "a band plays on"
     assert final.stable_words == 4
 
 
-def test_score_and_frames_are_of_the_best_path() -> None:
+def test_score_and_frames_of_the_best_path() -> None:
     labels = [28, 3, 3, 28, 1, 20, 28, 0, 1, 28]
     frames = np.full((len(labels), 29), math.log(1e-4), np.float32)
     frames[np.arange(len(labels)), labels] = math.log(0.9)

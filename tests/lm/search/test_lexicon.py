@@ -1,26 +1,26 @@
-"""The trie of known words: every word and every beginning, and nothing else."""
+"""The trie of known words contains exactly the words and their prefixes, with look-ahead scores."""
 
 import numpy as np
 
 from lm.ngram.trie import NGram
-from lm.search.lexicon import NO_NODE, ROOT, Lexicon, build, step
+from lm.search.lexicon import NO_NODE, ROOT, Lexicon, build_lexicon, next_node
 from tests.lm.conftest import ALPHABET
 
 
-def plain(vocabulary: np.ndarray, alphabet: str) -> Lexicon:
-    """The trie of words that are all equally likely."""
-    return build(vocabulary, alphabet, np.zeros(len(vocabulary), np.float32))
+def uniform_lexicon(vocabulary: np.ndarray, alphabet: str) -> Lexicon:
+    """The trie with equal unigram probabilities."""
+    return build_lexicon(vocabulary, alphabet, np.zeros(len(vocabulary), np.float32))
 
 
 def walk(lexicon: Lexicon, word: str, alphabet: str = ALPHABET) -> int:
     node = ROOT
     for character in word:
-        node = step(lexicon, node, alphabet.index(character))
+        node = next_node(lexicon, node, alphabet.index(character))
     return node
 
 
-def test_every_word_ends_at_its_number_and_every_beginning_exists(tiny: NGram) -> None:
-    lexicon = plain(tiny.vocabulary(), ALPHABET)
+def test_words_and_prefixes_are_in_the_trie(tiny: NGram) -> None:
+    lexicon = uniform_lexicon(tiny.vocabulary(), ALPHABET)
     words = [word.decode() for word in tiny.vocabulary().tolist()]
     for number, word in enumerate(words):
         if word.startswith("<"):
@@ -28,12 +28,12 @@ def test_every_word_ends_at_its_number_and_every_beginning_exists(tiny: NGram) -
         assert lexicon.word[walk(lexicon, word)] == number
         for length in range(len(word)):
             assert walk(lexicon, word[:length]) >= 0
-    beginnings = {word[:length] for word in words if "<" not in word for length in range(len(word) + 1)}
-    assert len(lexicon.word) == len(beginnings)
+    prefixes = {word[:length] for word in words if "<" not in word for length in range(len(word) + 1)}
+    assert len(lexicon.word) == len(prefixes)
 
 
-def test_what_no_word_begins_with_leads_nowhere(tiny: NGram) -> None:
-    lexicon = plain(tiny.vocabulary(), ALPHABET)
+def test_other_prefixes_have_no_node(tiny: NGram) -> None:
+    lexicon = uniform_lexicon(tiny.vocabulary(), ALPHABET)
     assert walk(lexicon, "zz") == NO_NODE
     assert walk(lexicon, "bandz") == NO_NODE
     assert walk(lexicon, "bandza") == NO_NODE
@@ -44,29 +44,29 @@ def test_random_vocabularies() -> None:
     for _ in range(20):
         words = {"".join(generator.choice(list("abc'"), size=generator.integers(1, 6))) for _ in range(40)}
         vocabulary = np.array([b"<unk>", *(word.encode() for word in words)], dtype=np.bytes_)
-        lexicon = plain(vocabulary, " abc'")
+        lexicon = uniform_lexicon(vocabulary, " abc'")
         for number, word in enumerate(vocabulary.tolist()[1:], start=1):
             assert lexicon.word[walk(lexicon, word.decode(), " abc'")] == number
         assert np.count_nonzero(lexicon.word) == len(words)
 
 
-def test_words_that_the_alphabet_cannot_spell_are_left_out() -> None:
+def test_words_with_other_characters_are_left_out() -> None:
     vocabulary = np.array([b"<unk>", b"ab", "caf\u00e9".encode(), b"a-b", b"b"], dtype=np.bytes_)
-    assert sorted(plain(vocabulary, " ab").word.tolist()) == [0, 0, 1, 4]
+    assert sorted(uniform_lexicon(vocabulary, " ab").word.tolist()) == [0, 0, 1, 4]
 
 
-def test_an_empty_vocabulary_is_a_root() -> None:
-    lexicon = plain(np.array([b"<unk>"], dtype=np.bytes_), " ab")
+def test_an_empty_vocabulary_has_only_the_root() -> None:
+    lexicon = uniform_lexicon(np.array([b"<unk>"], dtype=np.bytes_), " ab")
     assert lexicon.word.tolist() == [0]
 
 
-def test_every_prefix_has_the_score_of_its_likeliest_word(tiny: NGram) -> None:
-    lexicon = build(tiny.vocabulary(), ALPHABET, tiny.unigrams())
+def test_look_ahead_is_the_score_of_the_most_probable_word(tiny: NGram) -> None:
+    lexicon = build_lexicon(tiny.vocabulary(), ALPHABET, tiny.unigrams())
     oracle = tiny.kenlm()
     words = [word.decode() for word in tiny.vocabulary().tolist() if b"<" not in word]
     for word in words:
         for length in range(1, len(word) + 1):
-            begun = [other for other in words if other.startswith(word[:length])]
-            likeliest = max(oracle.score(other, bos=False, eos=False) for other in begun)
-            assert lexicon.look_ahead[walk(lexicon, word[:length])] == np.float32(likeliest)
+            with_prefix = [other for other in words if other.startswith(word[:length])]
+            best = max(oracle.score(other, bos=False, eos=False) for other in with_prefix)
+            assert lexicon.look_ahead[walk(lexicon, word[:length])] == np.float32(best)
     assert lexicon.look_ahead[ROOT] == 0.0

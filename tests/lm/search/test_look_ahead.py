@@ -1,4 +1,4 @@
-"""What a prefix is charged ahead of its word's end: a search that keeps few readings keeps better ones."""
+"""The look-ahead score improves which prefixes a narrow beam keeps, and does not change final scores."""
 
 import math
 
@@ -10,7 +10,7 @@ from lm.hypothesis import Hypothesis
 from lm.ngram.trie import NGram
 from lm.search.beam import BeamDecoder
 from tests.lm.conftest import ALPHABET
-from tests.lm.matrices import spoken
+from tests.lm.matrices import frames_for
 
 
 def without_look_ahead(ngram: NGram) -> BeamDecoder:
@@ -21,25 +21,28 @@ def without_look_ahead(ngram: NGram) -> BeamDecoder:
     return decoder
 
 
-def readings(decoder: BeamDecoder, search: SearchSettings, seed: int) -> tuple[Hypothesis, ...]:
+def decode(decoder: BeamDecoder, search: SearchSettings, seed: int) -> tuple[Hypothesis, ...]:
     utterance = decoder.start(search)
-    utterance.push(spoken("a bad band and a dam on ", ALPHABET, np.random.default_rng(seed), sharpness=1.5))
+    utterance.push(
+        frames_for("a bad band and a dam on ", ALPHABET, np.random.default_rng(seed), sharpness=1.5)
+    )
     return utterance.finish()
 
 
-def test_few_readings_that_look_ahead_score_better(tiny: NGram) -> None:
+def test_look_ahead_improves_narrow_beams(tiny: NGram) -> None:
     search = SearchSettings(width=12, beam_spread=30.0, lm_weight=0.8, word_bonus=1.0)
-    ahead, blind = BeamDecoder(ALPHABET, tiny), without_look_ahead(tiny)
-    gained = [
-        readings(ahead, search, seed)[0].score - readings(blind, search, seed)[0].score for seed in range(20)
+    with_look_ahead, without = BeamDecoder(ALPHABET, tiny), without_look_ahead(tiny)
+    gains = [
+        decode(with_look_ahead, search, seed)[0].score - decode(without, search, seed)[0].score
+        for seed in range(20)
     ]
-    assert sum(gain > 1e-9 for gain in gained) > 2 * sum(gain < -1e-9 for gain in gained)
-    assert sum(gained) > 0
+    assert sum(gain > 1e-9 for gain in gains) > 2 * sum(gain < -1e-9 for gain in gains)
+    assert sum(gains) > 0
 
 
 @pytest.mark.parametrize("hotwords", [(), (Hotword("dambat", 4.0), Hotword("a bad", 2.0))])
-def test_what_is_charged_ahead_is_given_back(tiny: NGram, hotwords: tuple[Hotword, ...]) -> None:
-    """Searched without pruning, every reading is worth what it is worth without a look ahead."""
+def test_look_ahead_does_not_change_final_scores(tiny: NGram, hotwords: tuple[Hotword, ...]) -> None:
+    """Without pruning, all hypotheses have the same score with and without look-ahead."""
     search = SearchSettings(
         width=2048, n_best=200, token_floor=-600.0, beam_spread=600.0, unknown_penalty=3.0, hotwords=hotwords
     )
@@ -48,13 +51,13 @@ def test_what_is_charged_ahead_is_given_back(tiny: NGram, hotwords: tuple[Hotwor
     for decoder in (BeamDecoder(ALPHABET, tiny), without_look_ahead(tiny)):
         utterance = decoder.start(search)
         utterance.push(frames)
-        found.append({reading.text: reading.score for reading in utterance.finish()})
+        found.append({hypothesis.text: hypothesis.score for hypothesis in utterance.finish()})
     shared = found[0].keys() & found[1].keys()
     assert len(shared) > 190
     assert all(math.isclose(found[0][text], found[1][text], abs_tol=1e-6) for text in shared)
 
 
-def test_a_word_under_way_is_charged_for_the_likeliest_that_it_may_become(tiny: NGram) -> None:
+def test_an_incomplete_word_has_the_score_of_its_most_probable_completion(tiny: NGram) -> None:
     decoder = BeamDecoder(ALPHABET, tiny)
     utterance = decoder.start(SearchSettings(width=1, lm_weight=0.5))
     frames = np.full((1, len(ALPHABET) + 1), -30.0, np.float32)

@@ -1,4 +1,4 @@
-"""The search that suits an acoustic model, as its card names it and as somebody types it."""
+"""Search settings from a model's card and from the command line."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from lm.errors import LanguageError
 from lm.search.settings import SearchSettings, parse_search_settings, settings_from_card
 
 
-def test_a_card_names_what_suits_its_model_and_the_rest_stays() -> None:
+def test_a_card_overrides_defaults() -> None:
     found = settings_from_card({"title": "a model", "search": {"lm_weight": 0.6, "width": 128.0}})
     assert found == SearchSettings(lm_weight=0.6, width=128)
     assert settings_from_card({}) == SearchSettings()
@@ -24,12 +24,12 @@ def test_a_card_names_what_suits_its_model_and_the_rest_stays() -> None:
         ["lm_weight"],
     ],
 )
-def test_a_card_that_names_nonsense_is_refused(named: object) -> None:
+def test_invalid_card_settings_are_refused(named: object) -> None:
     with pytest.raises(LanguageError):
         settings_from_card({"search": named})
 
 
-def test_settings_are_read_as_they_are_typed() -> None:
+def test_command_line_settings_are_parsed() -> None:
     assert parse_search_settings(["lm_weight=0.6", "width=128"]) == {"lm_weight": 0.6, "width": 128}
     for wrong in ("lm_weight", "lm_weight=", "weight=0.6", "width=a", "width=0"):
         with pytest.raises(LanguageError, match=wrong.split("=")[0]):

@@ -1,4 +1,4 @@
-"""The way back for readers: figures from words, marks and capitals from a small model trained in the test."""
+"""Formatting of finals: numbers as digits, and punctuation and capitals by a small tagger trained in the test."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from lm.text.punctuation.training import PunctuationSettings, measure, train
 
 FIGURES = {
     "years": ("in nineteen eighty four and twenty twenty four", "in 1984 and 2024"),
-    "year of the noughts": ("in two thousand seven", "in 2007"),
+    "years of the 2000s": ("in two thousand seven", "in 2007"),
     "oh": ("in nineteen oh five", "in 1905"),
     "decades": ("the nineteen eighties", "the 1980s"),
     "cardinals": ("twenty five thousand three hundred and twelve people", "25,312 people"),
@@ -59,28 +59,28 @@ _SPOKEN = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(_SPOKEN)
-def test_every_spoken_word_is_in_exactly_one_piece(words: list[str]) -> None:
-    pieces = format_words(words, figures=True)
-    assert [place for piece in pieces for place in range(piece.first, piece.end)] == list(range(len(words)))
+def test_every_spoken_word_is_in_exactly_one_formatted_word(words: list[str]) -> None:
+    formatted = format_words(words, numerals=True)
+    assert [index for word in formatted for index in range(word.first, word.end)] == list(range(len(words)))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(min_value=10, max_value=1099) | st.integers(min_value=2100, max_value=10**12))
 @example(1_600_000)
-def test_a_spoken_number_comes_back(number: int) -> None:
+def test_a_spoken_number_round_trips(number: int) -> None:
     if number >= 10**6 and number % 10**5 == 0:
-        number += 1  # a round one is written as 1.6 million and comes back as that is read
+        number += 1  # round numbers are formatted as 1.6 million, which is read differently
     for spoken in (cardinal(number), ordinal(number)):
         assert normalize(smart_format(spoken)) == normalize(spoken)
 
 
-def test_accuracy_counts_what_came_back(tmp_path: Path) -> None:
+def test_number_accuracy_counts_restored_numbers(tmp_path: Path) -> None:
     text = tmp_path / "written.txt"
     text.write_text(
         "It cost $5.25 in 1984.\nOn March 1st at 8:00 p.m. there were 12.\nThe nineteenth of 50x.\n"
     )
     found = number_accuracy([text])
-    assert (found.figures, found.right) == (5, 4)
+    assert (found.expected, found.correct) == (5, 4)
     assert found.recall == pytest.approx(4 / 5)
 
 
@@ -105,7 +105,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Punctuator, dict[
     settings = PunctuationSettings(
         known_words=30, shared_rows=8, suffix_rows=16, words_per_step=512, epochs=4
     )
-    torch.set_num_threads(1)  # as the command does: on a busy machine threads wait for each other
+    torch.set_num_threads(1)  # as the command does
     figures = train([text], folder / "marks.safetensors", settings, lambda _: None)
     return Punctuator.load(folder / "marks.safetensors"), figures
 
@@ -117,47 +117,47 @@ def test_a_trained_tagger_restores_marks_and_capitals(trained: tuple[Punctuator,
     assert figures["capital_f1"] > 0.9
     words = normalize("well i know anna do you know it").split()
     assert (
-        " ".join(piece.text for piece in format_words(words, False, punctuator))
+        " ".join(word.text for word in format_words(words, False, punctuator))
         == "Well, I know Anna. Do you know it?"
     )
 
 
-def test_the_network_in_numpy_is_the_network_in_torch(trained: tuple[Punctuator, dict[str, float]]) -> None:
+def test_numpy_and_pytorch_taggers_agree(trained: tuple[Punctuator, dict[str, float]]) -> None:
     from lm.text.punctuation.training import Tagger
 
     punctuator, _ = trained
     settings = PunctuationSettings(known_words=30, shared_rows=8, suffix_rows=16)
-    network = Tagger(settings, punctuator.numbers.rows)
+    network = Tagger(settings, punctuator.word_index.rows)
     renamed = {"words": "words.weight", "suffixes": "suffixes.weight"}
     weights = {name: torch.from_numpy(value) for name, value in punctuator.weights.items()}
     network.load_state_dict({renamed.get(name, name): value for name, value in weights.items()})
     words = ["they", "like", "rome", "too", "do", "you"]
-    rows, endings = punctuator.numbers.numbers(words)
+    rows, suffixes = punctuator.word_index.lookup(words)
     pad = torch.zeros(punctuator.context_words, dtype=torch.long)
-    padded = [torch.cat([pad, torch.from_numpy(part), pad]) for part in (rows, endings)]
+    padded = [torch.cat([pad, torch.from_numpy(part), pad]) for part in (rows, suffixes)]
     expected = network(*padded)[punctuator.context_words : -punctuator.context_words].detach().numpy()
     marks, capitals = punctuator.scores(words)
     assert marks == pytest.approx(expected[:, :4], abs=1e-4)
     assert capitals == pytest.approx(expected[:, 4:], abs=1e-4)
 
 
-def test_figures_and_marks_together(trained: tuple[Punctuator, dict[str, float]]) -> None:
-    pieces = format_words(
+def test_numerals_and_punctuation_together(trained: tuple[Punctuator, dict[str, float]]) -> None:
+    formatted = format_words(
         ["do", "you", "know", "it", "they", "know", "paris", "in", "nineteen", "eighty", "four"],
         True,
         trained[0],
     )
-    assert pieces[-1].text.rstrip(".?") == "1984"
-    assert (pieces[-1].first, pieces[-1].end) == (8, 11)
-    assert pieces[0].text == "Do"
+    assert formatted[-1].text.rstrip(".?") == "1984"
+    assert (formatted[-1].first, formatted[-1].end) == (8, 11)
+    assert formatted[0].text == "Do"
 
 
-def test_nothing_said_is_nothing_written(trained: tuple[Punctuator, dict[str, float]]) -> None:
+def test_empty_input_gives_empty_output(trained: tuple[Punctuator, dict[str, float]]) -> None:
     assert format_words([], True, trained[0]) == []
     assert measure(trained[0], [])["comma_f1"] == 0.0
 
 
-def test_a_wrong_file_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_weight_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     with pytest.raises(LanguageError, match="no punctuation model"):
         Punctuator.load(path)
@@ -166,13 +166,13 @@ def test_a_wrong_file_is_refused(tmp_path: Path) -> None:
         Punctuator.load(path)
 
 
-def test_the_tagger_in_the_box_writes_a_readable_sentence() -> None:
+def test_the_shipped_tagger_restores_sentences() -> None:
     punctuator = Punctuator.shipped()
     if punctuator is None:
-        pytest.skip("no punctuation model in the box")
+        pytest.skip("this checkout has no shipped punctuation model")
     for written in (
         "Good morning everyone. Thank you for coming today.",
         "What time is it? I think we should go home now, but first let me call Anna.",
     ):
-        pieces = format_words(normalize(written).split(), False, punctuator)
-        assert " ".join(piece.text for piece in pieces) == written
+        formatted = format_words(normalize(written).split(), False, punctuator)
+        assert " ".join(word.text for word in formatted) == written
