@@ -8,8 +8,8 @@ hold the output of scripts/gather_books.py; only the texts of the shipped langua
 their licenses are not share-alike. Half of the sentences are ordered by the rare words that they add to the
 transcripts of the training clips, half are random. Sentences that share an n-gram of eight words with a test
 transcript are excluded. The voice is hibari's (Apache-2.0, one speaker, weights in the package); vocal-tract length,
-pitch, breathiness and tempo are perturbed per clip. One core synthesizes 100 times faster than real time. Use another seed for a second
-folder; clips below DATA/collected count as training clips.
+pitch, breathiness and tempo are perturbed per clip. One core synthesizes 100 times faster than real time. Use another
+seed for a second folder; clips below DATA/collected count as training clips.
 """
 
 import argparse
