@@ -1,1 +1,1 @@
-"""Sound to log-probabilities. Knows no text, no network, no language model."""
+"""The acoustic model: audio to log-probabilities of characters. No text, no network I/O, no language model."""

@@ -1,6 +1,6 @@
-"""The networks of the Jasper and QuartzNet papers by name, the student that Silica ships, `tiny` for tests.
+"""Network architectures by name: Jasper (Li et al. 2019), QuartzNet (Kriman et al. 2020), Silica's own, `tiny`.
 
-Tables only: kernel sizes, channels and repeats. What they mean, and every check, is in `acoustic.config`.
+Tables only: kernel sizes, channels and repeats. `acoustic.config` defines the fields and checks them.
 """
 
 from dataclasses import replace
@@ -38,7 +38,7 @@ def jasper(
 def _separable(
     name: str, body: tuple[tuple[int, int, int], ...], before_last: BlockConfig, groups: int = 1
 ) -> ModelConfig:
-    """A QuartzNet of (kernel, channels, repeat) blocks between its prologue and its epilogue."""
+    """A QuartzNet: its first layer, blocks of (kernel, channels, repeat), `before_last`, and a pointwise layer."""
     first = BlockConfig(33, 256, stride=2, separable=True)
     blocks = tuple(
         BlockConfig(kernel, channels, repeat, separable=True, residual="residual", groups=groups)
@@ -47,7 +47,8 @@ def _separable(
     return ModelConfig(name, FEATURES, (first, *blocks, before_last, BlockConfig(1, 1024)))
 
 
-C2 = BlockConfig(87, 512, dilation=2, separable=True)  # never grouped, also in the group-shuffle models
+# The paper's name for the block after the repeated ones; it is never grouped, not even in the grouped models.
+C2 = BlockConfig(87, 512, dilation=2, separable=True)
 
 
 def quartznet(name: str, blocks: int, repeat: int = 5, groups: int = 1) -> ModelConfig:
@@ -58,20 +59,19 @@ def quartznet(name: str, blocks: int, repeat: int = 5, groups: int = 1) -> Model
 
 
 def quartznet_5x3(name: str) -> ModelConfig:
-    """The WSJ model: only the two longest kernels, three sub-blocks a block."""
+    """The WSJ model: only the two longest kernels, three sub-blocks per block."""
     return _separable(name, ((63, 512, 3),) * 2 + ((75, 512, 3),) * 3, C2)
 
 
 def quartznet_12x1(name: str) -> ModelConfig:
-    """Early NeMo's `jasper12x1SEP`: the first four blocks three times, the fifth in the place of C2."""
+    """Early NeMo's `jasper12x1SEP`: each of the first four blocks three times, the fifth instead of C2."""
     body = tuple((kernel, channels, 1) for kernel, channels in QUARTZNET_BODY[:4] for _ in range(3))
     return _separable(name, body, BlockConfig(75, 512, separable=True, residual="residual"))
 
 
-# Mean and deviation of each log-mel band over 4.5 hours of training speech (1.6 million frames of
-# LibriSpeech, Common Voice, speechocean762, VoxForge and others): fixed normalization's constants and
-# running normalization's prior.
-# Checkpoints carry their own copy; changing these changes only models trained afterwards.
+# Mean and standard deviation of each log-mel band over 1.6 million frames of training speech (LibriSpeech,
+# Common Voice, speechocean762, VoxForge and others): the constants of `fixed` normalization and the prior of
+# `running` and `causal` normalization. Checkpoints store their own copy.
 SPEECH_MEAN: tuple[float, ...] = (
     -13.7,
     -12.41,
@@ -211,37 +211,39 @@ FIXED = replace(FEATURES, normalize="fixed", mean=SPEECH_MEAN, deviation=SPEECH_
 def silica(name: str, width: int, kernels: tuple[int, ...]) -> ModelConfig:
     """A streaming model with 80 ms steps and four outputs per step.
 
-    The stem sees exactly the eight frames of its own step and the frames before them. The first sub-block of every
-    block but the last looks one step (80 ms) ahead. The edges are padded with zeros, not mirrored: a stream has no
-    edges.
+    The stem depends on the eight frames of its own step and on earlier frames. The first sub-block of every block but
+    the last looks one step (80 ms) ahead. Edges are padded with zeros, not mirrored: a stream has no edges.
     """
-    # Multiples of 16: tensor cores take nothing else at full speed.
+    # Tensor cores run at full speed with multiples of 16 only.
     thirds = (round(width * share / 3 / 16) * 16 for share in (1, 2, 3))
     stem = tuple(BlockConfig(5, channels, stride=2, look_ahead=1) for channels in thirds)
     bodies = []
-    for place, kernel in enumerate(kernels, start=1):
-        ahead = (1, 0, 0) if place < len(kernels) else (0, 0, 0)
-        bodies.append(BlockConfig(kernel, width, 3, separable=True, residual="identity", look_ahead=ahead))
+    for position, kernel in enumerate(kernels, start=1):
+        look_ahead = (1, 0, 0) if position < len(kernels) else (0, 0, 0)
+        bodies.append(
+            BlockConfig(kernel, width, 3, separable=True, residual="identity", look_ahead=look_ahead)
+        )
     return ModelConfig(name, replace(FIXED, edge="zero"), (*stem, *bodies), outputs_per_step=4)
 
 
 def silica_streaming(name: str) -> ModelConfig:
-    """A QuartzNet that streams: its five groups of blocks with shorter taps, most of them behind, which learn the
-    groups of QuartzNet 15x5 (training/distillation/blockwise.py), the last one block by block: there the teacher is
-    deepest, and there
-    most is lost. Steps of 20 ms, half a second of look-ahead."""
+    """The shipped architecture: a streaming QuartzNet with 20 ms steps and 0.5 s of look-ahead.
+
+    Its five groups of blocks have shorter kernels than QuartzNet 15x5, mostly of past context. They are trained to
+    match the teacher's five groups (training/distillation/blockwise.py), the last group block by block.
+    """
     groups: tuple[tuple[int, int, tuple[int, ...], Residual], ...] = (
-        *((11, 256, ahead, "residual") for ahead in ((1, 1, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))),
-        *((13, 256, ahead, "residual") for ahead in ((1, 1, 0, 0), (1, 0, 0, 0))),
-        *((17, 512, ahead, "residual") for ahead in ((1, 1, 1), (1, 1, 0))),
-        *((21, 512, ahead, "residual") for ahead in ((1, 1, 1), (1, 1, 0))),
+        *((11, 256, look_ahead, "residual") for look_ahead in ((1, 1, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))),
+        *((13, 256, look_ahead, "residual") for look_ahead in ((1, 1, 0, 0), (1, 0, 0, 0))),
+        *((17, 512, look_ahead, "residual") for look_ahead in ((1, 1, 1), (1, 1, 0))),
+        *((21, 512, look_ahead, "residual") for look_ahead in ((1, 1, 1), (1, 1, 0))),
         (21, 512, (0, 0, 0), "identity"),
-        *((21, 512, ahead, "residual") for ahead in ((1, 1, 1, 0), (1, 1, 0, 0), (1, 1, 0, 0))),
+        *((21, 512, look_ahead, "residual") for look_ahead in ((1, 1, 1, 0), (1, 1, 0, 0), (1, 1, 0, 0))),
     )
     stem = BlockConfig(7, 256, stride=2, look_ahead=1)
     body = tuple(
-        BlockConfig(taps, width, len(ahead), separable=True, residual=residual, look_ahead=ahead)
-        for taps, width, ahead, residual in groups
+        BlockConfig(kernel, width, len(look_ahead), separable=True, residual=residual, look_ahead=look_ahead)
+        for kernel, width, look_ahead, residual in groups
     )
     head = (BlockConfig(19, 512, separable=True, look_ahead=0), BlockConfig(1, 512))
     features = replace(
@@ -257,7 +259,7 @@ def silica_streaming(name: str) -> ModelConfig:
 
 
 def tiny(name: str) -> ModelConfig:
-    """A few thousand parameters that run in no time: for tests of whatever stands on a model."""
+    """A few thousand parameters: for tests that need a model and no accuracy."""
     blocks = (
         BlockConfig(5, 16, stride=2, separable=True),
         BlockConfig(5, 16, 2, separable=True, residual="residual"),
@@ -272,7 +274,7 @@ _JASPERS = (
     jasper("jasper10x3-wsj", 10, 3, mels=40),
     jasper("jasper10x3dr", 10, 3, "dense_residual"),
     jasper("jasper10x3-plain", 10, 3, "none"),
-    # Concatenation widens every block's input: narrower blocks bring these two near the size of the others.
+    # Concatenation widens every block's input; narrower blocks keep these two near the size of the others.
     jasper("jasper10x3-densenet", 10, 3, "densenet", width=0.67),
     jasper("jasper10x3-dense-rnet", 10, 3, "dense_rnet", width=0.66),
     jasper("jasper10x4", 10, 4),

@@ -1,7 +1,7 @@
-"""Names to weights: the model in the box, the models a user imported or pulled, and files by path.
+"""Finds models by name or path: the shipped model, imported and downloaded models, checkpoint files.
 
-Imported models live in `acoustic.files.models_folder`, one folder each. Where
-weights can be fetched from is in `acoustic.downloads`. PyTorch comes only with weights: listing is quick.
+Imported models live in `acoustic.files.models_folder`, one folder each. Downloading is `acoustic.downloads`.
+PyTorch is imported only when weights are loaded, so that listing models is fast.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acoustic.architectures import published
-from acoustic.checkpoint_header import FILE_NAME, SUFFIX, describe, file_in
+from acoustic.checkpoint_header import FILE_NAME, SUFFIX, checkpoint_path, describe
 from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
 from acoustic.files import models_folder
@@ -19,14 +19,16 @@ from acoustic.files import models_folder
 if TYPE_CHECKING:
     from acoustic.checkpoint import Checkpoint, Dtype
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PRETRAINED_FOLDER = Path(__file__).parent / "pretrained"
 DEFAULT_MODEL = "silica-streaming-en"
-UNTRAINED = "tiny"  # the one published shape that `find` gives weights to without training: tests stand on it
+UNTRAINED = "tiny"
+"""The one architecture that `find` returns with untrained weights, for tests."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One model that can be named: its shape, and the file with its weights if there is one."""
+    """A model with a name: its configuration, and the file of its weights if there is one."""
 
     name: str
     config: ModelConfig
@@ -35,35 +37,36 @@ class Entry:
 
 
 def check_name(name: str) -> str:
-    """A model name that is safe as a folder name, or a refusal."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+    """Return the name if it is safe as a folder name; raise otherwise."""
+    if not _NAME.fullmatch(name):
         raise AcousticError(
-            f"{name!r} is no model name: letters, digits, '.', '_' and '-' only, at most 100 of them."
+            f"{name!r} is not a model name: expected up to 100 letters, digits, '.', '_' or '-', "
+            "the first a letter or digit."
         )
     return name
 
 
 def shipped_path() -> Path:
-    """Where the model in the box lies when it is there."""
+    """The file of the shipped model, whether it exists or not."""
     return PRETRAINED_FOLDER / (DEFAULT_MODEL + SUFFIX)
 
 
 def default_name() -> str:
-    """The model that is used when nobody names one."""
+    """The model that is used when none is named."""
     if shipped_path().is_file():
         return DEFAULT_MODEL
     raise AcousticError(
-        f"This copy of Silica has no model in the box ({DEFAULT_MODEL}). Name one with --model: bring weights in "
+        f"The shipped model ({DEFAULT_MODEL}) is missing from this installation. Name another with --model: get one "
         "with `silica models import PATH` or `silica models pull quartznet15x5-en`; "
-        "`silica models list` shows what is here."
+        "`silica models list` shows those that are installed."
     )
 
 
 def locate(name: str) -> Path | None:
-    """The checkpoint file of a named model, or None."""
+    """The checkpoint file of a model name, or None."""
     if name == DEFAULT_MODEL and shipped_path().is_file():
         return shipped_path()
-    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+    if _NAME.fullmatch(name):
         path = models_folder() / name / FILE_NAME
         if path.is_file():
             return path
@@ -71,7 +74,7 @@ def locate(name: str) -> Path | None:
 
 
 def find(name_or_path: str | Path) -> "Checkpoint":
-    """The checkpoint of that name, or in that file or folder (Silica's own or one an importer recognizes)."""
+    """Load a model by name, file or folder (a Silica checkpoint or a format that an importer recognizes)."""
     from acoustic import checkpoint, importers
 
     name = str(name_or_path)
@@ -84,25 +87,26 @@ def find(name_or_path: str | Path) -> "Checkpoint":
     if name and path.exists() and name not in published:
         return importers.read(path)
     if name == DEFAULT_MODEL:
-        default_name()  # says how to get one
+        default_name()  # raises: the shipped model is missing
     if name in published:
         raise AcousticError(
-            f"{name} is a published shape without weights here. Train it with `silica train`, or bring "
-            "weights in with `silica models import PATH` or `silica models pull NAME`."
+            f"{name} is an architecture without weights. Train it with `silica train`, or get weights with "
+            "`silica models import PATH` or `silica models pull NAME`."
         )
     known = ", ".join(entry.name for entry in entries() if entry.path is not None) or "none"
-    raise AcousticError(f"There is no model {name!r}: neither a name nor a file. Models here: {known}.")
+    raise AcousticError(
+        f"There is no model {name!r}: it is neither a known name nor a file. Installed models: {known}."
+    )
 
 
 def find_description(name_or_path: str | Path) -> tuple[ModelConfig, dict[str, Any]]:
-    """Configuration and card of that name or file; its weights (and PyTorch) are loaded only where no header of ours
-    tells them."""
+    """Configuration and card of a model. Weights (and PyTorch) are loaded only for files without a Silica header."""
     name = str(name_or_path)
     path = locate(name)
     if path is None and name == UNTRAINED:
         return published[UNTRAINED], {}
     if path is None and name and name not in published:
-        path = file_in(Path(name).expanduser())
+        path = checkpoint_path(Path(name).expanduser())
     if path is not None and path.is_file():
         return describe(path)
     model = find(name)
@@ -110,7 +114,7 @@ def find_description(name_or_path: str | Path) -> tuple[ModelConfig, dict[str, A
 
 
 def untrained(config: ModelConfig, seed: int = 1) -> "Checkpoint":
-    """Weights that are always the same and mean nothing, with outputs that do differ from frame to frame."""
+    """Random but reproducible weights whose outputs differ from frame to frame."""
     import torch
 
     from acoustic.checkpoint import Checkpoint
@@ -120,28 +124,28 @@ def untrained(config: ModelConfig, seed: int = 1) -> "Checkpoint":
         torch.manual_seed(seed)
         network = build(config)
     state = {key: value.clone() for key, value in network.state_dict().items()}
-    # Freshly initialized scores are so close to one another that every frame would read the same.
+    # With the initial weights every frame would have the same best class.
     state["output.weight"] *= 8.0
     return Checkpoint(config, state, {"title": f"{config.name}, untrained", "trained": False})
 
 
-def install(name: str, model: "Checkpoint", dtype: "Dtype" = "fp16", *, replacing: bool = True) -> Path:
-    """Put a checkpoint among the user's models; one of its name that is there is replaced only where that is meant."""
+def install(name: str, model: "Checkpoint", dtype: "Dtype" = "fp16", *, overwrite: bool = True) -> Path:
+    """Store a checkpoint among the user's models. Without `overwrite` an existing name is an error."""
     from acoustic import checkpoint
 
     folder = models_folder() / check_name(name)
     if name == DEFAULT_MODEL:
-        raise AcousticError(f"{name} is the model in the box, and stays that: give yours another name.")
-    if not replacing and (folder / FILE_NAME).exists():
+        raise AcousticError(f"{name} is the name of the shipped model. Choose another name.")
+    if not overwrite and (folder / FILE_NAME).exists():
         raise AcousticError(
-            f"There is a model {name} already, in {folder}. Give this one another name with --name, or replace "
-            "that one with --force."
+            f"A model {name} already exists in {folder}. Choose another name with --name, or overwrite it with "
+            "--force."
         )
     return checkpoint.save(folder, model.config, model.state, model.card, dtype)
 
 
 def entries() -> Iterator[Entry]:
-    """Everything that has a name: shipped and imported models first, then the published shapes."""
+    """All named models: the shipped one, imported ones, then architectures without weights."""
     if shipped_path().is_file():
         yield Entry(DEFAULT_MODEL, describe(shipped_path())[0], shipped_path(), "shipped")
     seen = {DEFAULT_MODEL}
@@ -150,7 +154,7 @@ def entries() -> Iterator[Entry]:
             try:
                 config, _ = describe(path)
             except AcousticError:
-                continue  # `damaged` names it; one bad file must not hide the others
+                continue  # reported by `damaged`; one bad file must not hide the others
             seen.add(name)
             yield Entry(name, config, path, "imported")
     for name, config in published.items():
@@ -159,7 +163,7 @@ def entries() -> Iterator[Entry]:
 
 
 def damaged() -> list[str]:
-    """What is wrong with each installed file that cannot be read."""
+    """One error message for each installed file that cannot be read."""
     problems = []
     for _, path in _installed():
         try:

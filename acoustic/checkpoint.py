@@ -1,7 +1,7 @@
-"""One safe file for a model: tensors in safetensors, ModelConfig and model card as JSON in its metadata.
+"""Reads and writes checkpoints: one safetensors file with the tensors, and ModelConfig and card in its metadata.
 
-Stored in FP32, FP16 or INT8 (with a scale for each output channel); read back as FP32. Nothing is unpickled.
-Folding batch norm away is in `acoustic.network.folding`; reading the metadata alone in `acoustic.checkpoint_header`.
+Weights are stored in FP32, FP16 or INT8 (one scale per output channel) and loaded as FP32. Nothing is unpickled.
+Folding batch norm is `acoustic.network.folding`; reading the metadata alone is `acoustic.checkpoint_header`.
 """
 
 import json
@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from acoustic.checkpoint_header import FORMAT, described, file_in
+from acoustic.checkpoint_header import FORMAT, checkpoint_path, parse_metadata
 from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
 from acoustic.files import replacing_file
@@ -23,9 +23,8 @@ from acoustic.network import Network, build
 
 SCALE_SUFFIX = ".int8_scale"
 MAX_WEIGHT = 63
-"""INT8 weights use 7 of their 8 bits: without VNNI (AVX2) products of two neighbours are added in 16 bits,
-which saturate above 2 x 255 x 64. So a file gives the same words on every machine. It is stored in the very steps
-that it runs in: nothing is rounded twice."""
+"""INT8 weights use 7 bits: without VNNI, AVX2 adds two products in 16 bits, which saturate above 2 x 255 x 64.
+Files use the same scales as inference, so weights are quantized once."""
 
 Dtype = Literal["fp32", "fp16", "int8"]
 StateDict = dict[str, Tensor]
@@ -33,14 +32,14 @@ StateDict = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model at rest: its shape, its weights (FP32) and its card (title, licence, sources, figures)."""
+    """A stored model: configuration, weights (FP32) and card (title, licence, sources, metrics)."""
 
     config: ModelConfig
     state: StateDict
     card: Mapping[str, Any] = field(default_factory=dict)
 
     def network(self) -> Network:
-        """The network with these weights, ready to run (not to train)."""
+        """The network with these weights, in evaluation mode."""
         with torch.device("meta"):
             network = build(self.config)
         load_state(network, self.state)
@@ -48,7 +47,7 @@ class Checkpoint:
 
 
 def load_state(network: Network, state: StateDict) -> None:
-    """Put weights into a network; one that does not fit is refused in words."""
+    """Load weights into a network; raise an AcousticError if they do not fit."""
     expected = network.state_dict()
     missing = sorted(set(expected) - set(state))
     surplus = sorted(set(state) - set(expected))
@@ -74,8 +73,8 @@ def save(
     card: Mapping[str, Any] | None = None,
     dtype: Dtype = "fp32",
 ) -> Path:
-    """Write a checkpoint. The file appears whole or not at all."""
-    path = file_in(Path(folder_or_file))
+    """Write a checkpoint atomically."""
+    path = checkpoint_path(Path(folder_or_file))
     stored: StateDict = {}
     for name, tensor in state.items():
         plain = tensor.detach().to("cpu").contiguous()
@@ -86,7 +85,7 @@ def save(
         else:
             stored[name] = plain.to(torch.float32 if dtype == "fp32" else torch.float16).clone()
             if not torch.isfinite(stored[name]).all():
-                raise AcousticError(f"The weight {name} is not finite in {dtype}: nothing was written.")
+                raise AcousticError(f"The weight {name} is not finite in {dtype}. Nothing was written.")
     metadata = {
         "format": FORMAT,
         "config": json.dumps(config.to_dict()),
@@ -95,51 +94,50 @@ def save(
     try:
         with replacing_file(path) as partial:
             save_file(stored, partial, metadata=metadata)
-    except SafetensorError as error:  # a full disk, in its own kind of error
+    except SafetensorError as error:  # raised for a full disk, among others
         raise AcousticError(f"{path} could not be written: {error}.") from error
     return path
 
 
 def load(path: str | Path) -> Checkpoint:
     """Read a checkpoint file, or the `model.safetensors` of a folder."""
-    file = file_in(Path(path))
+    file = checkpoint_path(Path(path))
     try:
         with safe_open(file, framework="pt") as opened:
-            config, card = described(file, opened.metadata())
+            config, card = parse_metadata(file, opened.metadata())
             stored = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise AcousticError(f"{file} cannot be read as a model: {error}.") from error
-    return Checkpoint(config, dict(_restored(file, stored)), card)
+    return Checkpoint(config, dict(_to_float32(file, stored)), card)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight as INT8 and one scale for each output channel, so that weight = int8 * scale."""
+    """A weight as INT8 and one scale per output channel, so that weight = int8 * scale."""
     flat = weight.float().flatten(1)
     scale = (flat.abs().amax(dim=1) / MAX_WEIGHT).clamp(min=1e-12)
-    whole = torch.round(flat / scale[:, None]).to(torch.int8)
-    return whole.reshape(weight.shape).contiguous(), scale
+    quantized = torch.round(flat / scale[:, None]).to(torch.int8)
+    return quantized.reshape(weight.shape).contiguous(), scale
 
 
 def quantize_checkpoint(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint as it comes back from a file of INT8 weights."""
+    """The checkpoint as it is loaded from a file with INT8 weights."""
     state: StateDict = {}
     for name, tensor in checkpoint.state.items():
         if tensor.is_floating_point() and tensor.dim() >= 2:
-            whole, scale = quantize(tensor)
-            tensor = _multiplied(whole, scale)
+            tensor = _dequantize(*quantize(tensor))
         elif tensor.is_floating_point():
             tensor = tensor.half().float()
         state[name] = tensor
     return replace(checkpoint, state=state)
 
 
-def _multiplied(whole: Tensor, scale: Tensor) -> Tensor:
-    restored: Tensor = whole.float() * scale.float().reshape(-1, *(1,) * (whole.dim() - 1))
-    return restored
+def _dequantize(quantized: Tensor, scale: Tensor) -> Tensor:
+    weight: Tensor = quantized.float() * scale.float().reshape(-1, *(1,) * (quantized.dim() - 1))
+    return weight
 
 
-def _restored(file: Path, stored: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    restored = []
+def _to_float32(file: Path, stored: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    tensors = []
     for name, tensor in stored.items():
         if name.endswith(SCALE_SUFFIX):
             continue
@@ -147,8 +145,8 @@ def _restored(file: Path, stored: Mapping[str, Tensor]) -> list[tuple[str, Tenso
             scale = stored.get(name + SCALE_SUFFIX)
             if scale is None or scale.shape != tensor.shape[:1]:
                 raise AcousticError(f"{file}: the INT8 weight {name} lacks a scale for each output channel.")
-            tensor = _multiplied(tensor, scale)
+            tensor = _dequantize(tensor, scale)
         elif tensor.is_floating_point():
             tensor = tensor.float()
-        restored.append((name, tensor))
-    return restored
+        tensors.append((name, tensor))
+    return tensors

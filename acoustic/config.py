@@ -1,7 +1,7 @@
-"""ModelConfig: a whole network, front end included, as one readable and checked value.
+"""ModelConfig: a network and its front end as one validated value, and the contexts that follow from its layers.
 
-The networks of the papers by name are in `acoustic.architectures`; building one is `acoustic.network.build`.
-Positions are in feature frames (10 ms); what the windows need is a property here, computed from the layers.
+Named architectures are in `acoustic.architectures`; `acoustic.network.build` builds a network. Contexts are counted
+in feature frames (10 ms).
 """
 
 from collections.abc import Mapping
@@ -23,25 +23,26 @@ Norm = Literal["batch", "layer", "weight", "folded"]
 Activation = Literal["relu", "clipped_relu", "leaky_relu", "glu", "gau"]
 Masks = Literal["none", "conv", "conv_and_norm"]
 
-KEEPS_BRANCHES: frozenset[str] = frozenset({"dense_residual", "densenet", "dense_rnet"})
-"""Bypasses that need the outputs of all earlier blocks."""
+DENSE_RESIDUALS: frozenset[str] = frozenset({"dense_residual", "densenet", "dense_rnet"})
+"""Residual kinds that need the outputs of all earlier blocks."""
 GATED: frozenset[str] = frozenset({"glu", "gau"})
-NEWER = "The file is damaged or comes from a newer Silica: update this one."
+UPDATE_HINT = "The file is damaged or was written by a newer Silica: update this one."
 MAX_CHANNELS = 16_384
 MAX_BLOCKS = 256
 MIN_CAUSAL_FRAMES = 500
-"""Half of what causal normalization remembers is longer than any window: within one it is halved once at most."""
+"""Minimum memory of causal normalization. Half of it is longer than any window, so that a window halves it at most
+once (`acoustic.runtime.batch_state` relies on this)."""
 
 
 @dataclass(frozen=True)
 class FeatureConfig:
-    """The log-mel front end of one model and how its features are normalized.
+    """The log-mel front end of a model and the normalization of its features.
 
     normalize: `utterance` (mean and deviation of the whole utterance), `fixed` (the constants `mean` and
-    `deviation`), `running` (what the stream has shown by the end of a window, with those constants as a prior that
-    weighs `prior_frames`; older sound fades once `memory_frames` are exceeded) or `causal` (each frame by what the
-    stream has shown up to it, with the same prior; what came before counts half whenever `memory_frames` are full).
-    max_level_db: sound that is louder on average, in decibels of full scale, is turned down to that first
+    `deviation`), `running` (statistics of the stream up to the end of a window, with those constants as a prior of
+    `prior_frames` frames; older frames decay once `memory_frames` are exceeded) or `causal` (statistics of the stream
+    up to each frame, with the same prior; they are halved whenever they hold `memory_frames` frames).
+    max_level_db: audio with a higher average level, in dB of full scale, is attenuated to it first
     (`acoustic.features.limiter`).
     """
 
@@ -82,13 +83,13 @@ class FeatureConfig:
             raise AcousticError(f"features.window_samples must be even, not {self.window_samples}.")
         if not 0.0 <= self.low_hz < self.high_hz <= self.sample_rate / 2:
             raise AcousticError(
-                f"features: {self.low_hz}..{self.high_hz} Hz is no band below half of {self.sample_rate} Hz."
+                f"features: {self.low_hz} to {self.high_hz} Hz is not a band below half of {self.sample_rate} Hz."
             )
         for name, values in (("mean", self.mean), ("deviation", self.deviation)):
             if values is not None and len(values) != self.mels:
                 raise AcousticError(f"features.{name} has {len(values)} values, expected {self.mels}.")
         if self.deviation is not None and min(self.deviation) <= 0:
-            raise AcousticError("features.deviation must be above zero in every mel band.")
+            raise AcousticError("features.deviation must be positive in every mel band.")
         if self.normalize != "utterance" and (self.mean is None or self.deviation is None):
             raise AcousticError(
                 f"`{self.normalize}` normalization needs features.mean and features.deviation."
@@ -99,11 +100,11 @@ class FeatureConfig:
 class BlockConfig:
     """A block of `repeat` equal sub-blocks (convolution, norm, activation) with at most one kind of bypass.
 
-    look_ahead: how many taps of each sub-block's kernel lie in the future (a single number: of every one);
-    None is the usual symmetric padding. The first sub-block carries the stride.
-    residual: `residual` projects the block's input by a 1x1 convolution, `identity` adds it as it is,
-    `dense_residual` adds a projection of every earlier block's output, `densenet` feeds the block with all of
-    them concatenated, `dense_rnet` does that and adds a projection of the same concatenation.
+    look_ahead: how many positions of each sub-block's kernel lie in the future (one number: the same for all); None
+    is symmetric padding. The stride applies to the first sub-block.
+    residual: `residual` adds a 1x1 convolution of the block's input, `identity` the input itself, `dense_residual` a
+    1x1 convolution of every earlier block's output; `densenet` takes all earlier outputs, concatenated, as input;
+    `dense_rnet` does that and adds a 1x1 convolution of the concatenation.
     """
 
     kernel: int
@@ -128,19 +129,19 @@ class BlockConfig:
         if self.channels % self.groups:
             raise AcousticError(f"block.groups {self.groups} does not divide {self.channels} channels.")
         if self.groups > 1 and not self.separable:
-            raise AcousticError("block.groups shuffles pointwise convolutions: it needs separable=True.")
+            raise AcousticError("block.groups applies to pointwise convolutions: it needs separable=True.")
         if not 0.0 <= self.dropout < 1.0:
             raise AcousticError(f"block.dropout must be in [0, 1), not {self.dropout}.")
         if isinstance(self.look_ahead, tuple) and len(self.look_ahead) != self.repeat:
             raise AcousticError(
                 f"block.look_ahead has {len(self.look_ahead)} values for {self.repeat} sub-blocks."
             )
-        for taps in self.right_taps:
-            check_range("block.look_ahead", taps, 0, self.kernel - 1)
+        for positions in self.right_context:
+            check_range("block.look_ahead", positions, 0, self.kernel - 1)
 
     @property
-    def right_taps(self) -> tuple[int, ...]:
-        """Taps in the future, one number a sub-block."""
+    def right_context(self) -> tuple[int, ...]:
+        """Kernel positions in the future, one number per sub-block."""
         if self.look_ahead is None:
             return ((self.kernel - 1) // 2,) * self.repeat
         if isinstance(self.look_ahead, int):
@@ -151,15 +152,15 @@ class BlockConfig:
         """The stride of each sub-block."""
         return (self.stride,) + (1,) * (self.repeat - 1)
 
-    def padding(self, unit: int) -> tuple[int, int]:
-        """Zeros left and right of the input of the convolution of sub-block `unit`, in frames at its own rate."""
-        right = self.right_taps[unit]
+    def padding(self, index: int) -> tuple[int, int]:
+        """Left and right padding of the convolution of sub-block `index`, in steps of its input."""
+        right = self.right_context[index]
         return (self.kernel - 1 - right) * self.dilation, right * self.dilation
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A whole acoustic model: front end, blocks, alphabet. The decoder is one 1x1 convolution with a bias."""
+    """An acoustic model: front end, blocks, alphabet. The output layer is one 1x1 convolution with a bias."""
 
     name: str
     features: FeatureConfig
@@ -180,7 +181,7 @@ class ModelConfig:
         check_range("outputs_per_step", self.outputs_per_step, 1, 64)
         check_range("the size of the alphabet", len(self.alphabet), 1, 65_536)
         if len(set(self.alphabet)) != len(self.alphabet):
-            raise AcousticError("The alphabet names a character twice.")
+            raise AcousticError("The alphabet contains a character twice.")
         if self.stride_frames % self.outputs_per_step:
             raise AcousticError(
                 f"{self.outputs_per_step} outputs do not divide a step of {self.stride_frames} frames evenly."
@@ -188,26 +189,26 @@ class ModelConfig:
         channels = self.features.mels
         for index, block in enumerate(self.blocks):
             if block.residual == "identity" and (block.channels != channels or block.stride != 1):
-                raise AcousticError(f"Block {index}: an identity bypass cannot change channels or rate.")
+                raise AcousticError(f"Block {index}: an identity bypass cannot change channels or stride.")
             if block.residual == "identity" and self.activation in GATED:
-                raise AcousticError(f"Block {index}: an identity bypass does not fit before a gate.")
+                raise AcousticError(f"Block {index}: an identity bypass cannot precede a gated activation.")
             if block.groups > 1 and channels % block.groups:
                 raise AcousticError(f"Block {index}: {block.groups} groups do not divide {channels} inputs.")
             channels = block.channels
 
     @property
     def blank(self) -> int:
-        """The index of the CTC blank: after the alphabet."""
+        """Index of the CTC blank, which follows the alphabet."""
         return len(self.alphabet)
 
     @property
     def classes(self) -> int:
-        """Characters and the blank."""
+        """Number of characters and the blank."""
         return len(self.alphabet) + 1
 
     @cached_property
     def stride_frames(self) -> int:
-        """Feature frames for one step of the network."""
+        """Feature frames per step of the network."""
         stride = 1
         for block in self.blocks:
             stride *= block.stride
@@ -215,52 +216,52 @@ class ModelConfig:
 
     @property
     def frames_per_output(self) -> int:
-        """Feature frames for one output."""
+        """Feature frames per output."""
         return self.stride_frames // self.outputs_per_step
 
     @property
     def frames_per_second(self) -> float:
-        """Feature frames a second."""
+        """Feature frames per second."""
         return self.features.sample_rate / self.features.hop_samples
 
     @cached_property
     def left_frames(self) -> int:
-        """Frames before a step's first frame that its outputs can depend on."""
-        return self._reach(0)
+        """Left context: frames before a step's first frame that its outputs depend on."""
+        return self._context(0)
 
     @cached_property
     def look_ahead_frames(self) -> int:
-        """Frames after a step's first frame that its outputs can depend on."""
-        return self._reach(1)
+        """Look-ahead: frames after a step's first frame that its outputs depend on."""
+        return self._context(1)
 
     @property
     def receptive_field_frames(self) -> int:
-        """All frames that a step's outputs can depend on."""
+        """All frames that a step's outputs depend on."""
         return self.left_frames + 1 + self.look_ahead_frames
 
     @property
     def look_ahead_s(self) -> float:
-        """Seconds of sound after a step's beginning that its outputs can depend on (half a window more)."""
+        """Seconds of audio after a step's start that its outputs depend on (including half an FFT window)."""
         half_window = self.features.window_samples / 2 / self.features.sample_rate
         return self.look_ahead_frames / self.frames_per_second + half_window
 
     @property
     def receptive_field_s(self) -> float:
-        """Seconds of sound that an output can depend on."""
+        """Seconds of audio that an output depends on."""
         window = self.features.window_samples / self.features.sample_rate
         return (self.receptive_field_frames - 1) / self.frames_per_second + window
 
-    def _reach(self, side: int) -> int:
-        # Bypasses are 1x1 convolutions: they never reach further than the convolutions they bypass.
-        reach, rate = 0, 1
+    def _context(self, side: int) -> int:
+        # Bypasses are 1x1 convolutions: they add no context.
+        context, rate = 0, 1
         for block in self.blocks:
-            for unit, stride in enumerate(block.strides()):
-                reach += block.padding(unit)[side] * rate
+            for index, stride in enumerate(block.strides()):
+                context += block.padding(index)[side] * rate
                 rate *= stride
-        return reach
+        return context
 
     def outputs_for(self, frames: int) -> int:
-        """Outputs for that many feature frames: one for each begun stretch of `frames_per_output`."""
+        """Number of outputs for that many feature frames, rounded up."""
         return -(-frames // self.frames_per_output)
 
     def to_dict(self) -> dict[str, Any]:
@@ -269,11 +270,11 @@ class ModelConfig:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "ModelConfig":
-        """The reverse of `to_dict`, for values that nobody has checked yet."""
+        """The inverse of `to_dict`, for untrusted values."""
         try:
             config = msgspec.convert(values, ModelConfig)
         except msgspec.ValidationError as error:
-            raise AcousticError(f"The model configuration cannot be read: {error}. {NEWER}") from error
+            raise AcousticError(f"The model configuration cannot be read: {error}. {UPDATE_HINT}") from error
         _refuse_unknown(ModelConfig, values)
         _refuse_unknown(FeatureConfig, values["features"])
         for block in values["blocks"]:
@@ -282,19 +283,19 @@ class ModelConfig:
 
 
 def _refuse_unknown(kind: type, table: Mapping[str, Any]) -> None:
-    """msgspec passes over keys that a dataclass does not have."""
+    """msgspec ignores keys that a dataclass does not have."""
     unknown = sorted(set(table) - {field.name for field in fields(kind)})
     if unknown:
-        raise AcousticError(f"{kind.__name__}: unknown settings {', '.join(unknown)}. {NEWER}")
+        raise AcousticError(f"{kind.__name__}: unknown settings {', '.join(unknown)}. {UPDATE_HINT}")
 
 
 def check_range(name: str, value: int, lowest: int, highest: int) -> None:
-    """Refuse what is no whole number in the range: a configuration may come from an untrusted file."""
+    """Raise unless the value is an integer in the range: a configuration may come from an untrusted file."""
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
-        raise AcousticError(f"{name} must be a whole number from {lowest} to {highest}, not {value!r}.")
+        raise AcousticError(f"{name} must be an integer from {lowest} to {highest}, not {value!r}.")
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:
-    """Refuse what the literal type does not list."""
+    """Raise unless the literal type lists the value."""
     if value not in get_args(choices):
         raise AcousticError(f"{name} must be one of {', '.join(get_args(choices))}, not {value!r}.")

@@ -1,7 +1,7 @@
-"""Where published weights can be fetched from, and fetching them: size limit, checksum, then the importer.
+"""Downloads published weights: size limit, checksum, import. Lists where they are.
 
-A download that broke off goes on where it stopped, if the publisher says that the file is still the same one.
-NVIDIA's files are downloaded by the user from NVIDIA, under NVIDIA's terms; Silica carries none of them.
+An interrupted download is resumed if the server confirms that the file is unchanged. NVIDIA's files are downloaded
+by the user from NVIDIA under NVIDIA's terms; Silica contains none of them.
 """
 
 import errno
@@ -25,14 +25,14 @@ TIMEOUT_S = 30.0
 MAX_BYTES = 4 * 1024**3
 CHUNK_BYTES = 1 << 20
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-"""What only writing here answers; whatever else goes wrong on the way is the network's."""
+"""Errors of the local disk; any other OSError during a download comes from the network."""
 
 Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True)
 class Publication:
-    """One published model. `sha256` is None where its maker names no checksum: pulling reports its own."""
+    """One published model. `sha256` is None if its publisher gives no checksum."""
 
     name: str
     title: str
@@ -85,106 +85,107 @@ def publication(name: str) -> Publication:
     """The publication of that name."""
     if name not in PUBLICATIONS:
         raise AcousticError(
-            f"No address is known for {name!r}. Known: {', '.join(PUBLICATIONS)}. "
-            "Any other file can be downloaded by hand and brought in with `silica models import FILE`."
+            f"No download address is known for {name!r}. Known: {', '.join(PUBLICATIONS)}. "
+            "Download any other file yourself and import it with `silica models import FILE`."
         )
     return PUBLICATIONS[name]
 
 
-def pull(wanted: Publication, progress: Progress = lambda done, total: None) -> tuple[Path, str]:
-    """Fetch, check, import and install; where it lies now, and the checksum of what was fetched."""
-    catalogue.check_name(wanted.name)
-    file_name = PurePosixPath(urlsplit(wanted.address).path).name or "weights"
-    download = Download(cache_folder() / "downloads" / wanted.name / file_name)
-    digest = fetch(wanted, download, progress)
+def pull(source: Publication, progress: Progress = lambda done, total: None) -> tuple[Path, str]:
+    """Download, verify, import and install a model; returns its file and the SHA-256 of the download."""
+    catalogue.check_name(source.name)
+    file_name = PurePosixPath(urlsplit(source.address).path).name or "weights"
+    download = Download(cache_folder() / "downloads" / source.name / file_name)
+    digest = fetch(source, download, progress)
     try:
         model = importers.read(download.file)
     finally:
-        download.forget()
-    card = {**model.card, "title": wanted.title, "source": wanted.address, "terms": wanted.terms}
+        download.discard()
+    card = {**model.card, "title": source.title, "source": source.address, "terms": source.terms}
     card["sha256"] = digest
-    return catalogue.install(wanted.name, Checkpoint(model.config, model.state, card)), digest
+    return catalogue.install(source.name, Checkpoint(model.config, model.state, card)), digest
 
 
 @dataclass(frozen=True)
 class Download:
-    """A file on its way here, alone in its folder with a note of which file it is a part of."""
+    """A partial download: the file, and beside it a JSON file with its address and version."""
 
     file: Path
 
     @property
-    def note(self) -> Path:
-        """Beside the file."""
+    def metadata_file(self) -> Path:
+        """The JSON file with the address and version of the partial file."""
         return self.file.with_name("part-of.json")
 
-    def begun(self, address: str) -> dict[str, str]:
-        """The headers that ask for the rest; none where there is no part, or nothing to know it again by."""
+    def resume_headers(self, address: str) -> dict[str, str]:
+        """Request headers for the missing part; empty if there is no part, or no version to verify it by."""
         try:
-            note = json.loads(self.note.read_text())
+            metadata = json.loads(self.metadata_file.read_text())
             size = self.file.stat().st_size
-            if note["address"] == address and note["version"] and size:
-                return {"Range": f"bytes={size}-", "If-Range": str(note["version"])}
+            if metadata["address"] == address and metadata["version"] and size:
+                return {"Range": f"bytes={size}-", "If-Range": str(metadata["version"])}
         except (OSError, ValueError, KeyError, TypeError):
             pass
         return {}
 
-    def begin(self, address: str, headers: http.client.HTTPMessage) -> None:
-        """From the start, with what the publisher calls this version of the file."""
-        self.forget()
+    def start(self, address: str, headers: http.client.HTTPMessage) -> None:
+        """Start from the beginning; store the version that the response headers name."""
+        self.discard()
         self.file.parent.mkdir(parents=True, exist_ok=True)
         tag = headers.get("ETag", "")
         version = headers.get("Last-Modified", "") if not tag or tag.startswith("W/") else tag
-        write_file(self.note, json.dumps({"address": address, "version": version}))
+        write_file(self.metadata_file, json.dumps({"address": address, "version": version}))
 
-    def forget(self) -> None:
-        """Leave nothing behind."""
+    def discard(self) -> None:
+        """Remove the file, its metadata and the folders that are then empty."""
         self.file.unlink(missing_ok=True)
-        self.note.unlink(missing_ok=True)
+        self.metadata_file.unlink(missing_ok=True)
         for folder in (self.file.parent, self.file.parent.parent):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
 
-def fetch(wanted: Publication, download: Download, progress: Progress) -> str:
-    """Download the file, or what is still missing of it; its SHA-256. Refuses what is too large or not what was
-    published."""
-    host = urlsplit(wanted.address).netloc
-    if urlsplit(wanted.address).scheme not in ("http", "https") or not host:
-        raise AcousticError(f"{wanted.address!r} is no http or https address.")
-    headers = download.begun(wanted.address)
+def fetch(source: Publication, download: Download, progress: Progress) -> str:
+    """Download the file, or the missing part of it; returns its SHA-256.
+
+    Raises if the file is too large or its checksum is not the published one.
+    """
+    host = urlsplit(source.address).netloc
+    if urlsplit(source.address).scheme not in ("http", "https") or not host:
+        raise AcousticError(f"{source.address!r} is not an http or https address.")
+    headers = download.resume_headers(source.address)
     try:
-        done, total = _receive(wanted.address, headers, download, progress)
+        done, total = _receive(source.address, headers, download, progress)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and headers:  # nothing is missing, or the part is longer than the file
-            download.forget()
-            return fetch(wanted, download, progress)
+        if error.code == 416 and headers:  # the local part is complete, or longer than the file
+            download.discard()
+            return fetch(source, download, progress)
         raise AcousticError(
-            f"{host} answers {error.code} ({error.reason}) for {wanted.address}. The file may have moved or "
-            f"need a login: download it in a browser, then `silica models import FILE --name {wanted.name}`."
+            f"{host} returned {error.code} ({error.reason}) for {source.address}. The file may have moved or "
+            f"require a login: download it in a browser, then `silica models import FILE --name {source.name}`."
         ) from error
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         if isinstance(error, OSError) and (error.errno in DISK_ERRORS or error.filename):
             raise AcousticError(
-                f"The download cannot be written to {download.file.parent} ({error.strerror}). Make room there or set "
-                "SILICA_HOME to a folder elsewhere; the same command goes on from what is here already."
+                f"The download cannot be written to {download.file.parent} ({error.strerror}). Free disk space or set "
+                "SILICA_HOME to another folder; the same command resumes the download."
             ) from error
         reason = getattr(error, "reason", error)
         raise AcousticError(
-            f"{host} cannot be reached ({reason}). Pulling needs a network, nothing else does: fetch "
-            f"{wanted.address} on a machine that has one, then "
-            f"`silica models import FILE --name {wanted.name}`."
+            f"{host} cannot be reached ({reason}). Without a network, download {source.address} on another machine, "
+            f"then `silica models import FILE --name {source.name}`."
         ) from error
     if total is not None and done != total:
         raise AcousticError(
-            f"The download broke off after {done} of {total} bytes. The same command again goes on from there."
+            f"The download was interrupted after {done} of {total} bytes. The same command resumes it."
         )
     with download.file.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if wanted.sha256 is not None and digest != wanted.sha256:
-        download.forget()
+    if source.sha256 is not None and digest != source.sha256:
+        download.discard()
         raise AcousticError(
-            f"{wanted.address} is not the file it was: its SHA-256 is {digest}, "
-            f"expected {wanted.sha256}. Nothing was kept."
+            f"{source.address} is not the published file: its SHA-256 is {digest}, "
+            f"expected {source.sha256}. The download was deleted."
         )
     return digest
 
@@ -192,26 +193,26 @@ def fetch(wanted: Publication, download: Download, progress: Progress) -> str:
 def _receive(
     address: str, headers: dict[str, str], download: Download, progress: Progress
 ) -> tuple[int, int | None]:
-    """Bytes that are here afterwards, and how many there should be, where the publisher says so."""
+    """Receive the response; returns the bytes on disk and, if the server states it, the size of the file."""
     request = urllib.request.Request(address, headers=headers)
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-        length = answer.headers.get("Content-Length")
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+        length = response.headers.get("Content-Length")
         missing = int(length) if length and length.isdigit() else None
         done = 0
-        if answer.status == 206 and headers:
+        if response.status == 206 and headers:
             done = download.file.stat().st_size
-            if not answer.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
-                download.forget()
-                raise AcousticError(f"{address} sent another part of the file than asked for. Try again.")
+            if not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
+                download.discard()
+                raise AcousticError(f"{address} returned a different byte range than requested. Try again.")
         else:
-            download.begin(address, answer.headers)
+            download.start(address, response.headers)
         total = None if missing is None else done + missing
         with download.file.open("ab" if done else "wb") as out:
-            while chunk := answer.read(CHUNK_BYTES):
+            while chunk := response.read(CHUNK_BYTES):
                 done += len(chunk)
                 if done > MAX_BYTES:
-                    download.forget()
-                    raise AcousticError(f"{address} sends more than {MAX_BYTES} bytes: refused.")
+                    download.discard()
+                    raise AcousticError(f"{address} is larger than the limit of {MAX_BYTES} bytes.")
                 out.write(chunk)
                 progress(done, total)
         return done, total

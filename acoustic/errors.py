@@ -1,5 +1,5 @@
-"""What the acoustic side raises when something is wrong with its input."""
+"""The exception of the `acoustic` package."""
 
 
 class AcousticError(Exception):
-    """A message for the user: what was wrong, what was expected, what to do."""
+    """An error with a message for the user: what is wrong, what was expected, what to do."""

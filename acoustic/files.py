@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and the folders of this user. Imports nothing of the project."""
+"""Atomic file writes and the user's data folders. Imports nothing of the project."""
 
 import os
 import secrets
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PARTIAL = ".part"
-"""The suffix of temporary files: `.NAME.TOKEN.part`, in the folder of the file that they become."""
+"""Suffix of temporary files: `.NAME.TOKEN.part`, in the folder of the final file."""
 
 
 def data_folder() -> Path:
@@ -16,33 +16,35 @@ def data_folder() -> Path:
 
 
 def models_folder() -> Path:
-    """Imported and downloaded models."""
+    """The folder of imported and downloaded models."""
     return data_folder() / "models"
 
 
 def cache_folder() -> Path:
-    """Files that can be made again: $SILICA_HOME/cache, else $XDG_CACHE_HOME/silica or ~/.cache/silica."""
+    """Reproducible files: $SILICA_HOME/cache, else $XDG_CACHE_HOME/silica or ~/.cache/silica."""
     home = _home()
     return home / "cache" if home else _user_folder("XDG_CACHE_HOME", Path(".cache"))
 
 
 def write_file(path: Path, content: bytes | str, *, private: bool = False) -> None:
-    """Write a file whole or not at all. private: only the owner may read it."""
+    """Write a file atomically. private: only the owner may read it."""
     with replacing_file(path, private=private) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def replacing_file(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """The name of a temporary file to write. It takes the place of `path` once the block ends and its content is on the
-    disk; if the block fails, `path` stays as it was and the temporary file is removed."""
+    """Yield the name of a temporary file, which replaces `path` after the block, once it is flushed to disk.
+
+    If the block raises, `path` is unchanged and the temporary file is removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         partial.touch(mode=0o600 if private else 0o666)
         mode = partial.stat().st_mode
         yield partial
-        # safetensors puts a file of its own in the place of this one, and makes it private.
+        # safetensors replaces this file by one of its own with private permissions.
         partial.chmod(mode | partial.stat().st_mode)
         sync(partial)
         partial.replace(path)
@@ -52,7 +54,7 @@ def replacing_file(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or the names in a folder, are on the disk."""
+    """Flush a file, or the directory entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,9 +1,8 @@
-"""Windows over a stream: left context, hop and look-ahead as plain arithmetic, and the sound each needs.
+"""Cuts a stream into windows of left context, hop and look-ahead: plain arithmetic, no features and no network.
 
-A window starts at a step of the network and ends where its look-ahead ends; of its outputs only those of its
-hop are kept, so the hops tile the stream: every output exactly once, whatever the length and the slicing.
-With carried state a window has no left context: the network's state after the window before it stands for it.
-No network and no features here. Positions are absolute: samples, feature frames (10 ms) or outputs (20 ms).
+A window starts at a step of the network and ends with its look-ahead. Only the outputs of its hop are kept; hops tile
+the stream, so every output is kept exactly once, whatever the length of the stream and the size of its messages. With
+stream state a window has no left context. Positions are absolute: samples, feature frames (10 ms) or outputs (20 ms).
 """
 
 from collections.abc import Iterator
@@ -20,114 +19,117 @@ from acoustic.stream_state import NormalizationState, StreamState
 
 LogProbs = npt.NDArray[np.float32]
 
-# The longest left context that is taken whole. A model that reaches further gets the context it was measured
-# with (the table in acoustic/README.md): QuartzNet 15x5 reaches 40 s back and needs less than three.
-WHOLE_CONTEXT_S = 4.0
+MAX_LEFT_CONTEXT_S = 4.0
+"""Models with a longer left context are streamed with DEFAULT_LEFT_S of it: QuartzNet 15x5 has 40 s and needs less than
+three (docs/benchmarks/windows.md)."""
 MAX_LOOK_AHEAD_S = 0.8
-CARRIABLE = ("fixed", "causal")
-"""Normalizations that go with carried state; causal normalization goes with nothing else."""
+DEFAULT_LEFT_S, DEFAULT_HOP_S = 2.56, 0.64
+STATEFUL_NORMALIZATIONS = ("fixed", "causal")
+"""Normalizations that stream state supports. Causal normalization requires stream state."""
 
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """How a stream is cut, in feature frames. Left and hop are whole steps of the network."""
+    """How a stream is cut, in feature frames. Left context and hop are multiples of the network's step."""
 
     left_frames: int
     hop_frames: int
     look_ahead_frames: int
     stateful: bool = False
-    """Left context is not heard again: the state of every convolution travels from window to window."""
+    """Stream state replaces the left context."""
 
     @property
     def frames(self) -> int:
-        """Feature frames in a window that is full on both sides."""
+        """Feature frames of a window with full left context and look-ahead."""
         return self.left_frames + self.hop_frames + self.look_ahead_frames
 
 
 @dataclass(frozen=True)
 class Span:
-    """Which part of the stream one window covers: feature frames heard, output frames kept."""
+    """The part of the stream that a window covers: its feature frames and the outputs that are kept."""
 
     index: int
     first_frame: int
     end_frame: int
     keep_first: int
     keep_end: int
-    new_first: int
-    """The first frame that no earlier window has heard: running normalization counts from here."""
+    first_new_frame: int
+    """The first frame that no earlier window contains: running normalization counts from here."""
     last: bool
-    """The sound ends here: the front end closes its edge, the network pads as at the end of any recording."""
+    """The audio ends here: the front end and the network pad as at the end of a recording."""
     stateful: bool = False
-    """What was heard before `first_frame` is in the window's memory; window 0 begins without."""
+    """The window's state replaces the frames before `first_frame`; window 0 starts with the initial state."""
 
     @property
     def frames(self) -> int:
-        """Feature frames the network hears."""
+        """Feature frames in the window."""
         return self.end_frame - self.first_frame
 
     @property
     def kept(self) -> int:
-        """Output frames this window contributes."""
+        """Number of outputs that are kept."""
         return self.keep_end - self.keep_first
 
 
 @dataclass(frozen=True)
 class Window:
-    """The sound of one span, ready to be heard: float32, mono, at the model's rate."""
+    """The audio of one span, ready for a backend: float32, mono, at the model's rate."""
 
     samples: Samples
     span: Span
-    memory: NormalizationState | StreamState | None = None
-    """What the stream has shown before this window, for running normalization or as the network's carried
-    state. None: nothing, or not needed."""
+    state: NormalizationState | StreamState | None = None
+    """The stream's state before this window: of running normalization or of the network. None: initial or unused."""
 
 
 @dataclass(frozen=True)
 class WindowOutput:
-    """What a backend made of one window."""
+    """A backend's result for one window."""
 
     span: Span
     log_probs: LogProbs
-    """[kept outputs, classes], natural logarithm; empty when `error` is set."""
-    memory: NormalizationState | StreamState | None = None
+    """[kept outputs, classes], natural logarithm; empty if `error` is set."""
+    state: NormalizationState | StreamState | None = None
+    """The stream's state after this window."""
     error: str | None = None
-    """Why this one window could not be heard (sound or numbers that are not finite)."""
+    """Why this window failed: audio or outputs that are not finite."""
 
 
 def default_plan(config: ModelConfig, *, stateful: bool = False) -> WindowPlan:
-    """The windows a model is streamed with unless somebody asks for others.
+    """The default windows of a model.
 
-    Bounded contexts are taken whole: streaming then hears exactly what a whole recording hears. For the
-    symmetric models, trained on whole utterances, the figures are those of the table in acoustic/README.md.
-    carried: the backend can carry state; models for which that is worth it are streamed so. Those with causal
-    normalization always are.
+    Short contexts are used in full: the stream then gives the outputs of the whole recording. For the symmetric models,
+    trained on whole utterances, the values come from docs/benchmarks/windows.md.
+    stateful: the backend supports stream state; it is used where `supports_stream_state` says so. Models with causal
+    normalization always use it.
     """
-    bounded_left = config.left_frames <= WHOLE_CONTEXT_S * config.frames_per_second
-    bounded_right = config.look_ahead_frames <= MAX_LOOK_AHEAD_S * config.frames_per_second
+    rate = config.frames_per_second
+    full_left = config.left_frames <= MAX_LEFT_CONTEXT_S * rate
+    full_look_ahead = config.look_ahead_frames <= MAX_LOOK_AHEAD_S * rate
     plan = plan_for(
         config,
-        left_s=config.left_frames / config.frames_per_second if bounded_left else 2.56,
-        hop_s=0.64,
-        look_ahead_s=config.look_ahead_frames / config.frames_per_second if bounded_right else 0.8,
+        left_s=config.left_frames / rate if full_left else DEFAULT_LEFT_S,
+        hop_s=DEFAULT_HOP_S,
+        look_ahead_s=config.look_ahead_frames / rate if full_look_ahead else MAX_LOOK_AHEAD_S,
     )
-    wanted = stateful or config.features.normalize == "causal"
-    return replace(plan, left_frames=0, stateful=True) if wanted and supports_stream_state(config) else plan
+    stateful = stateful or config.features.normalize == "causal"
+    return replace(plan, left_frames=0, stateful=True) if stateful and supports_stream_state(config) else plan
 
 
 def supports_stream_state(config: ModelConfig) -> bool:
-    """Whether a model is streamed with carried state where a backend can: its look-ahead is bounded, no frame
-    depends on how later ones are normalized, and it reaches further back than a hop."""
+    """Whether a model is streamed with stream state: its look-ahead is short, its normalization does not depend on
+    later frames, and its left context is longer than a hop."""
     rate, normalize = config.frames_per_second, config.features.normalize
-    bounded = config.look_ahead_frames <= MAX_LOOK_AHEAD_S * rate
-    return bounded and normalize in CARRIABLE and (normalize == "causal" or config.left_frames > 0.64 * rate)
+    if config.look_ahead_frames > MAX_LOOK_AHEAD_S * rate or normalize not in STATEFUL_NORMALIZATIONS:
+        return False
+    return normalize == "causal" or config.left_frames > DEFAULT_HOP_S * rate
 
 
 def plan_for(config: ModelConfig, left_s: float, hop_s: float, look_ahead_s: float) -> WindowPlan:
-    """Seconds to frames: left and hop rounded up to whole steps, the look-ahead up to a frame."""
+    """Seconds to frames: left context and hop are rounded up to steps, the look-ahead to frames."""
     rate, step = config.frames_per_second, config.stride_frames
     for name, value in (("left", left_s), ("hop", hop_s), ("look-ahead", look_ahead_s)):
         if not 0.0 <= value <= 600.0:
-            raise AcousticError(f"A {name} of {value} s makes no window: expected 0 to 600 s.")
+            raise AcousticError(f"The {name} of a window must be 0 to 600 s, not {value} s.")
     return WindowPlan(
         left_frames=_round_up(left_s * rate, step),
         hop_frames=max(step, _round_up(hop_s * rate, step)),
@@ -136,15 +138,15 @@ def plan_for(config: ModelConfig, left_s: float, hop_s: float, look_ahead_s: flo
 
 
 def with_hop(config: ModelConfig, plan: WindowPlan, hop_s: float) -> WindowPlan:
-    """The same contexts with another hop."""
+    """The plan with another hop."""
     step = config.stride_frames
     return replace(plan, hop_frames=max(step, _round_up(hop_s * config.frames_per_second, step)))
 
 
 class StreamWindows:
-    """Cuts one channel of one stream into windows. Holds only the samples that a window still needs.
+    """Cuts one channel of one stream into windows. Buffers only the samples that later windows need.
 
-    Windows depend on absolute position alone, never on how the sound was cut into pushes.
+    Windows do not depend on how the audio is divided among calls of `push`.
     """
 
     def __init__(self, config: ModelConfig, plan: WindowPlan) -> None:
@@ -152,17 +154,17 @@ class StreamWindows:
         self.config = config
         self.plan = plan
         self.needs_order = config.features.normalize == "running" or plan.stateful
-        """Window k+1 may run only after Heard k came back: fetch it again with `renewed` then."""
-        self.memory: NormalizationState | StreamState | None = None
-        self._loudness = LevelLimiter(config.features) if config.features.max_level_db is not None else None
-        self._usual: WindowPlan | None = None  # while the next window alone is cut with another hop
+        """Window k+1 needs the state after window k: call `update_state`, then `with_current_state`."""
+        self.state: NormalizationState | StreamState | None = None
+        self._limiter = LevelLimiter(config.features) if config.features.max_level_db is not None else None
+        self._regular_plan: WindowPlan | None = None  # set while the next window alone has another hop
         self._index = 0
-        self._kept_frames = 0  # feature frames whose outputs earlier windows keep
+        self._kept_frames = 0  # feature frames whose outputs are kept by earlier windows
         self._received = 0
         self._finished = False
-        # Samples of the stream from position `_buffer_at` on; twice a window, so that moving them is rare.
-        self._buffer: Samples = np.zeros(self._room(), dtype=np.float32)
-        self._buffer_at = 0
+        # The stream's samples from position `_buffer_start` on. Twice a window long, so that they are rarely moved.
+        self._buffer: Samples = np.zeros(self._buffer_size(), dtype=np.float32)
+        self._buffer_start = 0
         self._filled = 0
 
     @property
@@ -171,53 +173,53 @@ class StreamWindows:
         return self._received
 
     @property
-    def held_samples(self) -> int:
-        """Samples kept for windows to come; bounded by the plan, not by the stream."""
+    def buffered_samples(self) -> int:
+        """Samples kept for later windows; bounded by the plan, independent of the stream's length."""
         return self._filled
 
     def push(self, samples: Samples) -> list[Window]:
-        """Take the next sound; returns the windows that are now complete."""
+        """Add audio; returns the windows that are now complete."""
         if self._finished:
-            raise AcousticError("Sound after the end of the stream: begin a new StreamWindows.")
+            raise AcousticError("The stream has ended: create a new StreamWindows for more audio.")
         if samples.ndim != 1 or samples.dtype.kind != "f":
             raise AcousticError(
-                "Expected a row of float samples between -1 and 1, "
-                f"got {samples.dtype} with shape {samples.shape}."
+                "Expected a one-dimensional array of float samples between -1 and 1, "
+                f"not {samples.dtype} of shape {samples.shape}."
             )
-        if self._loudness:
-            samples = self._loudness.push(samples)
-        ready: list[Window] = []
-        at = 0
+        if self._limiter:
+            samples = self._limiter.push(samples)
+        complete: list[Window] = []
+        position = 0
         while True:
             span = self._next_span()
-            first, end = self._sound(span)
-            wanted = max(0, min(end - self._received, samples.size - at))
-            self._keep(samples[at : at + wanted], first)
-            at += wanted
+            first, end = self._sample_span(span)
+            count = max(0, min(end - self._received, samples.size - position))
+            self._append(samples[position : position + count], first)
+            position += count
             if self._received < end:
-                return ready
-            ready.append(self._window(span, end))
+                return complete
+            complete.append(self._window(span, end))
 
-    def cut_short(self) -> list[Window]:
-        """A window for the outputs that the sound so far allows, though its hop is not full (none: none yet)."""
+    def cut_early(self) -> list[Window]:
+        """Cut the next window now, with the longest hop that the audio so far allows; empty if none."""
         if self._finished:
             return []
-        self.plan, self._usual = self._usual or self.plan, None
-        usual = self.plan
-        for hop in range(usual.hop_frames - self.config.stride_frames, 0, -self.config.stride_frames):
-            self.plan = replace(usual, hop_frames=hop)
+        self.plan, self._regular_plan = self._regular_plan or self.plan, None
+        regular = self.plan
+        for hop in range(regular.hop_frames - self.config.stride_frames, 0, -self.config.stride_frames):
+            self.plan = replace(regular, hop_frames=hop)
             span = self._next_span()
-            end = self._sound(span)[1]
+            end = self._sample_span(span)[1]
             window = [self._window(span, end)] if end <= self._received else []
-            self.plan = usual
+            self.plan = regular
             if window:
                 return window
         return []
 
     def finish(self) -> list[Window]:
-        """The sound is over: one last window keeps all outputs that are still owed (none: no window)."""
+        """End the stream; returns one last window with all remaining outputs, or none if there are none."""
         if self._finished:
-            raise AcousticError("This stream is already finished.")
+            raise AcousticError("The stream has already ended.")
         self._finished = True
         frames = frame_count(self.config.features, self._received)
         regular = self._next_span()
@@ -227,67 +229,66 @@ class StreamWindows:
         return [self._window(span, self._received)]
 
     def shorten_next(self, hop_frames: int) -> None:
-        """Cut the next window alone with a narrower hop."""
-        usual = self._usual or self.plan
-        plan = replace(usual, hop_frames=min(hop_frames, usual.hop_frames))
+        """Use a shorter hop for the next window only."""
+        regular = self._regular_plan or self.plan
+        plan = replace(regular, hop_frames=min(hop_frames, regular.hop_frames))
         _check(self.config, plan)
-        self.plan, self._usual = plan, usual
+        self.plan, self._regular_plan = plan, regular
 
     def change_hop(self, hop_frames: int) -> None:
-        """Cut the windows to come with another hop: no output is lost or kept twice by it."""
+        """Use another hop from the next window on. No output is lost or kept twice."""
         plan = replace(self.plan, hop_frames=hop_frames)
         _check(self.config, plan)
-        self.plan, self._usual = plan, None
-        if self._room() > self._buffer.size:
-            larger = np.zeros(self._room(), dtype=np.float32)
+        self.plan, self._regular_plan = plan, None
+        if self._buffer_size() > self._buffer.size:
+            larger = np.zeros(self._buffer_size(), dtype=np.float32)
             larger[: self._filled] = self._buffer[: self._filled]
             self._buffer = larger
 
-    def accept(self, output: WindowOutput) -> None:
-        """Take back what the windows to come need of a window: the memory, or the carried state."""
-        if self.needs_order and output.memory is not None:
-            self.memory = output.memory
+    def update_state(self, output: WindowOutput) -> None:
+        """Store the state after a window for the windows that follow."""
+        if self.needs_order and output.state is not None:
+            self.state = output.state
 
-    def renewed(self, window: Window) -> Window:
-        """The window with what the stream has shown until now: for a window that had to wait its turn."""
-        return replace(window, memory=self.memory) if self.needs_order else window
+    def with_current_state(self, window: Window) -> Window:
+        """The window with the stream's current state, which may be newer than when the window was cut."""
+        return replace(window, state=self.state) if self.needs_order else window
 
     def _next_span(self) -> Span:
-        keep = self._kept_frames
-        every = self.config.frames_per_output
+        hop_start = self._kept_frames
+        frames_per_output = self.config.frames_per_output
         return Span(
             index=self._index,
-            first_frame=max(0, keep - self.plan.left_frames),
-            end_frame=keep + self.plan.hop_frames + self.plan.look_ahead_frames,
-            keep_first=keep // every,
-            keep_end=(keep + self.plan.hop_frames) // every,
-            new_first=keep + self.plan.look_ahead_frames if self._index else 0,
+            first_frame=max(0, hop_start - self.plan.left_frames),
+            end_frame=hop_start + self.plan.hop_frames + self.plan.look_ahead_frames,
+            keep_first=hop_start // frames_per_output,
+            keep_end=(hop_start + self.plan.hop_frames) // frames_per_output,
+            first_new_frame=hop_start + self.plan.look_ahead_frames if self._index else 0,
             last=False,
             stateful=self.plan.stateful,
         )
 
-    def _sound(self, span: Span) -> tuple[int, int]:
+    def _sample_span(self, span: Span) -> tuple[int, int]:
         return sample_span(self.config.features, span.first_frame, span.end_frame)
 
     def _window(self, span: Span, end: int) -> Window:
-        first, _ = self._sound(span)
-        begin = first - self._buffer_at
-        samples = self._buffer[begin : end - self._buffer_at].copy()
+        first, _ = self._sample_span(span)
+        samples = self._buffer[first - self._buffer_start : end - self._buffer_start].copy()
         self._index += 1
         self._kept_frames += self.plan.hop_frames
-        if self._usual is not None:
-            self.plan, self._usual = self._usual, None
-        return Window(samples, span, self.memory)
+        if self._regular_plan is not None:
+            self.plan, self._regular_plan = self._regular_plan, None
+        return Window(samples, span, self.state)
 
-    def _room(self) -> int:
+    def _buffer_size(self) -> int:
         features = self.config.features
         return 2 * ((self.plan.frames + 1) * features.hop_samples + features.window_samples + 1)
 
-    def _keep(self, samples: Samples, needed_from: int) -> None:
-        dropped = min(max(0, needed_from - self._buffer_at), self._filled)
+    def _append(self, samples: Samples, needed_from: int) -> None:
+        dropped = min(max(0, needed_from - self._buffer_start), self._filled)
         if dropped and self._filled + samples.size > self._buffer.size:
             self._buffer[: self._filled - dropped] = self._buffer[dropped : self._filled].copy()
-            self._buffer_at += dropped
+            self._buffer_start += dropped
             self._filled -= dropped
         self._buffer[self._filled : self._filled + samples.size] = samples
         self._filled += samples.size
@@ -295,7 +296,7 @@ class StreamWindows:
 
 
 def windows_of(samples: Samples, config: ModelConfig, plan: WindowPlan) -> Iterator[Window]:
-    """All windows of a whole recording, as its stream would give them."""
+    """The windows of a whole recording, as a stream of it has them."""
     stream = StreamWindows(config, plan)
     yield from stream.push(samples)
     yield from stream.finish()
@@ -305,28 +306,28 @@ def _check(config: ModelConfig, plan: WindowPlan) -> None:
     step = config.stride_frames
     if plan.hop_frames < step or plan.hop_frames % step or plan.left_frames % step:
         raise AcousticError(
-            f"{plan} does not fit steps of {step} frames: left and hop must be whole steps, "
-            "the hop at least one. plan_for() rounds for you."
+            f"{plan} does not fit steps of {step} frames: left context and hop must be multiples of a step, "
+            "the hop at least one. plan_for() rounds them."
         )
     if plan.left_frames < 0 or plan.look_ahead_frames < 0:
         raise AcousticError(f"{plan}: contexts cannot be negative.")
     if not plan.stateful:
         if config.features.normalize == "causal":
             raise AcousticError(
-                f"{plan}: causal normalization needs carried state. default_plan() carries it."
+                f"{plan}: causal normalization needs stream state (stateful=True, as in default_plan())."
             )
         return
     if plan.left_frames or plan.look_ahead_frames < config.look_ahead_frames:
         raise AcousticError(
-            f"{plan}: carried state takes the place of all left context and needs the whole look-ahead of "
+            f"{plan}: stream state replaces the left context (0 frames) and needs the model's full look-ahead of "
             f"{config.look_ahead_frames} frames."
         )
-    if config.features.normalize not in CARRIABLE:
+    if config.features.normalize not in STATEFUL_NORMALIZATIONS:
         raise AcousticError(
-            f"Carried state goes with fixed or causal normalization, not {config.features.normalize}."
+            f"Stream state needs fixed or causal normalization, not {config.features.normalize}."
         )
 
 
 def _round_up(frames: float, step: int) -> int:
-    # Seconds are decimal fractions: 0.64 s x 100 must stay 64 frames.
+    # Rounded first because seconds are decimal fractions: 0.64 s x 100 must be 64 frames, not 65.
     return -int(-round(frames, 6) // step) * step

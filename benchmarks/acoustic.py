@@ -30,7 +30,7 @@ from acoustic.features.framing import Samples
 from acoustic.network.folding import fold
 from acoustic.quantization.calibration import calibrate
 from acoustic.quantization.ranges import find_ranges, with_ranges
-from acoustic.runtime.backend import streaming_config, whole_features
+from acoustic.runtime.backend import recording_features, streaming_config
 from acoustic.runtime.cpu import CpuBackend
 from acoustic.runtime.gpu import GpuBackend
 from acoustic.windows import StreamWindows, Window, WindowPlan, default_plan, with_hop
@@ -72,7 +72,7 @@ def cpu_table(checkpoint: Checkpoint, manifest: Path | None, limit: int, runs: i
         ("recording", 15.0),
         ("window", plan.frames / checkpoint.config.frames_per_second),
     ):
-        features = whole_features(backends["fp32"].front_end, checkpoint.config.features, noise(seconds))
+        features = recording_features(backends["fp32"].front_end, checkpoint.config.features, noise(seconds))
         with torch.inference_mode():
             times = {"eager": min_cpu_s(lambda: network(features[None]), runs)}  # noqa: B023
         for name, backend in backends.items():
@@ -112,7 +112,7 @@ def stream_table(checkpoint: Checkpoint, runs: int) -> Row:
                     window_s = min_cpu_s(partial(backend.forward, [window] * batch), runs) / batch
                     row[f"{name}_{batch}"] = hop_s / window_s
                     row[f"{name}_{batch}_ms"] = window_s * 1000
-            row["state_bytes"] = len(pickle.dumps(window.memory, protocol=pickle.HIGHEST_PROTOCOL))
+            row["state_bytes"] = len(pickle.dumps(window.state, protocol=pickle.HIGHEST_PROTOCOL))
             row["transport_ms"] = transport_s(window, runs) * 1000
             rows.append(row)
     return {**provenance(), "model": checkpoint.config.name, "runs": runs, "streams": rows}
@@ -123,8 +123,8 @@ def full_window(backend: CpuBackend, plan: WindowPlan) -> Window:
     stream = StreamWindows(backend.config, plan)
     window = None
     for window in stream.push(noise(12.0)):
-        window = stream.renewed(window)
-        stream.accept(backend.forward([window])[0])
+        window = stream.with_current_state(window)
+        stream.update_state(backend.forward([window])[0])
     assert window is not None and window.span.frames == plan.frames
     return window
 
@@ -134,7 +134,7 @@ def transport_s(window: Window, runs: int) -> float:
     near, far = socket.socketpair()
 
     def send_once() -> None:
-        body = pickle.dumps(window.memory, protocol=pickle.HIGHEST_PROTOCOL)
+        body = pickle.dumps(window.state, protocol=pickle.HIGHEST_PROTOCOL)
         for first in range(0, len(body), 65_536):
             near.sendall(body[first : first + 65_536])
             remaining = min(65_536, len(body) - first)
@@ -158,7 +158,7 @@ def word_error_rate(backend: CpuBackend, manifest: Path, limit: int) -> tuple[fl
     decoder, total = open_decoder("greedy", backend.config.alphabet), ErrorCounts()
     for line in lines[:: max(1, len(lines) // limit)][:limit]:
         utterance = decoder.start()
-        utterance.push(backend.whole(read_mono(manifest / line["audio"])))
+        utterance.push(backend.recording_log_probs(read_mono(manifest / line["audio"])))
         total += word_errors(normalize(line["text"]), utterance.finish()[0].text)
     return total.rate, total.words
 
@@ -179,7 +179,7 @@ def gpu_table(device: str, models: Sequence[str], iterations: int) -> Row:
             for batch in GPU_BATCHES:
                 bucket = backend.bucket(batch, window.span.frames)
                 windows = [window] * batch
-                total = latencies_ms(lambda: bucket.hear(windows), iterations)  # noqa: B023
+                total = latencies_ms(lambda: bucket.forward(windows), iterations)  # noqa: B023
                 graph = latencies_ms(lambda: synchronized(bucket.run), iterations)  # noqa: B023
                 rows.append(
                     {

@@ -60,7 +60,7 @@ def log_probs_of(backend: Backend, folder: Path, limit: int, noise: Samples | No
     for number, line in enumerate(recordings(folder, limit)):
         audio = read_mono(line["folder"] / line["audio"])
         audio = changes[number % len(changes)](audio) if changes else audio
-        clips.append((backend.whole(audio), normalize(line["text"])))
+        clips.append((backend.recording_log_probs(audio), normalize(line["text"])))
     return clips
 
 

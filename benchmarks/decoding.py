@@ -100,7 +100,7 @@ def load(arguments: argparse.Namespace) -> list[tuple[Frames, str]]:
 
             samples, _ = soundfile.read(arguments.manifest.parent / row["audio"], dtype="float32")
             arguments.log_probs.mkdir(parents=True, exist_ok=True)
-            np.save(stored, np.asarray(backend.whole(samples), np.float32))
+            np.save(stored, np.asarray(backend.recording_log_probs(samples), np.float32))
         clips.append((np.load(stored), row["text"]))
     return clips
 

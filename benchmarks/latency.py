@@ -91,8 +91,8 @@ def compute_log_probs(backend: Backend, audio: Samples) -> Samples:
     """The model's outputs for a whole stream."""
     state, parts = None, []
     for window in windows_of(audio, backend.config, with_hop(backend.config, backend.plan, max(HOPS_S))):
-        output = backend.forward([replace(window, memory=state)])[0]
-        state = output.memory
+        output = backend.forward([replace(window, state=state)])[0]
+        state = output.state
         parts.append(output.log_probs)
     return np.concatenate(parts)
 

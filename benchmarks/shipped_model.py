@@ -110,7 +110,7 @@ class Candidate:
             text, rescored_s = self._timed_decode(self.rescored, log_probs)
             score.rescored += word_errors(reference, text)
             score.rescored_cpu_s += acoustic_s + rescored_s
-        score.differing += greedy_text != _decode(self.greedy, self.backend.whole(audio))
+        score.differing += greedy_text != _decode(self.greedy, self.backend.recording_log_probs(audio))
         score.clips += 1
         score.audio_s += len(audio) / RATE
 

@@ -79,7 +79,7 @@ def without_compiled_kernels() -> Iterator[None]:
         return ctc_loss(scores.float().transpose(0, 1), targets, outputs, lengths, blank)
 
     with (
-        mock.patch.object(modules, "slides_compiled", lambda *_: False),
+        mock.patch.object(modules, "uses_compiled_depthwise", lambda *_: False),
         mock.patch.object(objective, "ctc", ctc),
     ):
         yield

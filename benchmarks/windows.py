@@ -27,7 +27,7 @@ from acoustic.export.cache import fingerprint
 from acoustic.export.graph import Ranges
 from acoustic.features.framing import Samples
 from acoustic.quantization.ranges import find_ranges, with_ranges
-from acoustic.runtime.backend import stream_log_probs, whole_features
+from acoustic.runtime.backend import recording_features, stream_log_probs
 from acoustic.runtime.cpu import CpuBackend
 from acoustic.windows import LogProbs, StreamWindows, WindowPlan, plan_for
 from lm.decoders import open_decoder
@@ -91,7 +91,7 @@ def backends(checkpoint: Checkpoint, precision: str, ranges: Ranges | None) -> d
 
 def utterance_normalized(backend: CpuBackend, samples: Samples, plan: WindowPlan) -> LogProbs:
     """Windows over features normalized by the complete utterance: a bound that no stream can reach."""
-    features = whole_features(backend.front_end, backend.trained_config.features, samples)
+    features = recording_features(backend.front_end, backend.trained_config.features, samples)
     config = backend.trained_config
     stream = StreamWindows(config, plan)
     parts = []
@@ -157,7 +157,7 @@ def main() -> int:
     results = Results(arguments.results, about, fingerprint(checkpoint, ranges))
     if RECORDING not in results.cells:
         backend = by_normalization["utterance"]
-        results.add(RECORDING, count_errors(backend.whole, recordings, alphabet))
+        results.add(RECORDING, count_errors(backend.recording_log_probs, recordings, alphabet))
     for cell in cells():
         if cell.name in results.cells:
             continue

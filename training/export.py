@@ -21,7 +21,7 @@ from acoustic.quantization.gptq import apply_gptq
 from acoustic.quantization.ranges import with_ranges
 from acoustic.quantization.smoothquant import apply_smoothquant
 from acoustic.runtime import open_backend
-from acoustic.runtime.backend import concatenate, run_in_blocks, whole_features
+from acoustic.runtime.backend import concatenate, recording_features, run_in_blocks
 from acoustic.runtime.cpu import open_session
 from acoustic.windows import LogProbs
 from lm.decoders import open_decoder
@@ -108,13 +108,13 @@ def export_model(
                 f"{seconds:.0f} s of speech are too little for INT8 calibration: "
                 f"expected {MIN_CALIBRATION_S:.0f} s or more; --no-int8 exports without it."
             )
-        ranges = calibrate(served, recordings, keep=False, tell=report)
+        ranges = calibrate(served, recordings, keep=False, report=report)
         served = with_ranges(served, ranges)
     out.mkdir(parents=True, exist_ok=True)
     file = checkpoint.save(out, stored.config, stored.state, served.card, weights)
     report(f"comparing on {len(recordings)} clips")
     reference = [_log_probs(trained, samples) for samples in recordings]
-    whole = open_backend(file, "cpu", "fp32").whole
+    whole = open_backend(file, "cpu", "fp32").recording_log_probs
     form = "fp16" if weights == "fp16" else f"{weights} weights"
     results = [_compare(form, file, whole, trained, clips, recordings, reference)]
     if int8:
@@ -152,7 +152,7 @@ def _onnx(file: Path, served: Checkpoint) -> Callable[[Samples], LogProbs]:
         return log_probs
 
     def whole(samples: Samples) -> LogProbs:
-        features = whole_features(front_end, served.config.features, samples)
+        features = recording_features(front_end, served.config.features, samples)
         return concatenate(served.config, run_in_blocks(served.config, [features], run))
 
     return whole

@@ -1,1 +1,1 @@
-"""Checkpoints to ONNX graphs, whole-utterance and streaming."""
+"""Exports checkpoints as ONNX graphs, for whole utterances and for streams."""

@@ -1,7 +1,4 @@
-"""Built ONNX files, kept between runs: named by the content they were made from, a bounded number of them.
-
-They live in `acoustic.files.cache_folder`. Losing one costs a second.
-"""
+"""Caches ONNX files in `acoustic.files.cache_folder`, named by a hash of their inputs; keeps a limited number."""
 
 import hashlib
 import json
@@ -15,18 +12,20 @@ from acoustic.export.onnx import export_onnx, onnx_bytes
 from acoustic.files import cache_folder
 from acoustic.network.folding import fold
 
-BUILDER = 3  # raise it when the same checkpoint is built differently
-STREAMING_BUILDER = "carried 4"  # and this one for the graphs with carried state
-KEPT_FILES = 12
+BUILD_VERSION = 3
+"""Increase it when a checkpoint's graph changes. It also names the stored INT8 ranges (`acoustic.quantization`)."""
+STREAMING_BUILD_VERSION = "stateful 5"
+"""The same for streaming graphs."""
+MAX_FILES = 12
 
 
 def fingerprint(checkpoint: Checkpoint, ranges: Ranges | None = None, *, stateful: bool = False) -> str:
-    """A name for exactly these weights in exactly this shape, folded or not, and the kind of graph."""
+    """A hash of the folded weights, the configuration, the ranges and the kind of graph."""
     checkpoint = fold(checkpoint)
     digest = hashlib.sha256()
-    # The name and the front end are not in the graph: only how many mel bands it takes.
+    # Of the name and the front end the graph depends only on the number of mel bands.
     shape = checkpoint.config.to_dict() | {"name": "", "features": checkpoint.config.features.mels}
-    rules = [BUILDER, OPSET, MAX_WEIGHT, shape] + [STREAMING_BUILDER] * stateful
+    rules = [BUILD_VERSION, OPSET, MAX_WEIGHT, shape] + [STREAMING_BUILD_VERSION] * stateful
     digest.update(json.dumps([rules, sorted(ranges.items()) if ranges else None]).encode())
     for name in sorted(checkpoint.state):
         digest.update(name.encode())
@@ -35,7 +34,7 @@ def fingerprint(checkpoint: Checkpoint, ranges: Ranges | None = None, *, statefu
 
 
 def onnx_content(checkpoint: Checkpoint, ranges: Ranges | None = None, *, stateful: bool = False) -> bytes:
-    """The model's ONNX file, built unless it was built before (or always, without a place to keep it)."""
+    """The model as an ONNX file, from the cache or newly built. A read-only cache is not an error."""
     path = cache_folder() / f"{fingerprint(checkpoint, ranges, stateful=stateful)}.onnx"
     try:
         content = path.read_bytes()
@@ -45,13 +44,13 @@ def onnx_content(checkpoint: Checkpoint, ranges: Ranges | None = None, *, statef
         pass
     try:
         export_onnx(checkpoint, path, ranges, stateful=stateful)
-        _forget_oldest(path.parent)
+        _remove_oldest(path.parent)
         return path.read_bytes()
     except OSError:
         return onnx_bytes(checkpoint, ranges, stateful=stateful)
 
 
-def _forget_oldest(folder: Path) -> None:
+def _remove_oldest(folder: Path) -> None:
     files = sorted(folder.glob("*.onnx"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in files[KEPT_FILES:]:
+    for file in files[MAX_FILES:]:
         file.unlink(missing_ok=True)

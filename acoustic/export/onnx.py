@@ -1,9 +1,7 @@
-"""From a checkpoint to ONNX: FP32, or INT8 where the activations' ranges are known
-(`acoustic.quantization.calibration`).
+"""Exports a checkpoint to ONNX: FP32, FP16 weights, or INT8 with the ranges of `acoustic.quantization.calibration`.
 
-The file stands alone: normalized features [batch, mels, frames] in, natural-log probabilities
-[batch, outputs, classes] out, batch and time free. All items of a batch have the same number of frames: there
-are no masks.
+The graph maps normalized features [batch, mels, frames] to log-probabilities [batch, outputs, classes] (natural
+logarithm). Batch size and length are free; there are no masks, so all items of a batch have equally many frames.
 """
 
 from collections.abc import Sequence
@@ -13,14 +11,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 from onnx import helper
-from torch import Tensor
 
 from acoustic.checkpoint import Checkpoint
 from acoustic.export.graph import Branch, Graph, Ranges
 from acoustic.export.streaming import StreamingGraph
 from acoustic.files import write_file
 from acoustic.network.folding import fold
-from acoustic.network.modules import ConvNorm, LayerNorm, Unit
+from acoustic.network.modules import ConvNorm, LayerNorm, SubBlock
 from acoustic.network.network import Block, Network
 
 
@@ -32,9 +29,9 @@ def export_onnx(
     stateful: bool = False,
     half: bool = False,
 ) -> Path:
-    """Write the model as one ONNX file, INT8 when ranges are given. It appears whole or not at all.
+    """Write the model as an ONNX file atomically, in INT8 if ranges are given.
 
-    half: weights are stored in FP16 and restored when the file is opened; sums stay in FP32.
+    half: store weights in FP16; the computation stays in FP32.
     """
     target = Path(path)
     write_file(target, onnx_bytes(checkpoint, ranges, stateful=stateful, half=half))
@@ -48,7 +45,7 @@ def onnx_bytes(
     stateful: bool = False,
     half: bool = False,
 ) -> bytes:
-    """The ONNX file's content. carried: the graph of a stream with carried state (`acoustic.export.streaming`)."""
+    """The content of the ONNX file. stateful: the graph with stream state (`acoustic.export.streaming`)."""
     kind = StreamingGraph if stateful else Graph
     graph = build_graph(checkpoint, ranges, kind, half=half)
     return cast(bytes, graph.model.SerializeToString())
@@ -62,7 +59,7 @@ def build_graph(
     *,
     half: bool = False,
 ) -> Graph:
-    """The whole network as a graph."""
+    """The network as a graph."""
     network = fold(checkpoint).network()
     graph = kind(network.config, ranges, half)
     branches = [Branch(graph.site("features", graph.begin()), "features", network.config.features.mels)]
@@ -72,80 +69,75 @@ def build_graph(
         assert isinstance(block, Block)
         out = _block(graph, block, name, branches, last=last)
         branch = Branch(out, name, network.config.blocks[index].channels)
-        branches = [*branches, branch] if network.keeps_panes and index else [branch]
+        branches = [*branches, branch] if network.keeps_all_branches and index else [branch]
     _output(graph, network, branches[-1].x)
     return graph
 
 
 def _block(graph: Graph, block: Block, name: str, branches: Sequence[Branch], *, last: bool) -> str:
-    """The block's output; its site is the block's name."""
-    given = branches[-1]
-    first = cast(Unit, block.units[0])
+    """Add a block; the quantization site of its output is the block's name."""
+    block_input = branches[-1]
+    first = block.sub_blocks[0]
     rates = [first.rate // step for step in block.steps]
-    if block.joins and len(branches) > 1:
-        pieces = [
-            _every(graph, graph.cut(branch.x, branch.channels, rate, step), step)
+    if block.concatenates and len(branches) > 1:
+        parts = [
+            _strided(graph, graph.align(branch.x, branch.channels, rate, step), step)
             for branch, rate, step in zip(branches, rates, block.steps, strict=True)
         ]
         site = f"{name}.joined"
-        joined = graph.site(site, graph.node("Concat", *pieces, axis=1))
-        given = Branch(joined, site, sum(branch.channels for branch in branches))
-    x, site = given.x, given.site
-    for index, unit in enumerate(block.units):
-        assert isinstance(unit, Unit)
-        unit_name = f"{name}.units.{index}"
-        x = _unit(graph, unit, unit_name, x, site, last=last and index == len(block.units) - 1)
-        if index < len(block.units) - 1:
-            site = f"{unit_name}.out"
-            x = graph.site(site, _activated(graph, x, block.activation, rounded=graph.ranges is not None))
+        joined = graph.site(site, graph.node("Concat", *parts, axis=1))
+        block_input = Branch(joined, site, sum(branch.channels for branch in branches))
+    x, site = block_input.x, block_input.site
+    for index, sub_block in enumerate(block.sub_blocks):
+        sub_block_name = f"{name}.units.{index}"
+        final = index == len(block.sub_blocks) - 1
+        x = _sub_block(graph, sub_block, sub_block_name, x, site, last=last and final)
+        if not final:
+            site = f"{sub_block_name}.out"
+            x = graph.site(site, _activation(graph, x, block.activation, quantized=graph.ranges is not None))
     if block.identity or len(block.bypasses):
         x = graph.site(f"{name}.main", x)
-    terms = [graph.cut(given.x, given.channels, first.rate)] if block.identity else []
+    terms = [graph.align(block_input.x, block_input.channels, first.rate)] if block.identity else []
     for index, bypass in enumerate(block.bypasses):
         assert isinstance(bypass, ConvNorm)
-        source = branches[index] if block.dense else given
+        source = branches[index] if block.dense else block_input
         rate, step = rates[index] if block.dense else first.rate, cast(int, bypass.stride)
-        beside = _every(graph, graph.cut(source.x, source.channels, rate, step), step)
-        weight, offset = _weights(bypass)
-        term = graph.convolution(beside, source.site, weight, offset)
-        terms.append(graph.site(f"{name}.bypasses.{index}", _normed(graph, bypass, term)))
+        aligned = _strided(graph, graph.align(source.x, source.channels, rate, step), step)
+        term = graph.convolution(aligned, source.site, bypass.conv.weight, bypass.conv.bias)
+        terms.append(graph.site(f"{name}.bypasses.{index}", _norm(graph, bypass, term)))
     for index, term in enumerate(terms):
         x = graph.node("Add", x, term)
         if index < len(terms) - 1:
             x = graph.site(f"{name}.sums.{index}", x)
-    # The last block feeds only the output layer, which stays in FP32.
-    rounded = graph.ranges is not None and not last
-    x = _activated(graph, x, block.activation, rounded=rounded)
+    # The output layer, which alone reads the last block, stays in FP32.
+    x = _activation(graph, x, block.activation, quantized=graph.ranges is not None and not last)
     return x if last else graph.site(name, x)
 
 
-def _unit(graph: Graph, unit: Unit, name: str, x: str, site: str, *, last: bool) -> str:
-    x, left = graph.reached(x, unit)
-    settings: dict[str, Any] = {"pads": [0, left, 0, unit.right], "strides": [1, unit.stride]}
-    settings["dilations"] = [1, unit.dilation]
-    weight, offset = _weights(unit)
-    if unit.depthwise is not None:
-        taps = unit.depthwise.weight
-        x = graph.convolution(x, site, taps, None, group=len(taps), **settings)
-        site, settings = f"{name}.depthwise", {"group": unit.groups}
+def _sub_block(graph: Graph, sub_block: SubBlock, name: str, x: str, site: str, *, last: bool) -> str:
+    x, left = graph.with_left_context(x, sub_block)
+    attributes: dict[str, Any] = {"pads": [0, left, 0, sub_block.right], "strides": [1, sub_block.stride]}
+    attributes["dilations"] = [1, sub_block.dilation]
+    conv = cast(torch.nn.Conv1d, sub_block.conv)
+    if sub_block.depthwise is not None:
+        kernel = sub_block.depthwise.weight
+        x = graph.convolution(x, site, kernel, None, group=len(kernel), **attributes)
+        site, attributes = f"{name}.depthwise", {"group": sub_block.groups}
         x = graph.site(site, x)
-    mixes = weight.shape[2] == 1 and (unit.depthwise is not None or unit.stride == 1)
-    if last and mixes and unit.groups == 1 and offset is not None:
-        # What comes last is rounded no more: a convolution would sum it in an order that depends on how many steps are.
-        x = graph.by_channel(graph.product(graph.by_time(x), cast(torch.nn.Conv1d, unit.conv)))
+    pointwise = conv.weight.shape[2] == 1 and (sub_block.depthwise is not None or sub_block.stride == 1)
+    if last and pointwise and sub_block.groups == 1 and conv.bias is not None:
+        # This output is not quantized. A convolution's order of summation depends on the number of steps, which would
+        # make streams differ from whole recordings in the last bit.
+        x = graph.to_channel_major(graph.matrix_product(graph.to_time_major(x), conv))
     else:
-        x = graph.convolution(x, site, weight, offset, **settings)
-    x = _normed(graph, unit, x)
-    return x if unit.groups == 1 else _shuffled(graph, x, unit.groups, len(weight))
+        x = graph.convolution(x, site, conv.weight, conv.bias, **attributes)
+    x = _norm(graph, sub_block, x)
+    return x if sub_block.groups == 1 else _shuffle(graph, x, sub_block.groups, len(conv.weight))
 
 
-def _weights(normed: ConvNorm) -> tuple[Tensor, Tensor | None]:
-    return normed.conv.weight, normed.conv.bias
-
-
-def _normed(graph: Graph, normed: ConvNorm, x: str) -> str:
-    """Layer norm over the channels; batch norm is already folded, weight norm is in the weights."""
-    norm = normed.norm
+def _norm(graph: Graph, layer: ConvNorm, x: str) -> str:
+    """Layer norm over the channels. Batch norm is already folded, weight norm is part of the weights."""
+    norm = layer.norm
     if not isinstance(norm, LayerNorm):
         return x
     swapped = graph.node("Transpose", x, perm=[0, 2, 3, 1])
@@ -160,30 +152,30 @@ def _normed(graph: Graph, normed: ConvNorm, x: str) -> str:
     return graph.node("Transpose", scaled, perm=[0, 3, 1, 2])
 
 
-def _activated(graph: Graph, x: str, kind: str, *, rounded: bool) -> str:
+def _activation(graph: Graph, x: str, kind: str, *, quantized: bool) -> str:
     if kind == "relu":
-        # Rounding to 8 bits with the range [0, high] cuts off what is negative all by itself.
-        return x if rounded else graph.node("Relu", x)
+        # Quantization with the range [0, high] clips negative values too.
+        return x if quantized else graph.node("Relu", x)
     if kind == "clipped_relu":
         return graph.node("Clip", x, *(graph.constant(np.array(end, np.float32)) for end in (0.0, 20.0)))
     if kind == "leaky_relu":
         return graph.node("LeakyRelu", x, alpha=0.01)
-    signal, gate = graph.apart(x, 2, axis=1)
+    signal, gate = graph.split(x, 2, axis=1)
     if kind == "gau":
         signal = graph.node("Tanh", signal)
     return graph.node("Mul", signal, graph.node("Sigmoid", gate))
 
 
-def _every(graph: Graph, x: str, step: int) -> str:
+def _strided(graph: Graph, x: str, step: int) -> str:
     if step == 1:
         return x
     bounds = (np.array([0]), np.array([np.iinfo(np.int64).max]), np.array([3]), np.array([step]))
     return graph.node("Slice", x, *(graph.constant(bound) for bound in bounds))
 
 
-def _shuffled(graph: Graph, x: str, groups: int, channels: int) -> str:
-    apart = graph.node("Reshape", x, graph.constant(np.array([0, groups, channels // groups, -1])))
-    swapped = graph.node("Transpose", apart, perm=[0, 2, 1, 3])
+def _shuffle(graph: Graph, x: str, groups: int, channels: int) -> str:
+    grouped = graph.node("Reshape", x, graph.constant(np.array([0, groups, channels // groups, -1])))
+    swapped = graph.node("Transpose", grouped, perm=[0, 2, 1, 3])
     shape = (graph.constant(np.array([0, channels])), graph.rows(), graph.constant(np.array([-1])))
     return graph.node("Reshape", swapped, graph.node("Concat", *shape, axis=0))
 

@@ -1,1 +1,1 @@
-"""Sound to log-mel features, framed, level-limited and normalized."""
+"""The front end: level limiter, log-mel features, normalization."""

@@ -1,8 +1,8 @@
-"""Loud sound is turned down before the front end hears it, by how loud its stream has been on average so far.
+"""Attenuates loud streams before the front end, by their average level so far.
 
-A network that is normalized as it hears knows a loud voice from a soft one: the logarithm's floor hides less of it, the
-prior is further away. Nothing is turned up, and nothing is waited for: within a block of a frame's hop the gain goes
-from what was known before the last block to what is known before this one.
+`causal` normalization starts from a prior and the logarithm has a floor, so features depend on the level of the audio.
+Quiet streams are not amplified, and nothing is delayed: within each block of one frame's hop the gain moves linearly
+from the gain after the block before the last to the gain after the last block.
 """
 
 import math
@@ -14,46 +14,46 @@ from acoustic.features.framing import Samples
 
 
 class LevelLimiter:
-    """The gain of one stream. How the sound is cut changes no sample.
+    """The gain of one stream. The result does not depend on how the audio is divided among calls of `push`.
 
-    Its memory is as long as normalization's: the prior weighs `prior_frames` blocks as loud as allowed, and whenever
-    `memory_frames` are full, what came before counts half.
+    The average has the same memory as normalization: the prior is `prior_frames` blocks at the maximum level, and the
+    sums are halved whenever they hold `memory_frames` blocks.
     """
 
     def __init__(self, config: FeatureConfig) -> None:
         assert config.max_level_db is not None
-        self._hop, self._limit = config.hop_samples, config.memory_frames
-        self._loudest = 10 ** (config.max_level_db / 10)
+        self._block_samples, self._memory_blocks = config.hop_samples, config.memory_frames
+        self._max_power = 10 ** (config.max_level_db / 10)
         self._blocks = float(config.prior_frames)
-        self._total = self._loudest * self._blocks
+        self._power_sum = self._max_power * self._blocks
         self._gains = [1.0, 1.0]
-        """Where the gain of the block that has begun comes from, and where it goes."""
-        self._begun: Samples = np.zeros(0, np.float32)
-        self._ramp = np.arange(1, self._hop + 1, dtype=np.float32) / np.float32(self._hop)
+        """The gain at the start and at the end of the current, incomplete block."""
+        self._pending: Samples = np.zeros(0, np.float32)
+        self._ramp = np.arange(1, self._block_samples + 1, dtype=np.float32) / np.float32(self._block_samples)
 
     def push(self, samples: Samples) -> Samples:
-        """As many samples as came."""
-        heard = np.concatenate([self._begun, samples], dtype=np.float32)
-        whole = len(heard) // self._hop
-        blocks = heard[: whole * self._hop].reshape(whole, self._hop)
-        # A sample that is no number is the engine's to refuse; here it must only not warn.
+        """The same number of samples, attenuated."""
+        audio = np.concatenate([self._pending, samples], dtype=np.float32)
+        count = len(audio) // self._block_samples
+        blocks = audio[: count * self._block_samples].reshape(count, self._block_samples)
+        # Samples that are not finite are rejected later, by the backend; here they must only not warn.
         with np.errstate(all="ignore"):
-            powers = np.einsum("ij,ij->i", blocks, blocks) / self._hop
-        gains = [*self._gains, *map(self._after, powers.tolist())]
-        given = len(self._begun)
-        self._gains, self._begun = gains[-2:], heard[whole * self._hop :].copy()
+            powers = np.einsum("ij,ij->i", blocks, blocks) / self._block_samples
+        gains = [*self._gains, *map(self._gain_after, powers.tolist())]
+        already_returned = len(self._pending)
+        self._gains, self._pending = gains[-2:], audio[count * self._block_samples :].copy()
         if min(gains) == 1.0:
-            return heard[given:]
-        known = np.array(gains, np.float32)[:, None]
-        gain = known[:-1] + (known[1:] - known[:-1]) * self._ramp
-        turned: Samples = heard[given:] * gain.reshape(-1)[given : len(heard)]
-        return turned
+            return audio[already_returned:]
+        ends = np.array(gains, np.float32)[:, None]
+        ramps = ends[:-1] + (ends[1:] - ends[:-1]) * self._ramp
+        limited: Samples = audio[already_returned:] * ramps.reshape(-1)[already_returned : len(audio)]
+        return limited
 
-    def _after(self, power: float) -> float:
-        """The gain once a block of that power was heard: full scale at most, and nothing where it is no number."""
+    def _gain_after(self, power: float) -> float:
+        """Add a block's power (clipped to full scale; ignored if not finite) and return the new gain."""
         if math.isfinite(power):
-            self._total += min(power, 1.0)
+            self._power_sum += min(power, 1.0)
             self._blocks += 1
-            if self._blocks >= self._limit:
-                self._total, self._blocks = self._total / 2, self._blocks / 2
-        return min(1.0, math.sqrt(self._loudest * self._blocks / max(self._total, 1e-30)))
+            if self._blocks >= self._memory_blocks:
+                self._power_sum, self._blocks = self._power_sum / 2, self._blocks / 2
+        return min(1.0, math.sqrt(self._max_power * self._blocks / max(self._power_sum, 1e-30)))

@@ -1,8 +1,8 @@
-"""How features are brought to mean zero and deviation one: over the utterance, by constants, as heard so far.
+"""Normalizes features to zero mean and unit deviation per mel band, by the four methods of `FeatureConfig.normalize`.
 
-`utterance` is what the published networks were trained with, `fixed` needs no memory, `running` approximates
-the first in a stream, `causal` is the same for a stream and a whole recording. The memory of the last two is a value
-that travels from window to window.
+`utterance`: over the whole utterance, as the published networks were trained. `fixed`: by constants. `running`: by the
+stream up to the end of a window. `causal`: by the stream up to each frame, which gives a stream and a whole recording
+the same features. The state of the last two (`NormalizationState`) is a value that is passed from window to window.
 """
 
 import math
@@ -20,10 +20,10 @@ from acoustic.stream_state import NormalizationState
 
 
 def initial_normalization_state(config: FeatureConfig) -> NormalizationState | None:
-    """What a stream starts from: the prior, or None where normalization needs no memory."""
+    """The state at the start of a stream: the prior, or None if the method has no state."""
     if config.normalize not in ("running", "causal"):
         return None
-    mean, deviation = _constants(config)
+    mean, deviation = fixed_statistics(config)
     return NormalizationState(
         float(config.prior_frames),
         mean * config.prior_frames,
@@ -32,56 +32,60 @@ def initial_normalization_state(config: FeatureConfig) -> NormalizationState | N
 
 
 def normalize_running(
-    config: FeatureConfig, features: Tensor, memory: NormalizationState | None, new_frames: slice
+    config: FeatureConfig, features: Tensor, state: NormalizationState | None, new_frames: slice
 ) -> tuple[Tensor, NormalizationState]:
-    """A window [mels, frames] by everything heard up to its end, and the memory for the next window.
+    """Normalize a window [mels, frames] by the stream up to its end; also returns the state for the next window.
 
-    `new_frames` are those of this window that no earlier window has added: each frame counts once.
+    `new_frames` are those that no earlier window contained: each frame counts once.
     """
-    known = memory or initial_normalization_state(config)
-    if known is None:
-        raise AcousticError(f"`{config.normalize}` normalization has no memory.")
-    known = known.add(features[:, new_frames], config.memory_frames)
-    if known.frames <= 0:
-        return features, known
-    mean, deviation = known.mean_and_deviation()
-    centre, scale = torch.from_numpy(mean).to(features), torch.from_numpy(deviation).to(features)
-    return (features - centre[:, None]) / (scale[:, None] + config.deviation_floor), known
+    state = _state_or_initial(config, state).add(features[:, new_frames], config.memory_frames)
+    if state.frames <= 0:
+        return features, state
+    mean, deviation = (torch.from_numpy(part).to(features) for part in state.mean_and_deviation())
+    return (features - mean[:, None]) / (deviation[:, None] + config.deviation_floor), state
 
 
 @dataclass(frozen=True)
-class Course:
-    """What a stream is known by before each frame and after the last: frames [frames + 1], sums and squares of each
-    band [2, mels, frames + 1], the prior included."""
+class StatisticsHistory:
+    """A stream's statistics before each frame and after the last, the prior included: the number of frames
+    [frames + 1], and the sums and sums of squares of each band [2, mels, frames + 1]."""
 
     frames: NDArray[np.float64]
     totals: NDArray[np.float64]
 
     def at(self, frame: int) -> NormalizationState:
-        """The memory before that frame."""
+        """The state before that frame."""
         return NormalizationState(float(self.frames[frame]), *self.totals[:, :, frame].copy())
 
 
 def normalize_causal(
-    config: FeatureConfig, features: Tensor, memory: NormalizationState | None
-) -> tuple[Tensor, Course]:
-    """[mels, frames], each frame by everything up to it. Sums go on from the memory one frame after another: where a
-    stream is cut changes no bit of them."""
-    known = memory or initial_normalization_state(config)
-    if known is None:
-        raise AcousticError(f"`{config.normalize}` normalization has no memory.")
-    course = _course(config, features.cpu().double().numpy(), known)
-    # A full memory is halved after its last frame, which changes no mean.
-    mean, square = course.totals[:, :, 1:] / course.frames[1:]
+    config: FeatureConfig, features: Tensor, state: NormalizationState | None
+) -> tuple[Tensor, StatisticsHistory]:
+    """Normalize each frame of [mels, frames] by the stream up to and including it.
+
+    Frames are summed one after another from the state on, so the result is bit-exact however a stream is divided.
+    """
+    history = _accumulate(config, features.cpu().double().numpy(), _state_or_initial(config, state))
+    # Halving the statistics after a frame does not change their mean.
+    mean, square = history.totals[:, :, 1:] / history.frames[1:]
     deviation = np.sqrt(np.maximum(square - mean**2, 0.0)) + config.deviation_floor
-    centre, scale = (torch.from_numpy(part).to(features) for part in (mean, deviation))
-    return (features - centre) / scale, course
+    center, scale = (torch.from_numpy(part).to(features) for part in (mean, deviation))
+    return (features - center) / scale, history
 
 
-def _course(config: FeatureConfig, features: NDArray[np.float64], known: NormalizationState) -> Course:
+def _state_or_initial(config: FeatureConfig, state: NormalizationState | None) -> NormalizationState:
+    state = state or initial_normalization_state(config)
+    if state is None:
+        raise AcousticError(f"`{config.normalize}` normalization has no state.")
+    return state
+
+
+def _accumulate(
+    config: FeatureConfig, features: NDArray[np.float64], state: NormalizationState
+) -> StatisticsHistory:
     count, limit = features.shape[-1], float(config.memory_frames)
     frames, totals = np.empty(count + 1), np.empty((2, len(features), count + 1))
-    frames[0], totals[0, :, 0], totals[1, :, 0] = known.frames, known.sums, known.squares
+    frames[0], totals[0, :, 0], totals[1, :, 0] = state.frames, state.sums, state.squares
     values = np.stack([features, np.square(features)])
     at = 0
     while at < count:
@@ -93,95 +97,100 @@ def _course(config: FeatureConfig, features: NDArray[np.float64], known: Normali
         if frames[at] >= limit:
             frames[at] /= 2
             totals[:, :, at] /= 2
-    return Course(frames, totals)
+    return StatisticsHistory(frames, totals)
 
 
 def normalize_causal_rows(
-    config: FeatureConfig, features: Tensor, memories: Sequence[NormalizationState | None] | None
+    config: FeatureConfig, features: Tensor, states: Sequence[NormalizationState | None] | None
 ) -> Tensor:
-    """The same of many rows [rows, mels, frames] at once, where they lie: what is in the memory is halved by letting
-    what comes later count twice as much."""
-    first = initial_normalization_state(config)
-    assert first is not None
-    known = [memory or first for memory in memories or [None] * len(features)]
-    counts = weights_of(config, [memory.frames for memory in known], features.shape[-1], features.device)
-    begun = np.array([[memory.frames, *memory.sums, *memory.squares] for memory in known])
-    table, bands = torch.from_numpy(begun).to(features.device), features.shape[1]
-    frames, sums, squares = table[:, :1], table[:, 1 : 1 + bands], table[:, 1 + bands :]
-    values, weights = features.double(), counts[:, None, :]
-    heard = frames[:, :, None] + weights.cumsum(-1)
-    mean = (sums[:, :, None] + (values * weights).cumsum(-1)) / heard
-    square = (squares[:, :, None] + (values.square() * weights).cumsum(-1)) / heard
+    """`normalize_causal` for many rows [rows, mels, frames] at once, on their device.
+
+    Instead of halving the statistics it doubles the weight of later frames.
+    """
+    initial = initial_normalization_state(config)
+    assert initial is not None
+    rows = [state or initial for state in states or [None] * len(features)]
+    weights = frame_weights(config, [state.frames for state in rows], features.shape[-1], features.device)
+    table = np.array([[state.frames, *state.sums, *state.squares] for state in rows])
+    start, bands = torch.from_numpy(table).to(features.device), features.shape[1]
+    frames, sums, squares = start[:, :1], start[:, 1 : 1 + bands], start[:, 1 + bands :]
+    values, weights = features.double(), weights[:, None, :]
+    count = frames[:, :, None] + weights.cumsum(-1)
+    mean = (sums[:, :, None] + (values * weights).cumsum(-1)) / count
+    square = (squares[:, :, None] + (values.square() * weights).cumsum(-1)) / count
     deviation = (square - mean.square()).clamp(min=0.0).sqrt() + config.deviation_floor
     normalized: Tensor = ((values - mean) / deviation).to(features.dtype)
     return normalized
 
 
-def weights_of(config: FeatureConfig, begun: Sequence[float], count: int, device: torch.device) -> Tensor:
-    """What each frame counts [rows, count] beside rows that begin with so many frames."""
-    place = torch.arange(count, device=device)
-    halved = torch.tensor(_halvings(config, begun, count)).to(place)
-    return torch.exp2((place >= halved[:, :, None]).sum(1).double())
+def frame_weights(
+    config: FeatureConfig, initial_frames: Sequence[float], count: int, device: torch.device
+) -> Tensor:
+    """Weights [rows, count] of `count` new frames, for rows whose statistics start with `initial_frames` frames."""
+    position = torch.arange(count, device=device)
+    halvings = torch.tensor(_halvings(config, initial_frames, count)).to(position)
+    return torch.exp2((position >= halvings[:, :, None]).sum(1).double())
 
 
-def _halvings(config: FeatureConfig, begun: Sequence[float], count: int) -> list[list[int]]:
-    """For each row the frames before which its memory is halved, and `count` in the place of those it has less than
-    others."""
-    every = []
-    for frames in begun:
-        at, halved = 0, []
+def _halvings(config: FeatureConfig, initial_frames: Sequence[float], count: int) -> list[list[int]]:
+    """For each row the frames before which its statistics are halved, padded with `count` to equal lengths."""
+    rows = []
+    for frames in initial_frames:
+        at, halvings = 0, []
         while at < count:
-            heard = max(1, math.ceil(config.memory_frames - frames))
-            at, frames = at + heard, (frames + heard) / 2
-            halved.append(at)
-        every.append(halved)
-    longest = max((len(halved) for halved in every), default=0)
-    return [[*halved, *[count] * (longest - len(halved))] for halved in every]
+            added = max(1, math.ceil(config.memory_frames - frames))
+            at, frames = at + added, (frames + added) / 2
+            halvings.append(at)
+        rows.append(halvings)
+    longest = max((len(halvings) for halvings in rows), default=0)
+    return [[*halvings, *[count] * (longest - len(halvings))] for halvings in rows]
 
 
 def normalize_fixed(config: FeatureConfig, features: Tensor) -> Tensor:
-    """[..., mels, frames] by the configuration's constants."""
-    mean, deviation = _constants(config)
-    centre, scale = torch.from_numpy(mean).to(features), torch.from_numpy(deviation).to(features)
-    return (features - centre[:, None]) / (scale[:, None] + config.deviation_floor)
+    """Normalize [..., mels, frames] by the configuration's constants."""
+    mean, deviation = (torch.from_numpy(part).to(features) for part in fixed_statistics(config))
+    return (features - mean[:, None]) / (deviation[:, None] + config.deviation_floor)
 
 
 def normalize_utterance(config: FeatureConfig, features: Tensor, lengths: Tensor) -> Tensor:
-    """[batch, mels, frames], each item over its own valid frames; beyond them zero. A lone frame is zero."""
+    """Normalize [batch, mels, frames], each item over its valid frames; padding and single frames become zero."""
     valid = torch.arange(features.shape[-1], device=features.device)[None, :] < lengths[:, None]
     mask = valid[:, None, :].to(features.dtype)
     count = lengths.to(features.dtype).clamp(min=1.0)[:, None, None]
     mean = (features * mask).sum(dim=-1, keepdim=True) / count
-    centred = (features - mean) * mask
-    variance = centred.square().sum(dim=-1, keepdim=True) / (count - 1).clamp(min=1.0)
-    return centred / (variance.sqrt() + config.deviation_floor)
+    centered = (features - mean) * mask
+    variance = centered.square().sum(dim=-1, keepdim=True) / (count - 1).clamp(min=1.0)
+    return centered / (variance.sqrt() + config.deviation_floor)
 
 
-def normalize_whole(
+def normalize_batch(
     config: FeatureConfig,
     features: Tensor,
     lengths: Tensor,
-    memories: Sequence[NormalizationState | None] | None = None,
+    states: Sequence[NormalizationState | None] | None = None,
 ) -> Tensor:
-    """A batch of finished utterances by the configuration's own rule; beyond each length zero. `memories`: what causal
-    normalization knows before each, where that is not nothing."""
+    """Normalize a batch of recordings by the configuration's method; padding becomes zero.
+
+    states: for causal normalization the state before each recording (None: the initial one).
+    """
     if config.normalize == "utterance":
         return normalize_utterance(config, features, lengths)
     valid = torch.arange(features.shape[-1], device=features.device)[None, :] < lengths[:, None]
     if config.normalize == "fixed":
         return normalize_fixed(config, features) * valid[:, None, :]
     if config.normalize == "causal" and features.device.type != "cpu":
-        return normalize_causal_rows(config, features, memories) * valid[:, None, :]
+        return normalize_causal_rows(config, features, states) * valid[:, None, :]
     rows = []
     for index, (item, length) in enumerate(zip(features, lengths.tolist(), strict=True)):
         if config.normalize == "causal":
-            rows.append(normalize_causal(config, item, memories[index] if memories else None)[0])
+            rows.append(normalize_causal(config, item, states[index] if states else None)[0])
         else:
             rows.append(normalize_running(config, item, None, slice(0, length))[0])
     return torch.stack(rows) * valid[:, None, :] if rows else features
 
 
-def _constants(config: FeatureConfig) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def fixed_statistics(config: FeatureConfig) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The configuration's mean and deviation per mel band."""
     if config.mean is None or config.deviation is None:
         raise AcousticError(
             f"`{config.normalize}` normalization needs a mean and a deviation for each mel band."

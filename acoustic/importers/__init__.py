@@ -1,4 +1,4 @@
-"""Weights that others published, brought into Silica's own checkpoint format without trusting their files."""
+"""Imports weights of other projects into Silica's checkpoint format. Their files are untrusted."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ __all__ = ["read"]
 
 
 def read(path: Path) -> Checkpoint:
-    """A checkpoint from whichever layout the file or folder has."""
+    """Read a file or folder in any known format."""
     if not path.exists():
-        raise AcousticError(f"There is no {path}.")
+        raise AcousticError(f"{path} does not exist.")
     if path.suffix == SUFFIX or (path / FILE_NAME).is_file():
         return checkpoint.load(path)
     if folded.recognizes(path):
@@ -24,6 +24,6 @@ def read(path: Path) -> Checkpoint:
     if deeplearning_examples.recognizes(path):
         return deeplearning_examples.read(path)
     raise AcousticError(
-        f"{path} is in no layout known here: a Silica checkpoint (.safetensors), a NeMo archive (.nemo), a "
+        f"{path} is not in a known format: expected a Silica checkpoint (.safetensors), a NeMo archive (.nemo), a "
         "DeepLearningExamples checkpoint (.pt), or a folder with config.json and folded QuartzNet weights."
     )

@@ -1,7 +1,7 @@
-"""Checkpoints (`.pt`) of NVIDIA's DeepLearningExamples: Jasper and QuartzNet, averaged weights preferred.
+"""Imports checkpoints (`.pt`) of NVIDIA's DeepLearningExamples: Jasper and QuartzNet, averaged weights preferred.
 
-The file does not say how the network strides: the prologue by two, and C2 (the block before the last, when it
-has no bypass) is dilated by two, as in every network published in this layout.
+The file does not contain strides and dilations. As in every network published in this format, the first block has
+stride 2, and the block before the last, if it has no bypass, has dilation 2.
 """
 
 from collections.abc import Mapping
@@ -13,28 +13,28 @@ from acoustic.architectures import ALPHABET, FIXED
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import BlockConfig, ModelConfig
 from acoustic.errors import AcousticError
-from acoustic.importers.jasper_layout import BlockShape, convert, shape_of, sort_out
+from acoustic.importers.jasper_layout import BlockShape, convert, group_tensors, shape_of
 from acoustic.importers.untrusted import load_tensors
 
 LOG_FLOOR = 1e-20
 
 
 def recognizes(path: Path) -> bool:
-    """Whether this may be such a file."""
+    """Whether the path may be such a file."""
     return path.is_file() and path.suffix in (".pt", ".pth", ".ckpt")
 
 
 def read(path: Path) -> Checkpoint:
-    """The file as a checkpoint."""
+    """Read the file."""
     saved = load_tensors(path, str(path))
     if not isinstance(saved, Mapping) or not isinstance(saved.get("state_dict"), Mapping):
-        raise AcousticError(f"{path} holds no `state_dict`: it is no DeepLearningExamples checkpoint.")
+        raise AcousticError(f"{path} has no `state_dict`: it is not a DeepLearningExamples checkpoint.")
     averaged = saved.get("ema_state_dict")
-    blocks, decoder = sort_out(averaged if averaged else saved["state_dict"])
+    blocks, decoder = group_tensors(averaged if averaged else saved["state_dict"])
     shapes = [shape_of(block) for block in blocks]
     classes = decoder["weight"].shape[0]
     if classes != len(ALPHABET) + 1:
-        raise AcousticError(f"{path} has {classes} outputs; this layout has {len(ALPHABET) + 1} (English).")
+        raise AcousticError(f"{path} has {classes} outputs, expected {len(ALPHABET) + 1} (English).")
     features = replace(FIXED, normalize="utterance", log_floor=LOG_FLOOR)
     first = blocks[0].main[min(blocks[0].main)]["weight"]
     mels = first.shape[0] if shapes[0].separable else first.shape[1]
@@ -49,7 +49,7 @@ def read(path: Path) -> Checkpoint:
     if isinstance(saved.get("epoch"), int):
         card["epoch"] = saved["epoch"]
     checkpoint = Checkpoint(config, convert(blocks, decoder), card)
-    checkpoint.network()  # refuses shapes that do not fit, in words
+    checkpoint.network()  # raises if shapes do not fit
     return checkpoint
 
 

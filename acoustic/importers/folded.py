@@ -1,6 +1,6 @@
-"""QuartzNet with batch norm folded away: a folder of `config.json` and one safetensors file.
+"""Imports QuartzNet with folded batch norm: a folder with `config.json` and one safetensors file.
 
-The layout names tensors `b<block>.r<sub-block>.{dw,pw,bias}`, `b<block>.res.{pw,bias}` and `dec.{pw,bias}`.
+Tensors are named `b<block>.r<sub-block>.{dw,pw,bias}`, `b<block>.res.{pw,bias}` and `dec.{pw,bias}`.
 """
 
 import json
@@ -19,12 +19,12 @@ from acoustic.errors import AcousticError
 
 
 def recognizes(path: Path) -> bool:
-    """Whether this is a folder in that layout."""
+    """Whether the path is a folder in this format."""
     return path.is_dir() and (path / "config.json").is_file()
 
 
 def read(path: Path) -> Checkpoint:
-    """The folder as a checkpoint."""
+    """Read the folder."""
     try:
         table = json.loads((path / "config.json").read_text())
         weights_name = str(table["weights"])
@@ -45,9 +45,9 @@ def read(path: Path) -> Checkpoint:
     except (OSError, json.JSONDecodeError, SafetensorError) as error:
         raise AcousticError(f"{path} cannot be read as a folded QuartzNet: {error}.") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise AcousticError(f"{path}: config.json lacks something or has it wrong: {error!r}.") from error
+        raise AcousticError(f"{path}: config.json has a missing or invalid entry: {error!r}.") from error
     checkpoint = Checkpoint(config, state, _card(path, str(table["name"])))
-    checkpoint.network()  # refuses shapes that do not fit, in words
+    checkpoint.network()  # raises if shapes do not fit
     return checkpoint
 
 
@@ -72,7 +72,7 @@ def _block(layer: dict[str, Any]) -> BlockConfig:
         residual="residual" if layer["residual"] else "none",
     )
     if block.padding(0) != (layer["pad"], layer["pad"]):
-        raise AcousticError(f"Layer {layer['name']}: padding {layer['pad']} is not the symmetric one.")
+        raise AcousticError(f"Layer {layer['name']}: padding {layer['pad']} is not symmetric.")
     return block
 
 
@@ -84,8 +84,8 @@ def _state(layers: list[dict[str, Any]], tensors: dict[str, Tensor]) -> dict[str
             state["output.weight"] = tensors[f"{name}.pw"].float()[:, :, None]
             state["output.bias"] = tensors[f"{name}.bias"].float()
             continue
-        for unit in range(layer["repeat"]):
-            ours, theirs = f"blocks.{index}.units.{unit}", f"{name}.r{unit}"
+        for sub_block in range(layer["repeat"]):
+            ours, theirs = f"blocks.{index}.units.{sub_block}", f"{name}.r{sub_block}"
             if layer["type"] == "separable":
                 state[f"{ours}.depthwise.weight"] = tensors[f"{theirs}.dw"].float()[:, None, :]
             state[f"{ours}.conv.weight"] = tensors[f"{theirs}.pw"].float()[:, :, None]

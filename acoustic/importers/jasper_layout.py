@@ -1,8 +1,7 @@
-"""The tensor names that NeMo and DeepLearningExamples share, and the network's shape read off the tensors.
+"""The tensor names that NeMo and DeepLearningExamples share, and what tensor shapes say about a network.
 
-Both number what a block consists of: `<block>.{mconv|conv}.<j>` is a convolution or a batch norm,
-`<block>.res.<p>` a projection. Stride, dilation and activation leave no trace in tensors: the importers know
-them from elsewhere.
+`<block>.{mconv|conv}.<j>` is a convolution or a batch norm, `<block>.res.<p>` a projection. Stride, dilation and
+activation do not appear in tensors; each importer gets them from elsewhere.
 """
 
 import re
@@ -24,7 +23,7 @@ _BLOCK = re.compile(
 _DECODER = re.compile(
     r"(?:module\.)?(?:decoder\.decoder_layers|decoder\.layers|jasper_decoder\.decoder_layers)\.0\.(weight|bias)"
 )
-# Front ends, losses and remnants that carry no weights of the network.
+# Front ends, losses and leftovers without network weights.
 _IGNORED = ("preprocessor.", "audio_preprocessor.", "acoustic_model.", "loss.", "spec_augmentation.")
 
 
@@ -40,7 +39,7 @@ class ForeignBlock:
 
 @dataclass(frozen=True)
 class BlockShape:
-    """What the tensors of a block tell about it."""
+    """What the tensors of a block say about its configuration."""
 
     kernel: int
     channels: int
@@ -50,15 +49,15 @@ class BlockShape:
     projections: int
 
 
-def sort_out(state: Mapping[str, Tensor]) -> tuple[list[ForeignBlock], Parts]:
-    """The blocks in order and the decoder, from a flat state dict. An unknown name is an error."""
+def group_tensors(state: Mapping[str, Tensor]) -> tuple[list[ForeignBlock], Parts]:
+    """The blocks in order and the decoder, from a flat state dict. Raises on an unknown name."""
     blocks: dict[int, ForeignBlock] = defaultdict(ForeignBlock)
     decoder: Parts = {}
     for name, tensor in state.items():
         if name.removeprefix("module.").startswith(_IGNORED):
             continue
         if not isinstance(tensor, Tensor):
-            raise AcousticError(f"The weights hold {name!r}, which is no tensor.")
+            raise AcousticError(f"The weights contain {name!r}, which is not a tensor.")
         if match := _DECODER.fullmatch(name):
             decoder[match[1]] = tensor
         elif match := _BLOCK.fullmatch(name):
@@ -66,23 +65,25 @@ def sort_out(state: Mapping[str, Tensor]) -> tuple[list[ForeignBlock], Parts]:
             parts = block.main[int(match[2])] if match[2] else block.projections[int(match[3])][int(match[4])]
             parts[match[5]] = tensor
         else:
-            raise AcousticError(f"The weights hold {name!r}, which is no part of a Jasper or QuartzNet.")
+            raise AcousticError(
+                f"The weights contain {name!r}, which does not belong to a Jasper or QuartzNet."
+            )
     if sorted(blocks) != list(range(len(blocks))) or not blocks or set(decoder) != {"weight", "bias"}:
         raise AcousticError(
-            f"The weights are no whole Jasper or QuartzNet: blocks {sorted(blocks)}, "
+            f"The weights are not a complete Jasper or QuartzNet: blocks {sorted(blocks)}, "
             f"decoder {sorted(decoder)}."
         )
     return [blocks[index] for index in range(len(blocks))], decoder
 
 
 def shape_of(block: ForeignBlock) -> BlockShape:
-    """Kernel, channels, repeats and so on of one block."""
+    """The configuration of one block that follows from its tensors."""
     convolutions = [parts["weight"] for parts in ordered(block) if is_convolution(parts)]
     norms = sum(not is_convolution(parts) for parts in ordered(block))
     separable = len(convolutions) == 2 * norms
     if not norms or (not separable and len(convolutions) != norms):
         raise AcousticError(
-            f"A block has {len(convolutions)} convolutions and {norms} batch norms: expected one or two each."
+            f"A block has {len(convolutions)} convolutions and {norms} batch norms: expected one or two per norm."
         )
     first = convolutions[0]
     pointwise = convolutions[1] if separable else first
@@ -101,11 +102,11 @@ def convert(blocks: list[ForeignBlock], decoder: Parts) -> Parts:
     state: Parts = {}
     for index, block in enumerate(blocks):
         separable = shape_of(block).separable
-        each = 3 if separable else 2
+        parts_each = 3 if separable else 2
         parts = ordered(block)
-        for unit in range(len(parts) // each):
-            ours = f"blocks.{index}.units.{unit}"
-            group = parts[unit * each : unit * each + each]
+        for sub_block in range(len(parts) // parts_each):
+            ours = f"blocks.{index}.units.{sub_block}"
+            group = parts[sub_block * parts_each : (sub_block + 1) * parts_each]
             if separable:
                 state[f"{ours}.depthwise.weight"] = group[0]["weight"]
             state[f"{ours}.conv.weight"] = group[-2]["weight"]
@@ -121,16 +122,16 @@ def convert(blocks: list[ForeignBlock], decoder: Parts) -> Parts:
 
 
 def _norm(ours: str, parts: Parts) -> Parts:
-    # Files older than PyTorch 0.4.1 do not count batches; nothing here reads the count.
+    # PyTorch before 0.4.1 did not save this counter; nothing here uses it.
     complete = {"num_batches_tracked": torch.tensor(0)} | parts
     return {f"{ours}.norm.{name}": tensor for name, tensor in complete.items()}
 
 
 def ordered(block: ForeignBlock) -> list[Parts]:
-    """The main path's convolutions and norms in order."""
+    """Convolutions and norms of the main path in order."""
     return [block.main[position] for position in sorted(block.main)]
 
 
 def is_convolution(parts: Parts) -> bool:
-    """Convolutions have three axes, norms one."""
+    """Whether the tensors are a convolution's: its weight has three axes, a norm's has one."""
     return "weight" in parts and parts["weight"].dim() == 3

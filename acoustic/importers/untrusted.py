@@ -1,9 +1,8 @@
-"""Reading pickled weights and archives from strangers: limits, no links, no code.
+"""Reads pickled weights and archives from untrusted sources: size limits, no links, no code execution.
 
-Nothing is written to disk and nothing but tensors and plain values is unpickled.
+Nothing is written to disk; only tensors and plain values are unpickled.
 """
 
-import io
 import pickle
 import tarfile
 import warnings
@@ -20,26 +19,26 @@ MAX_MEMBERS = 256
 
 
 def load_tensors(source: IO[bytes] | Path, name: str) -> Any:
-    """What `torch.save` wrote, if it holds tensors and plain values only."""
+    """Load what `torch.save` wrote, if it contains tensors and plain values only."""
     try:
         with warnings.catch_warnings():
-            # Warnings about unusual pickles: those that do not read are refused below.
+            # PyTorch warns about unusual pickles; unreadable ones are rejected below.
             warnings.simplefilter("ignore")
             return torch.load(source, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise AcousticError(
-            f"{name} was refused: it holds more than tensors and plain values, or is damaged. "
-            "Loading such a file could run code of its maker."
+            f"{name} was refused: it contains more than tensors and plain values, or is damaged. "
+            "Loading such a file could run arbitrary code."
         ) from error
-    except Exception as error:  # garbage fails in whatever step happens to meet it first
+    except Exception as error:  # a damaged file can raise almost anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise AcousticError(f"{name} cannot be read as saved weights: {reason}") from error
 
 
 def read_archive(path: Path, wanted: set[str], max_bytes: int = MAX_MEMBER_BYTES) -> dict[str, bytes]:
-    """Those of the wanted members that a tar archive (plain or compressed) holds, by their names without `./`.
+    """The wanted members of a tar archive (plain or compressed), by their names without `./`.
 
-    One unsafe member spoils the archive: absolute paths, `..`, links, devices, too many or too large.
+    Raises if any member is unsafe: an absolute path, `..`, a link, a device, too many members or one too large.
     """
     found: dict[str, bytes] = {}
     try:
@@ -62,15 +61,10 @@ def _check_member(path: Path, member: tarfile.TarInfo, count: int, max_bytes: in
     if count > MAX_MEMBERS:
         problem = f"more than {MAX_MEMBERS} members"
     elif name.is_absolute() or ".." in name.parts or "\\" in member.name:
-        problem = f"a path that leads outside ({member.name!r})"
+        problem = f"a path outside the archive ({member.name!r})"
     elif not (member.isfile() or member.isdir()):
         problem = f"a link or device ({member.name!r})"
     elif member.size > max_bytes:
         problem = f"{member.name!r} of {member.size} bytes, more than {max_bytes}"
     if problem:
-        raise AcousticError(f"{path} was refused: it holds {problem}.")
-
-
-def stream(data: bytes) -> IO[bytes]:
-    """Bytes as a file."""
-    return io.BytesIO(data)
+        raise AcousticError(f"{path} was refused: it contains {problem}.")

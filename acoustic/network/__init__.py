@@ -1,4 +1,4 @@
-"""Networks of the Jasper and QuartzNet family in PyTorch, built from a ModelConfig."""
+"""Jasper and QuartzNet networks in PyTorch, built from a ModelConfig."""
 
 from acoustic.network.network import Network, build
 

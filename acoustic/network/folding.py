@@ -1,4 +1,4 @@
-"""Folds batch norm and weight norm into the convolutions before them: the same outputs, fewer operations."""
+"""Folds batch norm and weight norm into the preceding convolutions: equal outputs, fewer operations."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ _NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
 
 
 def fold(checkpoint: Checkpoint) -> Checkpoint:
-    """The same model with a bias in the place of each norm. Layer norm depends on its input: it stays."""
+    """The model with each norm replaced by a bias. Layer norm depends on its input and cannot be folded."""
     config = checkpoint.config
     if config.norm not in ("batch", "weight"):
         return checkpoint
@@ -26,8 +26,8 @@ def fold(checkpoint: Checkpoint) -> Checkpoint:
         elif ".parametrizations." in name:
             continue
         elif path.endswith(".conv") and last == "weight" and config.norm == "batch":
-            unit = path.removesuffix(".conv")
-            norm = {part: checkpoint.state[f"{unit}.norm.{part}"] for part in _NORM_PARTS}
+            layer = path.removesuffix(".conv")
+            norm = {part: checkpoint.state[f"{layer}.norm.{part}"] for part in _NORM_PARTS}
             state[f"{path}.weight"], state[f"{path}.bias"] = _fold_batch_norm(
                 tensor, norm, config.norm_epsilon
             )
@@ -43,7 +43,7 @@ def _fold_weight_norm(direction: Tensor, gain: Tensor) -> Tensor:
 
 
 def _fold_batch_norm(weight: Tensor, norm: dict[str, Tensor], epsilon: float) -> tuple[Tensor, Tensor]:
-    # In double precision: the running variance of a dead channel can be tiny.
+    # In double precision, because the running variance of a dead channel can be tiny.
     scale = norm["weight"].double() / (norm["running_var"].double() + epsilon).sqrt()
     bias = norm["bias"].double() - norm["running_mean"].double() * scale
     return (weight.double() * scale[:, None, None]).float(), bias.float()

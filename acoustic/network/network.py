@@ -1,7 +1,4 @@
-"""From ModelConfig to a network: the blocks, their bypasses and the decoder.
-
-What a convolution, a norm or an activation is: `acoustic.network.modules`.
-"""
+"""Builds a network from a ModelConfig: blocks, bypasses, output layer. The layers are `acoustic.network.modules`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from acoustic.config import KEEPS_BRANCHES, BlockConfig, ModelConfig
+from acoustic.config import DENSE_RESIDUALS, BlockConfig, ModelConfig
 from acoustic.network.modules import (
     Bypass,
-    Masks,
-    Reaching,
-    Unit,
+    PaddingMasks,
+    SubBlock,
     activate,
     convolve,
     prefers_time_major,
@@ -26,14 +22,17 @@ from acoustic.network.modules import (
 
 @dataclass(frozen=True)
 class Branch:
-    """The output of an earlier block: how wide it is and how many feature frames it takes for a step."""
+    """The output of an earlier block: its channels and its rate in feature frames per step."""
 
     channels: int
     rate: int
 
 
 class Block(nn.Module):
-    """`repeat` sub-blocks; the bypasses are added to the last one before its activation."""
+    """`repeat` sub-blocks; the bypasses are added before the activation of the last one.
+
+    Checkpoint files name the sub-blocks `units`.
+    """
 
     def __init__(self, config: ModelConfig, block: BlockConfig, branches: Sequence[Branch]) -> None:
         super().__init__()
@@ -41,14 +40,14 @@ class Block(nn.Module):
         self.activation = config.activation
         self.identity = block.residual == "identity"
         self.dense = block.residual == "dense_residual"
-        self.joins = block.residual in ("densenet", "dense_rnet")
+        self.concatenates = block.residual in ("densenet", "dense_rnet")
         self.steps = [newest.rate // branch.rate for branch in branches]
-        inputs = sum(branch.channels for branch in branches) if self.joins else newest.channels
-        units, rate, channels = [], newest.rate, inputs
+        inputs = sum(branch.channels for branch in branches) if self.concatenates else newest.channels
+        sub_blocks, rate, channels = [], newest.rate, inputs
         for index, stride in enumerate(block.strides()):
-            units.append(Unit(config, block, index, channels, rate))
+            sub_blocks.append(SubBlock(config, block, index, channels, rate))
             rate, channels = rate * stride, block.channels
-        self.units = nn.ModuleList(units)
+        self.units = nn.ModuleList(sub_blocks)
         sources: list[Branch] = []
         if self.dense:
             sources = list(branches)
@@ -61,24 +60,24 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(block.dropout)
 
     @property
-    def reaches(self) -> list[Reaching]:
-        """What looks to the left or right, in the order in which it is heard."""
-        return [cast(Unit, unit) for unit in self.units]
+    def sub_blocks(self) -> list[SubBlock]:
+        """The sub-blocks in order."""
+        return [cast(SubBlock, sub_block) for sub_block in self.units]
 
-    def forward(self, branches: Sequence[Tensor], masks: Masks) -> Tensor:
-        """The block's output, from the outputs of everything before it, newest last."""
+    def forward(self, branches: Sequence[Tensor], masks: PaddingMasks) -> Tensor:
+        """The block's output, from the outputs of all earlier blocks that it needs, the newest last."""
         x = branches[-1]
-        if self.joins:
+        if self.concatenates:
             x = torch.cat(
                 [branch[:, :, ::step] for branch, step in zip(branches, self.steps, strict=True)], dim=1
             )
         block_input = x
         last = len(self.units) - 1
-        for index, unit in enumerate(self.units):
-            rectified = index < last and self.activation == "relu"
-            x = unit(x, masks, rectified=rectified)
+        for index, sub_block in enumerate(self.units):
+            relu = index < last and self.activation == "relu"
+            x = sub_block(x, masks, relu=relu)
             if index < last:
-                x = self.dropout(x if rectified else activate(x, self.activation))
+                x = self.dropout(x if relu else activate(x, self.activation))
         if self.identity:
             x = x + block_input
         for bypass, branch in zip(self.bypasses, branches if self.dense else [block_input], strict=False):
@@ -88,7 +87,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Normalized log-mel features in, log-probabilities of characters out."""
+    """Normalized log-mel features to log-probabilities of characters."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -96,45 +95,45 @@ class Network(nn.Module):
         branches = [Branch(config.features.mels, 1)]
         blocks: list[nn.Module] = []
         for block in config.blocks:
-            # The features themselves are no pane of the dense variants: the prologue's output is the first.
+            # Dense variants start from the first block's output; the features are not among their branches.
             blocks.append(Block(config, block, branches[1:] or branches))
             branches.append(Branch(block.channels, branches[-1].rate * block.stride))
         self.blocks = nn.ModuleList(blocks)
-        self.keeps_panes = any(block.residual in KEEPS_BRANCHES for block in config.blocks)
+        self.keeps_all_branches = any(block.residual in DENSE_RESIDUALS for block in config.blocks)
         self.output = nn.Conv1d(branches[-1].channels, config.classes * config.outputs_per_step, 1)
         nn.init.xavier_uniform_(self.output.weight)
 
-    def hidden(self, features: Tensor, masks: Masks) -> Tensor:
+    def hidden(self, features: Tensor, masks: PaddingMasks) -> Tensor:
         """The last hidden layer [batch, channels, steps]."""
         branches = [time_major(features) if self.training and prefers_time_major(features) else features]
         for index, block in enumerate(self.blocks):
             x = block(branches, masks)
-            branches = [*branches, x] if self.keeps_panes and index else [x]
+            branches = [*branches, x] if self.keeps_all_branches and index else [x]
         return branches[-1]
 
     def logits(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Unnormalized scores [batch, outputs, classes]."""
-        return self.scores(features, Masks(lengths))
+        return self.masked_logits(features, PaddingMasks(lengths))
 
-    def scores(self, features: Tensor, masks: Masks) -> Tensor:
-        """The same, with the masks of this run."""
+    def masked_logits(self, features: Tensor, masks: PaddingMasks) -> Tensor:
+        """The same, with given masks."""
         x = self.hidden(features, masks)
         if self.config.masks != "none":
             x = masks.apply(x, self.config.stride_frames)
         scores = convolve(x, self.output).transpose(1, 2)
-        # [batch, steps, outputs of a step x classes]: each step's outputs follow one another in time.
+        # [batch, steps, outputs per step x classes]: the outputs of a step are consecutive in time.
         return scores.reshape(scores.shape[0], -1, self.config.classes)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """features [batch, mels, frames] and their lengths (None: all full) to natural-log probabilities
-        [batch, outputs, classes] and how many outputs are valid."""
+        """features [batch, mels, frames] and their lengths (None: no padding) to log-probabilities
+        [batch, outputs, classes] (natural logarithm) and the number of valid outputs."""
         log_probs = F.log_softmax(self.logits(features, lengths).float(), dim=-1)
         if lengths is None:
             lengths = torch.full((features.shape[0],), features.shape[-1], device=features.device)
-        every = self.config.frames_per_output
-        return log_probs, (lengths + (every - 1)) // every
+        frames = self.config.frames_per_output
+        return log_probs, (lengths + (frames - 1)) // frames
 
 
 def build(config: ModelConfig) -> Network:
-    """A freshly initialized network in training mode. Weights come from `acoustic.checkpoint`."""
+    """A randomly initialized network in training mode. `acoustic.checkpoint` loads weights."""
     return Network(config)

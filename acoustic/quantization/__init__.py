@@ -1,1 +1,1 @@
-"""INT8: activation ranges, SmoothQuant and GPTQ weight rounding."""
+"""INT8 quantization: activation ranges, SmoothQuant, GPTQ."""

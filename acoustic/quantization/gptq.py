@@ -1,8 +1,8 @@
-"""INT8 weights rounded one after another, each of them making good what those before it changed.
+"""GPTQ (Frantar et al. 2022): quantizes weights one by one, each correcting the errors of those before it.
 
-Each rounded to its nearest step, weights err by chance, and what that does to a sum depends on how their inputs go
-together. So they are rounded in turn, and those still to come take up the error as far as their inputs can stand in for
-the others (GPTQ, Frantar et al. 2022). What a sum is off by on average goes into the norm or the offset behind it.
+Weights are quantized in order of their inputs' power; the weights that remain are adjusted so that the layer's outputs
+change as little as possible, given the covariance of its inputs. The remaining mean error of an output is added to the
+norm or bias that follows.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,29 +16,29 @@ from acoustic.checkpoint import MAX_WEIGHT, Checkpoint, StateDict
 from acoustic.features.framing import Samples
 from acoustic.features.front_end import FrontEnd
 from acoustic.network import Network
-from acoustic.network.modules import Bypass, Unit, padded
-from acoustic.runtime.backend import whole_features
+from acoustic.network.modules import Bypass, SubBlock, pad_time
+from acoustic.runtime.backend import recording_features
 
-REACHES = (1.0, 0.96, 0.92, 0.87, 0.81)
-"""How far a row's steps reach, of its largest weight: where that is cut off, the steps of all others are finer."""
+CLIP_RATIOS = (1.0, 0.96, 0.92, 0.87, 0.81)
+"""Tried ranges of a row, relative to its largest weight: clipping the largest makes the steps of all others finer."""
 DAMPING = 0.01
-"""Of the inputs' mean power, added to each: some minutes of speech do not tell all."""
-TELL_EVERY = 20
-"""Recordings or weights between two words of how far it has come."""
+"""Share of the inputs' mean power added to the diagonal of their covariance, which a few minutes of speech estimate."""
+REPORT_INTERVAL = 20
+"""Recordings or layers between two progress reports."""
 
 
-class Inputs:
-    """What weights heard: their inputs' mean and how they go together, in one group or channel by channel."""
+class InputStatistics:
+    """Mean and covariance of a layer's inputs, in one group or per channel."""
 
     def __init__(self) -> None:
         self.count = 0
         self.sums = self.products = torch.zeros(1, dtype=torch.float64)
 
-    def add(self, heard: Tensor) -> None:
-        """[groups, inputs, steps]."""
-        self.count += heard.shape[-1]
-        self.sums = self.sums + heard.sum(-1).double()
-        self.products = self.products + (heard @ heard.mT).double()
+    def add(self, inputs: Tensor) -> None:
+        """Add [groups, inputs, steps]."""
+        self.count += inputs.shape[-1]
+        self.sums = self.sums + inputs.sum(-1).double()
+        self.products = self.products + (inputs @ inputs.mT).double()
 
     @property
     def mean(self) -> Tensor:
@@ -53,119 +53,124 @@ class Inputs:
 
 @dataclass
 class Layer:
-    """One weight, by its name in the checkpoint, and what it has heard; `behind`: taps come before it."""
+    """A weight to quantize, by its name in the checkpoint, and the statistics of its inputs."""
 
     weight: str
     offset: str
-    """What takes up what the sums are off by on average: a bias, or the mean that a batch norm takes away."""
-    heard: Inputs = field(default_factory=Inputs)
-    behind: "Layer | None" = None
+    """The tensor that absorbs the mean error of the outputs: a bias, or the running mean of a batch norm."""
+    inputs: InputStatistics = field(default_factory=InputStatistics)
+    depthwise: "Layer | None" = None
+    """The depthwise convolution before a pointwise one."""
 
 
 @torch.no_grad()
 def apply_gptq(
-    checkpoint: Checkpoint, recordings: Sequence[Samples], tell: Callable[[str], None] = lambda text: None
+    checkpoint: Checkpoint, recordings: Sequence[Samples], report: Callable[[str], None] = lambda text: None
 ) -> Checkpoint:
-    """The network with weights that an INT8 file keeps as they are. Recordings (16 kHz, mono) show what it hears;
-    `tell` is told how far it has come."""
+    """The checkpoint with weights that an INT8 file stores exactly.
+
+    The recordings (16 kHz, mono) provide the layers' inputs; `report` receives progress messages.
+    """
     network = checkpoint.network().eval()
     state = dict(checkpoint.state)
-    layers = _listening(network, state)
+    layers = _observed_layers(network, state)
     front_end = FrontEnd(checkpoint.config.features)
     for index, samples in enumerate(recordings):
-        if not index % TELL_EVERY:
-            tell(f"rounding: hearing recording {index + 1} of {len(recordings)}")
-        network(whole_features(front_end, checkpoint.config.features, samples)[None])
+        if not index % REPORT_INTERVAL:
+            report(f"gptq: recording {index + 1} of {len(recordings)}")
+        network(recording_features(front_end, checkpoint.config.features, samples)[None])
     for index, layer in enumerate(layers):
-        if not index % TELL_EVERY:
-            tell(f"rounding: weight {index + 1} of {len(layers)}")
-        lost = _round(state, layer)
-        if layer.behind:
-            # What the taps are off by reaches the sums through the weights.
-            lost += state[layer.weight].flatten(1).double() @ _round(state, layer.behind)
+        if not index % REPORT_INTERVAL:
+            report(f"gptq: layer {index + 1} of {len(layers)}")
+        error = _quantize_layer(state, layer)
+        if layer.depthwise:
+            # The mean error of the depthwise convolution reaches the outputs through the pointwise weights.
+            error += state[layer.weight].flatten(1).double() @ _quantize_layer(state, layer.depthwise)
         sign = -1.0 if layer.offset.endswith("running_mean") else 1.0
-        state[layer.offset] = (state[layer.offset].double() + sign * lost).float()
+        state[layer.offset] = (state[layer.offset].double() + sign * error).float()
     return replace(checkpoint, state=state)
 
 
-def _round(state: StateDict, layer: Layer) -> Tensor:
-    """Puts the rounded weights into the state; how much less each row sums up to than before, on average."""
+def _quantize_layer(state: StateDict, layer: Layer) -> Tensor:
+    """Replace a weight in the state; returns by how much the mean of each output decreases."""
     weight = state[layer.weight]
     before = weight.flatten(1).double()
-    after = gptq_round(before, layer.heard.covariance)
+    after = gptq_round(before, layer.inputs.covariance)
     state[layer.weight] = after.float().reshape(weight.shape)
-    return ((before - after) * layer.heard.mean).sum(1)
+    return ((before - after) * layer.inputs.mean).sum(1)
 
 
-def gptq_round(weights: Tensor, inputs: Tensor) -> Tensor:
-    """Weights [rows, n] in whole steps, LARGEST_WEIGHT of them for each row's largest: inputs of this covariance
-    [1 or rows, n, n] are to make little of the change."""
-    power = inputs.diagonal(dim1=-2, dim2=-1)
-    inputs = inputs + torch.diag_embed((DAMPING * power.mean(-1, keepdim=True) + 1e-9).expand_as(power))
+def gptq_round(weights: Tensor, covariance: Tensor) -> Tensor:
+    """Quantize weights [rows, n] for inputs of a covariance [1 or rows, n, n].
+
+    The largest weight of each row becomes MAX_WEIGHT steps.
+    """
+    power = covariance.diagonal(dim1=-2, dim2=-1)
+    covariance = covariance + torch.diag_embed(
+        (DAMPING * power.mean(-1, keepdim=True) + 1e-9).expand_as(power)
+    )
     order = power.argsort(-1, descending=True)
-    inputs = torch.stack([group[places][:, places] for group, places in zip(inputs, order, strict=True)])
-    pulls = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(inputs)), upper=True)
+    covariance = torch.stack([group[index][:, index] for group, index in zip(covariance, order, strict=True)])
+    # The upper Cholesky factor of the inverse: GPTQ, algorithm 1.
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(covariance))
+    factor = torch.linalg.cholesky(inverse, upper=True)
     order = order.expand(weights.shape)
     largest = weights.abs().amax(1).clamp(min=1e-12)
     best = (weights * (MAX_WEIGHT / largest[:, None])).round() * (largest[:, None] / MAX_WEIGHT)
-    least = torch.full_like(largest, torch.inf)
-    for reach in REACHES:
-        steps = largest * (reach / MAX_WEIGHT)
-        left, whole, loss = weights.gather(1, order), torch.empty_like(weights), torch.zeros_like(largest)
-        for place in range(weights.shape[1]):
-            nearest = (left[:, place] / steps).round().clamp(-MAX_WEIGHT, MAX_WEIGHT)
-            error = (left[:, place] - nearest * steps) / pulls[:, place, place]
-            left[:, place:] -= error[:, None] * pulls[:, place, place:]
-            whole[:, place] = nearest
+    lowest = torch.full_like(largest, torch.inf)
+    for ratio in CLIP_RATIOS:
+        scale = largest * (ratio / MAX_WEIGHT)
+        remaining = weights.gather(1, order)
+        integers, loss = torch.empty_like(weights), torch.zeros_like(largest)
+        for column in range(weights.shape[1]):
+            nearest = (remaining[:, column] / scale).round().clamp(-MAX_WEIGHT, MAX_WEIGHT)
+            error = (remaining[:, column] - nearest * scale) / factor[:, column, column]
+            remaining[:, column:] -= error[:, None] * factor[:, column, column:]
+            integers[:, column] = nearest
             loss += error.square()
-        # A file finds a row's steps by its largest weight.
-        better = (loss < least) & (whole.abs().amax(1) == MAX_WEIGHT)
-        made = torch.empty_like(weights).scatter_(1, order, whole * steps[:, None])
-        best[better], least[better] = made[better], loss[better]
+        # Files derive a row's scale from its largest weight, so that must be MAX_WEIGHT.
+        better = (loss < lowest) & (integers.abs().amax(1) == MAX_WEIGHT)
+        quantized = torch.empty_like(weights).scatter_(1, order, integers * scale[:, None])
+        best[better], lowest[better] = quantized[better], loss[better]
     return best
 
 
-def _listening(network: Network, state: StateDict) -> list[Layer]:
-    """The layers that can be compensated, each listening to what comes in from now on."""
+def _observed_layers(network: Network, state: StateDict) -> list[Layer]:
+    """The layers that can be quantized, with hooks that collect their inputs."""
     layers = []
-    for name, part in [*network.named_modules()]:
-        if not isinstance(part, Unit | Bypass):
+    for name, module in [*network.named_modules()]:
+        if not isinstance(module, SubBlock | Bypass):
             continue
         weight, offset = f"{name}.conv.weight", _offset(name, state)
-        if offset is None or weight not in state or part.conv.groups > 1:
+        if offset is None or weight not in state or module.conv.groups > 1:
             continue
         layer = Layer(weight, offset)
         layers.append(layer)
-        if isinstance(part, Bypass):
-            _listen(part, layer, lambda part, x: x[:, :, :: part.stride])
-        elif part.depthwise is None:
-            _listen(part, layer, lambda part, x: _windows(part, part.conv, x).flatten(1, 2))
+        if isinstance(module, Bypass):
+            _observe(module, layer, lambda bypass, x: x[:, :, :: bypass.stride])
+        elif module.depthwise is None:
+            _observe(module, layer, lambda block, x: _patches(block, block.conv, x).flatten(1, 2))
         else:
-            layer.behind = Layer(f"{name}.depthwise.weight", offset)
-            _listen(part, layer.behind, lambda part, x: _windows(part, part.depthwise, x)[0])
-            _listen(part.tapped, layer, lambda _, x: x)
-    layers.append(Layer("output.weight", "output.bias"))
-    _listen(network.blocks[-1], layers[-1], lambda _, x: x, after=True)
-    return layers
+            layer.depthwise = Layer(f"{name}.depthwise.weight", offset)
+            _observe(module, layer.depthwise, lambda block, x: _patches(block, block.depthwise, x)[0])
+            _observe(module.depthwise_output, layer, lambda _, x: x)
+    output = Layer("output.weight", "output.bias")
+    network.blocks[-1].register_forward_hook(lambda block, given, out: output.inputs.add(out))
+    return [*layers, output]
 
 
 def _offset(name: str, state: StateDict) -> str | None:
-    known = (offset for offset in (f"{name}.norm.running_mean", f"{name}.conv.bias") if offset in state)
-    return next(known, None)
+    candidates = (f"{name}.norm.running_mean", f"{name}.conv.bias")
+    return next((offset for offset in candidates if offset in state), None)
 
 
-def _listen(
-    part: nn.Module, layer: Layer, inputs: Callable[[Any, Tensor], Tensor], *, after: bool = False
-) -> None:
-    """To what goes into a part of the network, or `after` it to what comes out: [groups, inputs, steps] of it."""
-    if after:
-        part.register_forward_hook(lambda part, given, made: layer.heard.add(inputs(part, made)))
-    else:
-        part.register_forward_pre_hook(lambda part, given: layer.heard.add(inputs(part, given[0])))
+def _observe(module: nn.Module, layer: Layer, inputs: Callable[[Any, Tensor], Tensor]) -> None:
+    """Collect the inputs of a module, converted to [groups, inputs, steps]."""
+    module.register_forward_pre_hook(lambda module, given: layer.inputs.add(inputs(module, given[0])))
 
 
-def _windows(unit: Unit, conv: nn.Conv1d, x: Tensor) -> Tensor:
-    """What each tap of a convolution over time hears: [1, channels, time] to [1, channels, taps, steps]."""
-    reach = (conv.kernel_size[0] - 1) * unit.dilation + 1
-    windows = padded(x, unit.left, unit.right).unfold(-1, reach, unit.stride)[..., :: unit.dilation]
-    return windows.mT
+def _patches(sub_block: SubBlock, conv: nn.Conv1d, x: Tensor) -> Tensor:
+    """The inputs of each kernel position: [1, channels, time] to [1, channels, kernel size, steps]."""
+    extent = (conv.kernel_size[0] - 1) * sub_block.dilation + 1
+    padded = pad_time(x, sub_block.left, sub_block.right)
+    return padded.unfold(-1, extent, sub_block.stride)[..., :: sub_block.dilation].mT

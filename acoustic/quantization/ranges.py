@@ -1,6 +1,6 @@
-"""The value ranges of INT8 activations, as stored: on the card of a model, or in the user's cache.
+"""Stores and loads the value ranges of INT8 activations: on a model's card, or in the user's cache.
 
-They are measured by `acoustic.quantization.calibration`.
+`acoustic.quantization.calibration` measures them.
 """
 
 import json
@@ -20,7 +20,7 @@ CARD_KEY = "int8_ranges"
 
 
 def find_ranges(checkpoint: Checkpoint) -> Ranges | None:
-    """The ranges of a calibrated model, else None: from the user's cache, else from its card."""
+    """The model's ranges from the user's cache or else from its card; None if it is not calibrated."""
     stored: Any
     try:
         stored = json.loads(_cached(checkpoint).read_text())
@@ -30,18 +30,18 @@ def find_ranges(checkpoint: Checkpoint) -> Ranges | None:
 
 
 def require_ranges(checkpoint: Checkpoint) -> Ranges:
-    """The ranges of a calibrated model; one that is not is refused with what to do."""
+    """The model's ranges; raises if it is not calibrated."""
     ranges = find_ranges(checkpoint)
     if ranges is None:
         raise AcousticError(
-            f"The model {checkpoint.config.name} has no INT8 ranges yet. Measure them once on a few minutes of "
-            "speech (`silica calibrate MODEL FILE...`) or use fp32."
+            f"The model {checkpoint.config.name} has no INT8 ranges. Measure them once on a few minutes of speech "
+            "(`silica calibrate MODEL FILE...`) or use fp32."
         )
     return ranges
 
 
 def with_ranges(checkpoint: Checkpoint, ranges: Ranges) -> Checkpoint:
-    """The checkpoint with its ranges on its card."""
+    """The checkpoint with these ranges on its card."""
     return replace(checkpoint, card={**checkpoint.card, CARD_KEY: {k: list(v) for k, v in ranges.items()}})
 
 
@@ -56,7 +56,7 @@ def _cached(checkpoint: Checkpoint) -> Path:
 
 def _checked(stored: Any) -> Ranges:
     if not isinstance(stored, dict):
-        raise AcousticError("The model's INT8 ranges are damaged (expected a table). Calibrate again.")
+        raise AcousticError("The model's INT8 ranges are damaged (expected a mapping). Calibrate again.")
     ranges: dict[str, Range] = {}
     for name, pair in stored.items():
         finite = isinstance(pair, list | tuple) and len(pair) == 2

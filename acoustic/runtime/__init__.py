@@ -1,4 +1,4 @@
-"""Running a model: one small interface, a CPU backend on ONNX Runtime and a GPU backend on PyTorch."""
+"""Runs models: one interface, a CPU backend on ONNX Runtime and a GPU backend on PyTorch."""
 
 from acoustic.runtime.backend import Backend, iter_stream_log_probs, stream_log_probs
 from acoustic.runtime.open import open_backend

@@ -1,8 +1,7 @@
-"""What streams remember between windows, as the rows of a batch on the GPU: normalization, carried state.
+"""The state of streams as rows of a GPU batch: normalization state and stream state.
 
-The memory of normalization comes from the windows of a run and goes back to them as a plain value
-(`NormalizationState`). A carried
-state stays on the device: what travels with the windows (`StreamState`) only holds it there.
+Normalization states are copied from the windows to the device and back (`NormalizationState`). Stream states stay on
+the device; the `StreamState` that travels with a window only references them.
 """
 
 from collections.abc import Sequence
@@ -15,115 +14,123 @@ from torch import Tensor
 
 from acoustic.config import FeatureConfig
 from acoustic.features.normalization import initial_normalization_state
-from acoustic.runtime.backend import causal_memory, constants, running_memory, stream_state_of
+from acoustic.runtime.backend import causal_state, fixed_statistics_tensors, running_state, stream_state_of
 from acoustic.stream_state import NormalizationState, StreamState
 from acoustic.windows import Window
 
 
-class Sent:
-    """Rows of numbers that the host writes and one copy brings to the device before a run."""
+class StagedTensor:
+    """A device tensor with a pinned host copy, which is filled on the host and uploaded in one copy."""
 
     def __init__(self, *shape: int, kind: torch.dtype, device: torch.device) -> None:
         self._host = torch.zeros(*shape, dtype=kind, pin_memory=device.type == "cuda")
         self.rows = self._host.numpy()
         self.tensor = self._host.to(device)
 
-    def send(self, count: int) -> None:
-        """The first rows. Nobody waits: what was sent is safe once the results of the run are there."""
+    def upload(self, count: int) -> None:
+        """Copy the first rows, asynchronously. They may be changed once the results of the run have arrived."""
         self.tensor[:count].copy_(self._host[:count], non_blocking=True)
 
 
-def on_host(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
-    """Copies of what lies on the device, all with one wait for it."""
+def to_host(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """Copies in host memory, with a single synchronization."""
     copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
     if any(tensor.is_cuda for tensor in tensors):
         torch.cuda.current_stream(tensors[0].device).synchronize()
     return [copy.numpy() for copy in copies]
 
 
-class RowNormalization:
-    """Normalization of [batch, mels, frames] by each row's own rule, as `acoustic.features.normalization` does it
-    for one. What
-    a row remembers is `numbers` of 64 bits: frames, the sum of each band, that of its squares (none: nothing)."""
+class BatchedNormalization:
+    """`acoustic.features.normalization` for a batch [batch, mels, frames] of streams.
+
+    The state of a row is `state_size` float64 numbers: frames, the sum of each band, the sum of squares of each band.
+    `fixed` normalization has none.
+    """
 
     def __init__(self, config: FeatureConfig, device: torch.device) -> None:
         self.config = config
-        self._first = initial_normalization_state(config)
-        self.numbers = 1 + 2 * config.mels if self._first else 0
-        # Made before any graph: while one is captured nothing may come from the host.
-        self._fixed = None if self._first else tuple(part.to(device) for part in constants(config))
+        self._initial = initial_normalization_state(config)
+        self.state_size = 1 + 2 * config.mels if self._initial else 0
+        # Created now, because tensors cannot be copied from the host while a CUDA graph is captured.
+        self._fixed = (
+            None if self._initial else tuple(part.to(device) for part in fixed_statistics_tensors(config))
+        )
 
-    def memory(self, window: Window) -> NDArray[np.float64]:
-        """What the stream of this window has shown before, as a row."""
-        known = causal_memory(window) if self.config.normalize == "causal" else running_memory(window)
-        known = known or self._first
-        assert known is not None
-        return np.concatenate([[known.frames], known.sums, known.squares])
+    def state_row(self, window: Window) -> NDArray[np.float64]:
+        """The normalization state before a window, as a row."""
+        state = causal_state(window) if self.config.normalize == "causal" else running_state(window)
+        state = state or self._initial
+        assert state is not None
+        return np.concatenate([[state.frames], state.sums, state.squares])
 
-    def memories(self, rows: NDArray[np.float64]) -> list[NormalizationState]:
-        """The same the other way round."""
-        bands = self.config.mels + 1
-        return [NormalizationState(float(row[0]), row[1:bands].copy(), row[bands:].copy()) for row in rows]
+    def states(self, rows: NDArray[np.float64]) -> list[NormalizationState]:
+        """Rows as normalization states."""
+        split = self.config.mels + 1
+        return [NormalizationState(float(row[0]), row[1:split].copy(), row[split:].copy()) for row in rows]
 
     def __call__(
-        self, features: Tensor, lengths: Tensor, places: Tensor, known: Tensor | None
+        self, features: Tensor, lengths: Tensor, state_frames: Tensor, state: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Normalized features, and what is remembered afterwards. `places`, in running normalization: the first frame
-        that counts; in causal normalization: that of the next window."""
+        """Normalized features and the next state.
+
+        state_frames: with running normalization each row's first new frame, with causal normalization the first frame
+        of the next window.
+        """
         config = self.config
         positions = torch.arange(features.shape[-1], device=features.device)[None, :]
         valid = positions < lengths[:, None]
-        if self._fixed is not None or known is None:
+        if self._fixed is not None or state is None:
             assert self._fixed is not None
             mean, deviation = self._fixed
             return (features - mean) / (deviation + config.deviation_floor) * valid[:, None, :], None
         exact = features.to(torch.float64)
         if config.normalize == "causal":
-            normalized, following = _normalize_causal(config, exact, places, known)
-            return torch.where(valid[:, None, :], normalized.to(features.dtype), 0.0), following
-        before, sums, squares = known.split_with_sizes([1, config.mels, config.mels], dim=1)
-        counted = (valid & (positions >= places[:, None])).to(torch.float64)
-        frames = before + counted.sum(dim=1, keepdim=True)
-        sums = sums + (exact * counted[:, None, :]).sum(dim=-1)
-        squares = squares + (exact.square() * counted[:, None, :]).sum(dim=-1)
-        fade = (config.memory_frames / frames.clamp(min=1.0)).clamp(max=1.0)
-        frames, sums, squares = frames * fade, sums * fade, squares * fade
+            normalized, next_state = _normalize_causal(config, exact, state_frames, state)
+            return torch.where(valid[:, None, :], normalized.to(features.dtype), 0.0), next_state
+        frames, sums, squares = state.split_with_sizes([1, config.mels, config.mels], dim=1)
+        new = (valid & (positions >= state_frames[:, None])).to(torch.float64)
+        frames = frames + new.sum(dim=1, keepdim=True)
+        sums = sums + (exact * new[:, None, :]).sum(dim=-1)
+        squares = squares + (exact.square() * new[:, None, :]).sum(dim=-1)
+        scale = (config.memory_frames / frames.clamp(min=1.0)).clamp(max=1.0)
+        frames, sums, squares = frames * scale, sums * scale, squares * scale
         count = frames.clamp(min=1e-9)
         mean = sums / count
         deviation = (squares / count - mean.square()).clamp(min=0.0).sqrt()
-        centred = features - mean.to(features.dtype)[:, :, None]
-        scaled = centred / (deviation.to(features.dtype)[:, :, None] + config.deviation_floor)
-        # Rows of padding have seen nothing: whatever they became, it must not be NaN times zero.
+        centered = features - mean.to(features.dtype)[:, :, None]
+        scaled = centered / (deviation.to(features.dtype)[:, :, None] + config.deviation_floor)
+        # `where` instead of a product: in rows without a window the values may be NaN.
         return torch.where(valid[:, None, :], scaled, 0.0), torch.cat([frames, sums, squares], dim=1)
 
 
 def _normalize_causal(
-    config: FeatureConfig, exact: Tensor, places: Tensor, known: Tensor
+    config: FeatureConfig, exact: Tensor, state_frames: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As `acoustic.features.normalization.normalize_causal`, all rows at once. A memory is full once in a window at
-    most:
-    `acoustic.config` sees to it."""
-    # Before each frame and after the last, the prior included: [batch, 1 + 2 mels, frames + 1].
+    """`acoustic.features.normalization.normalize_causal` for all rows at once.
+
+    Statistics are halved at most once in a window (`acoustic.config.MIN_CAUSAL_FRAMES`).
+    """
+    # Statistics before each frame and after the last, the prior included: [batch, 1 + 2 mels, frames + 1].
     added = torch.cat([torch.ones_like(exact[:, :1]), exact, exact.square()], dim=1)
-    course = torch.cat([known[:, :, None], known[:, :, None] + added.cumsum(-1)], dim=-1)
-    full = course[:, :1] >= config.memory_frames
-    when = full.to(torch.int8).argmax(-1, keepdim=True)  # 0 where it never is: `full` is false there
-    course = torch.where(full, course - course.gather(-1, when.expand(-1, course.shape[1], -1)) / 2, course)
-    frames, sums, squares = course[..., 1:].split_with_sizes([1, config.mels, config.mels], dim=1)
+    history = torch.cat([state[:, :, None], state[:, :, None] + added.cumsum(-1)], dim=-1)
+    full = history[:, :1] >= config.memory_frames
+    first_full = full.to(torch.int8).argmax(-1, keepdim=True)  # 0 if none is; `full` is false everywhere then
+    at_full = history.gather(-1, first_full.expand(-1, history.shape[1], -1))
+    history = torch.where(full, history - at_full / 2, history)
+    frames, sums, squares = history[..., 1:].split_with_sizes([1, config.mels, config.mels], dim=1)
     mean, square = sums / frames, squares / frames
     deviation = (square - mean.square()).clamp(min=0.0).sqrt()
-    following = course.gather(-1, places[:, None, None].expand(-1, course.shape[1], -1))[..., 0]
-    return (exact - mean) / (deviation + config.deviation_floor), following
+    next_state = history.gather(-1, state_frames[:, None, None].expand(-1, history.shape[1], -1))[..., 0]
+    return (exact - mean) / (deviation + config.deviation_floor), next_state
 
 
-def load_states(rows: Tensor, windows: Sequence[Window], empty: StreamState) -> None:
-    """Into the first rows what the streams of these windows have left behind, on this device or elsewhere."""
-    states = [stream_state_of(window, empty).values for window in windows]
-    here = [torch.as_tensor(values, device=rows.device) for values in states]
-    torch.stack(here, out=rows[: len(windows)])
+def load_states(rows: Tensor, windows: Sequence[Window], initial: StreamState) -> None:
+    """Write the stream states of windows, wherever they are, into the first rows."""
+    states = [stream_state_of(window, initial).values for window in windows]
+    on_device = [torch.as_tensor(values, device=rows.device) for values in states]
+    torch.stack(on_device, out=rows[: len(windows)])
 
 
-def following_states(windows: Sequence[Window], following: Tensor) -> Sequence[Tensor]:
-    """What a run left behind for the windows to come. Each is a tensor of its own: a view would keep the room of the
-    whole batch for as long as the slowest of its streams."""
-    return [row.clone() for row in following[: len(windows)].unbind()]
+def next_states(windows: Sequence[Window], rows: Tensor) -> Sequence[Tensor]:
+    """The stream states after a run. Each is a copy: a view would keep the whole batch in memory."""
+    return [row.clone() for row in rows[: len(windows)].unbind()]

@@ -1,7 +1,7 @@
-"""The CPU backend: ONNX Runtime on one thread, FP32 or INT8. Use one process a core; threads scale worse.
+"""The CPU backend: ONNX Runtime on one thread, FP32 or INT8. Run one process per core; threads scale worse.
 
-Windows with left context run one after another: a batch of them is no faster on one thread. Windows with carried
-state are short: those of one length run together, as rows that no operation mixes.
+Windows with left context run one after another, because on one thread a batch is not faster. Windows with stream state
+are short; those of equal length run together as rows of one tensor.
 """
 
 import time
@@ -18,7 +18,7 @@ from torch import Tensor
 from acoustic.checkpoint import Checkpoint
 from acoustic.errors import AcousticError
 from acoustic.export.cache import onnx_content
-from acoustic.export.streaming import METADATA_KEY, Layout
+from acoustic.export.streaming import METADATA_KEY, StateLayout
 from acoustic.features.framing import Samples
 from acoustic.features.front_end import FrontEnd
 from acoustic.quantization.ranges import find_ranges, require_ranges
@@ -28,29 +28,29 @@ from acoustic.runtime.backend import (
     STATEFUL_BLOCK_S,
     Precision,
     concatenate,
-    failed,
+    failed_output,
+    iter_recording_features,
     iter_stream_log_probs,
     kept_outputs,
-    new_features,
     run_in_blocks,
+    stateful_window_features,
     stream_state_of,
     streaming_config,
-    whole_features_of,
     window_features,
 )
 from acoustic.stream_state import NormalizationState, StreamState
 from acoustic.windows import LogProbs, Window, WindowOutput, default_plan, supports_stream_state, with_hop
 
 MAX_ROWS = 8
-"""More rows share the reading of the weights no better."""
+"""Rows per run: with more, reading the weights is no longer what limits the speed."""
 
 
 class CpuBackend:
-    """One model on one CPU thread."""
+    """A model on one CPU thread."""
 
     def __init__(self, checkpoint: Checkpoint, precision: Precision | None = None) -> None:
         if precision == "fp16":
-            raise AcousticError("FP16 runs on a GPU; on a CPU choose fp32 or int8.")
+            raise AcousticError("FP16 needs a GPU; on a CPU use fp32 or int8.")
         ranges = find_ranges(checkpoint) if precision is None else None
         if precision == "int8":
             ranges = require_ranges(checkpoint)
@@ -60,135 +60,144 @@ class CpuBackend:
         self.plan = default_plan(self.config, stateful=True)
         self.front_end = FrontEnd(checkpoint.config.features)
         self.features_s = 0.0
-        """Seconds that windows have spent in the front end since the backend was opened."""
+        """Seconds spent in the front end for windows."""
         stateful = supports_stream_state(self.config)
         self._session = open_session(onnx_content(checkpoint, ranges, stateful=stateful))
-        self._empty: StreamState | None = None
+        self._initial_state: StreamState | None = None
         if stateful:
-            self._layout = Layout.read(self._session.get_modelmeta().custom_metadata_map[METADATA_KEY])
-            self._empty = StreamState(self._layout.empty(rounded=ranges is not None))
+            metadata = self._session.get_modelmeta().custom_metadata_map
+            self._layout = StateLayout.read(metadata[METADATA_KEY])
+            self._initial_state = StreamState(self._layout.initial_state(quantized=ranges is not None))
 
     def forward(self, windows: Sequence[Window]) -> list[WindowOutput]:
-        """Each window's log-probabilities, in the order given."""
-        heard: dict[int, WindowOutput] = {}
-        rows: dict[Shape, list[Row]] = {}
+        """The outputs of windows, in their order."""
+        outputs: dict[int, WindowOutput] = {}
+        runs: dict[RunShape, list[Row]] = {}
         for index, window in enumerate(windows):
             if not window.span.stateful:
-                heard[index] = self._hear(window)
+                outputs[index] = self._forward_window(window)
                 continue
             row = self._row(index, window)
             if not torch.isfinite(row.features).all():
-                heard[index] = failed(self.config, row.window, AUDIO_NOT_FINITE)
+                outputs[index] = failed_output(self.config, row.window, AUDIO_NOT_FINITE)
                 continue
-            rows.setdefault(row.shape, []).append(row)
-        for shape, alike in rows.items():
-            for first in range(0, len(alike), MAX_ROWS):
-                heard.update(self._hear_rows(alike[first : first + MAX_ROWS], shape))
-        return [heard[index] for index in range(len(windows))]
+            runs.setdefault(row.shape, []).append(row)
+        for shape, rows in runs.items():
+            for first in range(0, len(rows), MAX_ROWS):
+                outputs.update(self._forward_rows(rows[first : first + MAX_ROWS], shape))
+        return [outputs[index] for index in range(len(windows))]
 
-    def whole(self, samples: Samples) -> LogProbs:
-        """A whole recording at once, normalized as the model was trained."""
-        return concatenate(self.config, self.pieces([samples]))
+    def recording_log_probs(self, samples: Samples) -> LogProbs:
+        """The log-probabilities [outputs, classes] of a recording, normalized as in training."""
+        return concatenate(self.config, self.iter_recording_log_probs([samples]))
 
-    def pieces(self, sound: Iterable[Samples]) -> Iterator[LogProbs]:
-        """The same of sound block by block, handed out as it is heard."""
-        if self._empty is not None:  # as a stream with wide hops: nothing is heard twice
-            return iter_stream_log_probs(self, sound, with_hop(self.config, self.plan, STATEFUL_BLOCK_S))
-        features = whole_features_of(self.front_end, self.trained_config.features, sound)
+    def iter_recording_log_probs(self, blocks: Iterable[Samples]) -> Iterator[LogProbs]:
+        """The same for audio in blocks, yielded in blocks."""
+        if self._initial_state is not None:  # as a stream with long hops: nothing is computed twice
+            return iter_stream_log_probs(self, blocks, with_hop(self.config, self.plan, STATEFUL_BLOCK_S))
+        features = iter_recording_features(self.front_end, self.trained_config.features, blocks)
         return run_in_blocks(self.config, features, self.run)
 
     def run(self, features: Tensor) -> NDArray[np.float32]:
         """Normalized features [mels, frames] to log-probabilities [outputs, classes]."""
-        if self._empty is not None:
-            shape = Shape(features.shape[-1], features.shape[-1], first=True, last=True)
-            log_probs, _ = self._step(features[None].numpy(), self._empty.array()[None], shape)
+        if self._initial_state is not None:
+            shape = RunShape(features.shape[-1], features.shape[-1], first=True, last=True)
+            log_probs, _ = self._run_rows(features[None].numpy(), self._initial_state.array()[None], shape)
             return cast(NDArray[np.float32], log_probs[0])
         (log_probs,) = self._session.run(None, {"features": features[None].numpy()})
         return cast(NDArray[np.float32], log_probs[0])
 
     @torch.no_grad()
-    def _hear(self, window: Window) -> WindowOutput:
-        features, memory = self._features(window)
-        # INT8 would round a NaN to some number and go on: the features are what tells.
+    def _forward_window(self, window: Window) -> WindowOutput:
+        features, state = self._features(window)
+        # Checked here, because INT8 would quantize a NaN to some number.
         if not torch.isfinite(features).all():
-            return failed(self.config, window, AUDIO_NOT_FINITE)
+            return failed_output(self.config, window, AUDIO_NOT_FINITE)
         log_probs = self.run(features)[kept_outputs(self.config, window)]
         if not np.isfinite(log_probs).all():
-            return failed(self.config, window, NETWORK_NOT_FINITE)
-        return WindowOutput(window.span, log_probs, memory)
+            return failed_output(self.config, window, NETWORK_NOT_FINITE)
+        return WindowOutput(window.span, log_probs, state)
 
     def _features(self, window: Window) -> tuple[Tensor, NormalizationState | None]:
         begin_s = time.perf_counter()
         if window.span.stateful:
-            found = new_features(self.front_end, self.config, window)
+            result = stateful_window_features(self.front_end, self.config, window)
         else:
-            found = window_features(self.front_end, self.config.features, window)
+            result = window_features(self.front_end, self.config.features, window)
         self.features_s += time.perf_counter() - begin_s
-        return found
+        return result
 
     @torch.no_grad()
     def _row(self, index: int, window: Window) -> "Row":
-        if self._empty is None:
-            raise AcousticError(f"{self.config.name} carries no state: cut its streams by its own plan.")
-        state, span = stream_state_of(window, self._empty), window.span
-        features, memory = self._features(window)
+        if self._initial_state is None:
+            raise AcousticError(
+                f"{self.config.name} does not support stream state: use the windows of its own plan."
+            )
+        state, span = stream_state_of(window, self._initial_state), window.span
+        features, normalization = self._features(window)
         completed = span.frames if span.last else span.kept * self.config.frames_per_output
-        shape = Shape(features.shape[-1], completed, first=not span.first_frame, last=span.last)
-        # A window that fails hands on the state it was given, also where that is the empty one.
-        return Row(index, replace(window, memory=state), features, state, memory, shape)
+        shape = RunShape(features.shape[-1], completed, first=not span.first_frame, last=span.last)
+        # If the window fails, its output has the state before it, which may be the initial one.
+        return Row(index, replace(window, state=state), features, state, normalization, shape)
 
-    def _hear_rows(self, rows: "Sequence[Row]", shape: "Shape") -> dict[int, WindowOutput]:
-        """Windows of one length, each with its state, as one run."""
+    def _forward_rows(self, rows: "Sequence[Row]", shape: "RunShape") -> dict[int, WindowOutput]:
+        """Windows of one shape as one run."""
         features = np.stack([row.features.numpy() for row in rows])
         states = np.stack([row.state.array() for row in rows])
-        log_probs, following = self._step(features, states, shape)
-        heard = {}
-        for place, row in enumerate(rows):
-            kept = log_probs[place, : row.window.span.kept].copy()
-            if np.isfinite(kept).all() and np.isfinite(following[place]).all():
-                state = row.state if shape.last else StreamState(following[place].copy(), row.memory)
-                heard[row.index] = WindowOutput(row.window.span, kept, state)
+        log_probs, next_states = self._run_rows(features, states, shape)
+        outputs = {}
+        for position, row in enumerate(rows):
+            kept = log_probs[position, : row.window.span.kept].copy()
+            if np.isfinite(kept).all() and np.isfinite(next_states[position]).all():
+                next_state = StreamState(next_states[position].copy(), row.normalization)
+                outputs[row.index] = WindowOutput(
+                    row.window.span, kept, row.state if shape.last else next_state
+                )
             else:
-                heard[row.index] = failed(self.config, row.window, NETWORK_NOT_FINITE)
-        return heard
+                outputs[row.index] = failed_output(self.config, row.window, NETWORK_NOT_FINITE)
+        return outputs
 
-    def _step(
-        self, features: NDArray[np.float32], states: NDArray[Any], shape: "Shape"
+    def _run_rows(
+        self, features: NDArray[np.float32], states: NDArray[Any], shape: "RunShape"
     ) -> tuple[NDArray[np.float32], NDArray[Any]]:
-        """[rows, mels, frames] and [rows, values] to log-probabilities and the states that follow."""
-        places = self._layout.places(shape.completed, first=shape.first, last=shape.last)
-        given = {"features": features, "places": places, "state": states}
-        log_probs, following = self._session.run(None, given)
-        return log_probs, following
+        """[rows, mels, frames] and [rows, values] to log-probabilities and the next states."""
+        offsets = self._layout.offsets(shape.completed, first=shape.first, last=shape.last)
+        inputs = {"features": features, "offsets": offsets, "state": states}
+        log_probs, next_states = self._session.run(None, inputs)
+        return log_probs, next_states
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What runs have in common that may run together: new frames, frames completed, the first of its stream, the
-    last."""
+class RunShape:
+    """What windows must have in common to run together."""
 
     frames: int
+    """New feature frames."""
     completed: int
+    """Frames whose outputs are complete after the run."""
     first: bool
     last: bool
 
 
 @dataclass(frozen=True)
 class Row:
-    """A window with carried state on its way through the network."""
+    """A window with stream state in a run."""
 
     index: int
     window: Window
     features: Tensor
     state: StreamState
-    memory: NormalizationState | None
-    """What causal normalization knows afterwards."""
-    shape: Shape
+    normalization: NormalizationState | None
+    """The state of causal normalization after the window."""
+    shape: RunShape
 
 
 def open_session(content: bytes) -> onnxruntime.InferenceSession:
-    """One thread. Denormal numbers stay: ONNX Runtime would flush them in the caller's whole thread for good,
-    and digital silence runs as fast without (measured: a folded network has a bias in every layer)."""
+    """Open an ONNX file on one thread.
+
+    Denormals are not flushed to zero: ONNX Runtime would change that mode for the calling thread permanently, and
+    digital silence is no slower without it, because folded networks have a bias in every layer.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1

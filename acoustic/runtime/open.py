@@ -1,4 +1,4 @@
-"""Opens a model on a device. A backend's libraries are imported only when it is opened."""
+"""Opens a model on a device; imports only that backend's libraries."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from acoustic.runtime.backend import Backend, DeviceKind, Precision
 def open_backend(
     model: str | Path | Checkpoint, device: DeviceKind = "cpu", precision: Precision | None = None
 ) -> Backend:
-    """A model by name, file or value, on a device. Default precision: the fastest that it is ready for."""
+    """Open a model by name, path or value. Default precision: FP16 on a GPU; on a CPU INT8 if calibrated, else FP32."""
     checkpoint = model if isinstance(model, Checkpoint) else catalogue.find(model)
     if device == "cpu":
         from acoustic.runtime.cpu import CpuBackend
@@ -21,4 +21,4 @@ def open_backend(
         from acoustic.runtime.gpu import GpuBackend
 
         return GpuBackend(checkpoint, "cuda", precision)
-    raise AcousticError(f"There is no device {device!r}: expected cpu or cuda.")
+    raise AcousticError(f"Unknown device {device!r}: expected cpu or cuda.")

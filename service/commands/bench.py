@@ -130,7 +130,7 @@ def _measure(job: tuple[Any, ...]) -> dict[str, Any]:
         for batch in batches:
             elapsed_s = _seconds_per_window(backend, audio, plan, batch, seconds)
             windows.append((plan.hop_frames / backend.config.frames_per_second, batch, elapsed_s))
-    whole_s = _median_s(lambda: backend.whole(audio[: int(WHOLE_S * SAMPLE_RATE)]), seconds)
+    whole_s = _median_s(lambda: backend.recording_log_probs(audio[: int(WHOLE_S * SAMPLE_RATE)]), seconds)
     return {"precision": backend.precision, "windows": windows, "whole": WHOLE_S / whole_s}
 
 
@@ -140,11 +140,11 @@ def _seconds_per_window(backend: "Backend", audio: Any, plan: Any, batch: int, s
     stream = StreamWindows(backend.config, plan)
     full = None
     for window in stream.push(audio):
-        window = stream.renewed(window)
+        window = stream.with_current_state(window)
         if window.span.frames == plan.frames:
             full = window
             break
-        stream.accept(backend.forward([window])[0])
+        stream.update_state(backend.forward([window])[0])
     assert full is not None
     return _median_s(lambda: backend.forward([full] * batch), seconds) / batch
 

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     model = catalogue.find(arguments.model)
     recordings = _sample_recordings(expand(arguments.files), arguments.seconds)
-    ranges = calibrate(model, recordings, tell=lambda text: print(text, file=sys.stderr, flush=True))
+    ranges = calibrate(model, recordings, report=lambda text: print(text, file=sys.stderr, flush=True))
     if arguments.ranges is not None:
         arguments.ranges.write_text(json.dumps(ranges), encoding="utf-8")
     seconds = sum(len(samples) for samples in recordings) / SAMPLE_RATE

@@ -216,7 +216,7 @@ def _log_probs(recognizer: "EmbeddedRecognizer", samples: Any, arguments: argpar
 
     backend = recognizer.backend
     if not arguments.streamed:
-        return backend.whole(samples)
+        return backend.recording_log_probs(samples)
     plan, second = backend.plan, backend.config.frames_per_second
     given = (arguments.left, arguments.hop, arguments.look_ahead)
     usual = (plan.left_frames / second, plan.hop_frames / second, plan.look_ahead_frames / second)

@@ -167,7 +167,7 @@ def _import(arguments: argparse.Namespace) -> CommandOutput:
     file = arguments.path.resolve()
     own = file.parent.name if file.name == FILE_NAME else file.name.split(".")[0]
     name = catalogue.check_name(arguments.name or own)
-    path = catalogue.install(name, model, replacing=arguments.force)
+    path = catalogue.install(name, model, overwrite=arguments.force)
     report = {"name": name, "path": str(path), "imported_from": model.card.get("imported_from", "checkpoint")}
     return report, [f"{name} is in {path}", f"Use it with --model {name}."]
 

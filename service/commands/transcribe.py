@@ -293,7 +293,7 @@ def _transcribe_in_real_time(
 def _pieces(backend: "Backend", audio: "Iterable[Samples]", streamed: bool) -> Iterator[Any]:
     from acoustic.runtime import iter_stream_log_probs
 
-    return iter_stream_log_probs(backend, audio) if streamed else backend.pieces(audio)
+    return iter_stream_log_probs(backend, audio) if streamed else backend.iter_recording_log_probs(audio)
 
 
 def _progress_bar(*, quiet: bool) -> Any:

@@ -86,7 +86,7 @@ class ProcessExecutor:
             slots.append((offset, size))
             offset += size
         spans = tuple(window.span for window in windows)
-        states = tuple(window.memory for window in windows)
+        states = tuple(window.state for window in windows)
         self.process.send(BatchRequest(number, tuple(slots), spans, states))
 
     def kill(self) -> None:

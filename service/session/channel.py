@@ -99,7 +99,7 @@ class Channel:
         self._segments: deque[Segment] = deque([self._new_segment(0, 0)])
         self._pending_windows: set[WindowKey] = set()
         self._queued_windows: deque[RunWindow] = deque()
-        self._window_state = self._segments[0].windows.memory
+        self._window_state = self._segments[0].windows.state
         self._utterances: dict[int, OpenUtterance] = {}
         self._open_utterance: OpenUtterance | None = None
         self._utterance_count = 0
@@ -116,7 +116,7 @@ class Channel:
             return []
         segment, ready = self._segments[-1], []
         if segment.samples // self._config.features.hop_samples - segment.cut_frame > hop_frames:
-            ready = self._request_windows(segment, segment.windows.cut_short(), urgent=False)
+            ready = self._request_windows(segment, segment.windows.cut_early(), urgent=False)
         self._hop_frames = hop_frames
         segment.windows.change_hop(hop_frames)
         return ready
@@ -129,7 +129,7 @@ class Channel:
                 continue
             # The speaker may have finished: run the available frames without waiting for the hop to fill.
             ready += self._request_windows(segment, segment.windows.push(samples[begin:end]), urgent=False)
-            ready += self._request_windows(segment, segment.windows.cut_short(), urgent=False)
+            ready += self._request_windows(segment, segment.windows.cut_early(), urgent=False)
             begin = end
         return ready + self._request_windows(segment, segment.windows.push(samples[begin:]), urgent=False)
 
@@ -174,13 +174,13 @@ class Channel:
         for segment in self._segments:
             if segment.number == key.segment:
                 segment.outputs[key.index] = outputs
-        if outputs.memory is not None:
-            self._window_state = outputs.memory
+        if outputs.state is not None:
+            self._window_state = outputs.state
         if not self._queued_windows:
             return []
         following = self._queued_windows.popleft()
         self._pending_windows.add(following.key)
-        return [replace(following, window=replace(following.window, memory=self._window_state))]
+        return [replace(following, window=replace(following.window, state=self._window_state))]
 
     def advance(self, serial: int) -> Iterator[PushFrames | EndUtterance | DeferredEvent]:
         """Process the frames that are now in order; serials continue after `serial`."""
@@ -264,7 +264,7 @@ class Channel:
                 continue
             self._pending_windows.add(request.key)
             if segment.windows.needs_order:
-                request = replace(request, window=replace(window, memory=self._window_state))
+                request = replace(request, window=replace(window, state=self._window_state))
             ready.append(request)
         return ready
 

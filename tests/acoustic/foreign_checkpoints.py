@@ -1,4 +1,4 @@
-"""Archives of other projects in small, made from our own networks by those projects' documented names."""
+"""Builds small checkpoints in the formats of other projects, from Silica networks."""
 
 import io
 import json
@@ -30,7 +30,7 @@ MODELS = {
 }
 
 
-def lived_in(config: ModelConfig) -> Checkpoint:
+def random_checkpoint(config: ModelConfig) -> Checkpoint:
     torch.manual_seed(6)
     state = {
         name: torch.rand_like(tensor) + 0.5 if tensor.is_floating_point() else tensor.clone()
@@ -40,7 +40,7 @@ def lived_in(config: ModelConfig) -> Checkpoint:
 
 
 def foreign_names(model: Checkpoint, style: str) -> dict[str, torch.Tensor]:
-    """The state dict under the names of another project, written down from its documentation.
+    """The state dict under the tensor names that another project documents.
 
     style: `nemo`, `dle jasper`, `dle quartznet` or `dle old`.
     """
@@ -59,14 +59,14 @@ def foreign_names(model: Checkpoint, style: str) -> dict[str, torch.Tensor]:
         block = model.config.blocks[int(parts[1])]
         index, what, last = int(parts[3]), parts[4], parts[5]
         if parts[2] == "bypasses":
-            place = f"res.{index}.0{infix}" if what == "conv" else f"res.{index}.1"
+            path = f"res.{index}.0{infix}" if what == "conv" else f"res.{index}.1"
         elif block.separable:
-            each = 6 if block.groups > 1 else 5
+            parts_each = 6 if block.groups > 1 else 5
             offset = {"depthwise": 0, "conv": 1, "norm": 2}[what]
-            place = f"{main}.{each * index + offset}" + ("" if what == "norm" else infix)
+            path = f"{main}.{parts_each * index + offset}" + ("" if what == "norm" else infix)
         else:
-            place = f"{main}.{4 * index + (what == 'norm')}" + ("" if what == "norm" else infix)
-        state[f"{encoder}.{parts[1]}.{place}.{last}"] = tensor
+            path = f"{main}.{4 * index + (what == 'norm')}" + ("" if what == "norm" else infix)
+        state[f"{encoder}.{parts[1]}.{path}.{last}"] = tensor
     return state
 
 
@@ -93,7 +93,7 @@ def nemo_table(config: ModelConfig) -> dict[str, object]:
     }
 
 
-def saved(value: object) -> bytes:
+def pickled(value: object) -> bytes:
     file = io.BytesIO()
     torch.save(value, file)
     return file.getvalue()
@@ -114,7 +114,7 @@ def nemo_members(model: Checkpoint) -> dict[str, bytes]:
     state["preprocessor.featurizer.fb"] = torch.zeros(1, 64, 257)
     return {
         "./model_config.yaml": yaml.safe_dump(nemo_table(model.config)).encode(),
-        "./model_weights.ckpt": saved(state),
+        "./model_weights.ckpt": pickled(state),
     }
 
 
@@ -122,15 +122,15 @@ def assert_equal(imported: Checkpoint, model: Checkpoint) -> None:
     assert imported.config.blocks == model.config.blocks
     assert set(imported.state) == set(model.state)
     torch.manual_seed(2)
-    sound, lengths = torch.randn(2, 64, 70), torch.tensor([70, 41])
+    features, lengths = torch.randn(2, 64, 70), torch.tensor([70, 41])
     with torch.inference_mode():
         torch.testing.assert_close(
-            imported.network()(sound, lengths), model.network()(sound, lengths), atol=0, rtol=0
+            imported.network()(features, lengths), model.network()(features, lengths), atol=0, rtol=0
         )
 
 
 def folded_folder(folder: Path, model: Checkpoint) -> Path:
-    """A folded QuartzNet as its README describes it."""
+    """A folder in the folded QuartzNet format."""
     tensors, layers = {}, []
     for index, block in enumerate(model.config.blocks):
         layers.append(
@@ -146,12 +146,12 @@ def folded_folder(folder: Path, model: Checkpoint) -> Path:
                 "out": block.channels,
             }
         )
-        for unit in range(block.repeat):
-            ours = f"blocks.{index}.units.{unit}"
+        for sub_block in range(block.repeat):
+            ours = f"blocks.{index}.units.{sub_block}"
             if block.separable:
-                tensors[f"b{index}.r{unit}.dw"] = model.state[f"{ours}.depthwise.weight"][:, 0]
-            tensors[f"b{index}.r{unit}.pw"] = model.state[f"{ours}.conv.weight"][:, :, 0]
-            tensors[f"b{index}.r{unit}.bias"] = model.state[f"{ours}.conv.bias"]
+                tensors[f"b{index}.r{sub_block}.dw"] = model.state[f"{ours}.depthwise.weight"][:, 0]
+            tensors[f"b{index}.r{sub_block}.pw"] = model.state[f"{ours}.conv.weight"][:, :, 0]
+            tensors[f"b{index}.r{sub_block}.bias"] = model.state[f"{ours}.conv.bias"]
         if block.residual != "none":
             tensors[f"b{index}.res.pw"] = model.state[f"blocks.{index}.bypasses.0.conv.weight"][:, :, 0]
             tensors[f"b{index}.res.bias"] = model.state[f"blocks.{index}.bypasses.0.conv.bias"]

@@ -1,4 +1,4 @@
-"""Names to weights, pulling from a server of our own, and `silica models` as a person uses it."""
+"""Finding models, downloading them from a local server, and the `silica models` commands."""
 
 import hashlib
 import http.server
@@ -21,7 +21,7 @@ from acoustic.quantization.calibration import calibrate
 from acoustic.quantization.ranges import find_ranges
 from acoustic.runtime.cpu import open_session
 from service.commands import main
-from tests.acoustic.signals import sound
+from tests.acoustic.signals import audio
 from tests.full_disk import full_disk
 
 TINY = untrained(published["tiny"])
@@ -29,16 +29,16 @@ TINY = untrained(published["tiny"])
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of this test's own."""
+    """A SILICA_HOME for each test."""
     monkeypatch.setenv("SILICA_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
 @pytest.fixture
-def empty_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of Silica without a model in the box."""
-    monkeypatch.setattr(catalogue, "PRETRAINED_FOLDER", tmp_path / "box")
-    return tmp_path / "box"
+def without_shipped_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installation without the shipped model; returns the folder where it belongs."""
+    monkeypatch.setattr(catalogue, "PRETRAINED_FOLDER", tmp_path / "pretrained")
+    return tmp_path / "pretrained"
 
 
 def same(one: checkpoint.Checkpoint, other: checkpoint.Checkpoint) -> bool:
@@ -47,28 +47,28 @@ def same(one: checkpoint.Checkpoint, other: checkpoint.Checkpoint) -> bool:
     )
 
 
-def test_tiny_is_found_always_and_always_the_same() -> None:
+def test_tiny_is_always_available_and_reproducible() -> None:
     assert same(catalogue.find("tiny"), catalogue.find("tiny"))
     assert catalogue.find("tiny").card["trained"] is False
 
 
-def test_tiny_does_not_say_the_same_thing_all_the_time() -> None:
+def test_tiny_outputs_vary() -> None:
     """Tests of decoders and streams need something to decode."""
     torch.manual_seed(0)
     log_probs, _ = catalogue.find("tiny").network()(torch.randn(1, 64, 400))
     assert len(set(log_probs[0].argmax(-1).tolist())) > 5
 
 
-def test_what_a_model_is_is_told_without_its_weights(tmp_path: Path) -> None:
+def test_find_description(tmp_path: Path) -> None:
     installed = catalogue.install("mine", TINY)
-    for known in ("tiny", "mine", installed, installed.parent):
-        assert catalogue.find_description(known)[0] == TINY.config
+    for name in ("tiny", "mine", installed, installed.parent):
+        assert catalogue.find_description(name)[0] == TINY.config
     for unknown in ("quartznet15x5", str(tmp_path / "nothing")):
         with pytest.raises(AcousticError):
             catalogue.find_description(unknown)
 
 
-def test_an_installed_model_is_found_by_name_path_and_folder(home: Path) -> None:
+def test_find_an_installed_model_by_name_path_and_folder(home: Path) -> None:
     path = catalogue.install("mine", TINY)
     assert path == home / "models" / "mine" / "model.safetensors"
     for name in ("mine", str(path), str(path.parent)):
@@ -79,17 +79,19 @@ def test_an_installed_model_is_found_by_name_path_and_folder(home: Path) -> None
     assert entries["quartznet15x5"].path is None
 
 
-def test_an_installed_model_hides_the_published_shape_of_its_name() -> None:
+def test_an_installed_model_replaces_the_architecture_of_its_name() -> None:
     catalogue.install("quartznet5x5", TINY)
     assert [entry.origin for entry in catalogue.entries() if entry.name == "quartznet5x5"] == ["imported"]
 
 
-def test_the_default_is_the_model_in_the_box(empty_box: Path) -> None:
+def test_the_default_is_the_shipped_model(without_shipped_model: Path) -> None:
     with pytest.raises(AcousticError, match="silica models import"):
         catalogue.default_name()
     with pytest.raises(AcousticError, match="silica models import"):
         catalogue.find("silica-streaming-en")
-    checkpoint.save(empty_box / "silica-streaming-en.safetensors", TINY.config, TINY.state, dtype="int8")
+    checkpoint.save(
+        without_shipped_model / "silica-streaming-en.safetensors", TINY.config, TINY.state, dtype="int8"
+    )
     assert catalogue.default_name() == "silica-streaming-en"
     assert catalogue.find("silica-streaming-en").config == TINY.config
     assert next(iter(catalogue.entries())).origin == "shipped"
@@ -98,22 +100,22 @@ def test_the_default_is_the_model_in_the_box(empty_box: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere", "neither a name nor a file"),
+        ("nowhere", "neither a known name nor a file"),
         ("quartznet15x5", "without weights"),
-        ("../../nowhere", "neither a name nor a file"),
-        ("", "neither a name nor a file"),
-        (__file__, "no layout known"),
+        ("../../nowhere", "neither a known name nor a file"),
+        ("", "neither a known name nor a file"),
+        (__file__, "not in a known format"),
     ],
 )
-def test_what_cannot_be_found_says_what_can(name: str, message: str) -> None:
+def test_unknown_models_are_refused(name: str, message: str) -> None:
     with pytest.raises(AcousticError, match=message):
         catalogue.find(name)
 
 
-def test_one_damaged_file_hides_no_other(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_file_does_not_hide_other_models(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     catalogue.install("mine", TINY)
     bad = catalogue.install("bad", TINY)
-    bad.write_bytes(b"words")
+    bad.write_bytes(b"text")
     names = [entry.name for entry in catalogue.entries()]
     assert "mine" in names
     assert "bad" not in names
@@ -123,31 +125,34 @@ def test_one_damaged_file_hides_no_other(home: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a" * 101, "ü"])
-def test_names_that_are_no_names(name: str) -> None:
-    with pytest.raises(AcousticError, match="no model name"):
+def test_invalid_names_are_refused(name: str) -> None:
+    with pytest.raises(AcousticError, match="not a model name"):
         catalogue.install(name, TINY)
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A folder and the address of a server that gives it away."""
-    folder = tmp_path / "shop"
+def server(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder, and the address of a server for its files."""
+    folder = tmp_path / "served"
     folder.mkdir()
     handler = partial(QuietHandler, directory=str(folder))
-    QuietHandler.asked.clear()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+    QuietHandler.requests.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        thread = threading.Thread(target=running.serve_forever)
         thread.start()
-        yield folder, f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+        yield folder, f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
         thread.join()
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Logs nothing. Sends half of anything called `cut` when asked for all of it, and the rest when asked for
-    that; what is called `stubborn` breaks off too, and begins from the start every time."""
+    """A file server without logging.
 
-    asked: ClassVar[list[str]] = []
+    A request for all of a file named `cut` is interrupted halfway; a range request gets the rest. A file named
+    `no-ranges` is interrupted the first time, and range requests get all of it.
+    """
+
+    requests: ClassVar[list[str]] = []
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass
@@ -155,12 +160,12 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
         file = Path(self.translate_path(self.path))
         begin = int(self.headers.get("Range", "bytes=0-")[6:-1])
-        self.asked.append(f"{file.name} {begin}")
+        self.requests.append(f"{file.name} {begin}")
         if not file.is_file():
             return self.send_error(404)
         content = file.read_bytes()
         version = hashlib.sha256(content).hexdigest()
-        if self.headers.get("If-Range", version) != version or "stubborn" in file.name:
+        if self.headers.get("If-Range", version) != version or "no-ranges" in file.name:
             begin = 0
         if begin >= len(content):
             return self.send_error(416)
@@ -170,24 +175,28 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
         self.send_header("ETag", version)
         self.send_header("Content-Length", str(len(content) - begin))
         self.end_headers()
-        breaks = begin == 0 and ("cut" in file.name or ("stubborn" in file.name and len(self.asked) == 1))
-        self.wfile.write(content[begin : len(content) // 2 if breaks else None])
+        interrupts = begin == 0 and (
+            "cut" in file.name or ("no-ranges" in file.name and len(self.requests) == 1)
+        )
+        self.wfile.write(content[begin : len(content) // 2 if interrupts else None])
 
 
-def offer(shop: tuple[Path, str], file_name: str, sha256: str | None = None) -> downloads.Publication:
-    folder, address = shop
+def publish(server: tuple[Path, str], file_name: str, sha256: str | None = None) -> downloads.Publication:
+    folder, address = server
     checkpoint.save(folder / file_name, TINY.config, TINY.state, {"licence": "free"})
     return downloads.Publication("pulled", "A model", f"{address}/{file_name}", "terms", sha256)
 
 
-def test_pulling_checks_imports_and_installs(shop: tuple[Path, str]) -> None:
+def test_pull_verifies_imports_and_installs(server: tuple[Path, str]) -> None:
     seen: list[tuple[int, int | None]] = []
-    wanted = offer(shop, "m.safetensors")
-    content = (shop[0] / "m.safetensors").read_bytes()
+    publication = publish(server, "m.safetensors")
+    content = (server[0] / "m.safetensors").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     for expected in (None, digest):
-        wanted = downloads.Publication(wanted.name, "A model", wanted.address, "terms", expected)
-        path, found = downloads.pull(wanted, lambda done, total: seen.append((done, total)))
+        publication = downloads.Publication(
+            publication.name, "A model", publication.address, "terms", expected
+        )
+        path, found = downloads.pull(publication, lambda done, total: seen.append((done, total)))
         assert found == digest
     assert seen[-1] == (len(content), len(content))
     model = catalogue.find("pulled")
@@ -197,80 +206,80 @@ def test_pulling_checks_imports_and_installs(shop: tuple[Path, str]) -> None:
     assert path.is_file()
 
 
-def test_pulling_something_else_than_was_published(shop: tuple[Path, str], home: Path) -> None:
-    with pytest.raises(AcousticError, match="not the file it was"):
-        downloads.pull(offer(shop, "m.safetensors", "0" * 64))
+def test_pull_refuses_a_wrong_checksum(server: tuple[Path, str], home: Path) -> None:
+    with pytest.raises(AcousticError, match="not the published file"):
+        downloads.pull(publish(server, "m.safetensors", "0" * 64))
     assert not [path for path in home.rglob("*") if path.is_file()]
 
 
-def test_pulling_what_is_gone_or_cannot_be_reached(shop: tuple[Path, str], home: Path) -> None:
-    gone = downloads.Publication("x", "x", shop[1] + "/gone.nemo", "")
+def test_pull_from_a_missing_or_unreachable_address(server: tuple[Path, str], home: Path) -> None:
+    gone = downloads.Publication("x", "x", server[1] + "/gone.nemo", "")
     with pytest.raises(AcousticError, match="404"):
         downloads.pull(gone)
-    nobody = downloads.Publication("x", "x", "http://127.0.0.1:1/x.nemo", "")
+    unreachable = downloads.Publication("x", "x", "http://127.0.0.1:1/x.nemo", "")
     with pytest.raises(AcousticError, match=r"cannot be reached .*import FILE --name x"):
-        downloads.pull(nobody)
-    with pytest.raises(AcousticError, match="no http"):
+        downloads.pull(unreachable)
+    with pytest.raises(AcousticError, match="not an http"):
         downloads.pull(downloads.Publication("x", "x", "file:///etc/passwd", ""))
     assert not home.exists()
 
 
-def test_a_download_that_broke_off_goes_on_where_it_stopped(shop: tuple[Path, str], home: Path) -> None:
-    wanted = offer(shop, "cut.safetensors")
-    content = (shop[0] / "cut.safetensors").read_bytes()
-    with pytest.raises(AcousticError, match=r"broke off after .* goes on from there"):
-        downloads.pull(wanted)
+def test_an_interrupted_download_is_resumed(server: tuple[Path, str], home: Path) -> None:
+    publication = publish(server, "cut.safetensors")
+    content = (server[0] / "cut.safetensors").read_bytes()
+    with pytest.raises(AcousticError, match=r"interrupted after .* resumes it"):
+        downloads.pull(publication)
     seen: list[tuple[int, int | None]] = []
-    downloads.pull(wanted, lambda done, total: seen.append((done, total)))
-    assert QuietHandler.asked == ["cut.safetensors 0", f"cut.safetensors {len(content) // 2}"]
+    downloads.pull(publication, lambda done, total: seen.append((done, total)))
+    assert QuietHandler.requests == ["cut.safetensors 0", f"cut.safetensors {len(content) // 2}"]
     assert seen[-1] == (len(content), len(content))
     assert catalogue.find("pulled").card["sha256"] == hashlib.sha256(content).hexdigest()
     assert not (home / "cache" / "downloads").exists()
 
 
-def test_a_full_disk_is_not_taken_for_a_missing_network(shop: tuple[Path, str], home: Path) -> None:
-    wanted = offer(shop, "m.safetensors")
+def test_a_full_disk_is_not_reported_as_a_network_error(server: tuple[Path, str], home: Path) -> None:
+    publication = publish(server, "m.safetensors")
     with (
         full_disk(),
         pytest.raises(AcousticError, match=r"cannot be written to .*downloads.* \(File too large\)"),
     ):
-        downloads.pull(wanted)
-    downloads.pull(wanted)
+        downloads.pull(publication)
+    downloads.pull(publication)
     assert same(catalogue.find("pulled"), TINY)
     (home / "cache").rmdir()
     (home / "cache").write_text("a file in the way")
     with pytest.raises(AcousticError, match=r"cannot be written to .* \(Not a directory\)"):
-        downloads.pull(wanted)
+        downloads.pull(publication)
 
 
-@pytest.mark.parametrize("name", ["cut", "stubborn"])
-def test_a_part_of_another_file_is_never_joined(shop: tuple[Path, str], home: Path, name: str) -> None:
-    """The file changed meanwhile, or its server cannot send parts: from the start."""
-    wanted = offer(shop, f"{name}.safetensors")
-    with pytest.raises(AcousticError, match="broke off"):
-        downloads.pull(wanted)
-    checkpoint.save(shop[0] / f"{name}.safetensors", TINY.config, TINY.state, {"licence": "another"})
-    if name == "cut":  # it is begun anew, and breaks off again
-        with pytest.raises(AcousticError, match="broke off"):
-            downloads.pull(wanted)
-    downloads.pull(wanted)
+@pytest.mark.parametrize("name", ["cut", "no-ranges"])
+def test_parts_of_different_files_are_never_joined(server: tuple[Path, str], home: Path, name: str) -> None:
+    """If the file has changed or the server does not support ranges, the download starts again."""
+    publication = publish(server, f"{name}.safetensors")
+    with pytest.raises(AcousticError, match="interrupted"):
+        downloads.pull(publication)
+    checkpoint.save(server[0] / f"{name}.safetensors", TINY.config, TINY.state, {"licence": "another"})
+    if name == "cut":  # starts again and is interrupted again
+        with pytest.raises(AcousticError, match="interrupted"):
+            downloads.pull(publication)
+    downloads.pull(publication)
     assert catalogue.find("pulled").card["licence"] == "another"
 
 
-def test_a_part_that_is_all_of_it_is_fetched_again(shop: tuple[Path, str], home: Path) -> None:
-    """Killed between the last byte and the import."""
-    wanted = offer(shop, "cut.safetensors")
-    with pytest.raises(AcousticError, match="broke off"):
-        downloads.pull(wanted)
+def test_a_complete_partial_file_is_downloaded_again(server: tuple[Path, str], home: Path) -> None:
+    """As after a crash between the last byte and the import."""
+    publication = publish(server, "cut.safetensors")
+    with pytest.raises(AcousticError, match="interrupted"):
+        downloads.pull(publication)
     (part,) = (home / "cache" / "downloads").glob("*/*.safetensors")
-    part.write_bytes((shop[0] / "cut.safetensors").read_bytes())
-    with pytest.raises(AcousticError, match="broke off"):
-        downloads.pull(wanted)
-    downloads.pull(wanted)
+    part.write_bytes((server[0] / "cut.safetensors").read_bytes())
+    with pytest.raises(AcousticError, match="interrupted"):
+        downloads.pull(publication)
+    downloads.pull(publication)
     assert same(catalogue.find("pulled"), TINY)
 
 
-def test_known_addresses() -> None:
+def test_publications() -> None:
     for name, one in downloads.PUBLICATIONS.items():
         assert one.name == name == catalogue.check_name(name)
         assert one.address.startswith("https://")
@@ -284,7 +293,7 @@ def silica(capsys: pytest.CaptureFixture[str], *line: object, status: int = 0) -
     return out if status == 0 else err
 
 
-def test_list_as_json(capsys: pytest.CaptureFixture[str], empty_box: Path) -> None:
+def test_list(capsys: pytest.CaptureFixture[str], without_shipped_model: Path) -> None:
     catalogue.install("mine", TINY)
     answer = json.loads(silica(capsys, "models", "list", "--json"))
     rows = {row["name"]: row for row in answer["models"]}
@@ -304,7 +313,7 @@ def test_show(capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(silica(capsys, "models", "show", "jasper5x3", "--json"))
     assert answer["weights_here"] is False
     assert len(answer["config"]["blocks"]) == 8
-    assert "neither a name" in silica(capsys, "models", "show", "nowhere", status=2)
+    assert "neither a known name" in silica(capsys, "models", "show", "nowhere", status=2)
 
 
 def test_import_then_export(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -321,23 +330,23 @@ def test_import_then_export(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert sizes[()] > sizes[("--fp16",)]
     silica(capsys, "models", "export", "mine", tmp_path / "train.safetensors", "--keep-norm")
     assert same(catalogue.find(str(tmp_path / "train.safetensors")), TINY)
-    assert "There is no" in silica(capsys, "models", "import", tmp_path / "nothing", status=2)
+    assert "does not exist" in silica(capsys, "models", "import", tmp_path / "nothing", status=2)
 
 
-def test_import_replaces_nothing_unless_told_to(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_import_overwrites_only_with_force(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for folder in ("first", "second"):
         source = checkpoint.save(tmp_path / folder, TINY.config, TINY.state)
         assert json.loads(silica(capsys, "models", "import", source, "--json"))["name"] == folder
     answer = silica(capsys, "models", "import", source, status=2)
-    assert "There is a model second already" in answer
+    assert "A model second already exists" in answer
     silica(capsys, "models", "import", source, "--force")
     answer = silica(capsys, "models", "import", source, "--name", catalogue.DEFAULT_MODEL, status=2)
-    assert "is the model in the box" in answer
+    assert "is the name of the shipped model" in answer
 
 
-def test_export_takes_along_what_was_calibrated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_export_keeps_the_calibration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     catalogue.install("mine", TINY)
-    ranges = calibrate(catalogue.find("mine"), [sound(12)])
+    ranges = calibrate(catalogue.find("mine"), [audio(12)])
     for form in ("--fp16", "--int8"):
         silica(capsys, "models", "export", "mine", tmp_path / "out.safetensors", form)
         assert find_ranges(catalogue.find(str(tmp_path / "out.safetensors"))) == ranges
@@ -346,22 +355,22 @@ def test_export_takes_along_what_was_calibrated(capsys: pytest.CaptureFixture[st
 def test_export_as_onnx(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     features = torch.randn(2, 64, 120, generator=torch.Generator().manual_seed(3)).numpy()
-    heard, sizes = [], []
+    results, sizes = [], []
     for form in ((), ("--fp16",)):
         file = tmp_path / "tiny.onnx"
         answer = json.loads(silica(capsys, "models", "export", "tiny", file, "--onnx", *form, "--json"))
         sizes.append(answer["bytes"])
         onnx.checker.check_model(onnx.load(str(file)))
-        heard.append(open_session(file.read_bytes()).run(None, {"features": features})[0])
+        results.append(open_session(file.read_bytes()).run(None, {"features": features})[0])
     assert sizes[1] < sizes[0]
-    assert 0 < np.abs(np.exp(heard[0]) - np.exp(heard[1])).max() < 1e-2
+    assert 0 < np.abs(np.exp(results[0]) - np.exp(results[1])).max() < 1e-2
 
 
-def test_pull_on_the_command_line(capsys: pytest.CaptureFixture[str], shop: tuple[Path, str]) -> None:
+def test_pull_command(capsys: pytest.CaptureFixture[str], server: tuple[Path, str]) -> None:
     assert "quartznet15x5-en" in silica(capsys, "models", "pull")
-    wanted = offer(shop, "m.safetensors")
-    line = ("models", "pull", "here", "--address", wanted.address, "--json")
+    publication = publish(server, "m.safetensors")
+    line = ("models", "pull", "here", "--address", publication.address, "--json")
     assert json.loads(silica(capsys, *line))["name"] == "here"
     assert same(catalogue.find("here"), TINY)
-    assert "not the file" in silica(capsys, *line, "--sha256", "0" * 64, status=2)
-    assert "No address is known" in silica(capsys, "models", "pull", "nowhere", status=2)
+    assert "not the published file" in silica(capsys, *line, "--sha256", "0" * 64, status=2)
+    assert "No download address is known" in silica(capsys, "models", "pull", "nowhere", status=2)

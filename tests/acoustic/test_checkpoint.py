@@ -1,4 +1,4 @@
-"""Checkpoints: what is written comes back, folding changes no output, damaged and foreign files are refused."""
+"""Checkpoints: save and load, folding, damaged files."""
 
 import json
 import pickle
@@ -21,8 +21,8 @@ from acoustic.network.folding import fold
 TINY = untrained(published["tiny"])
 
 
-def lived_in(config: ModelConfig) -> Checkpoint:
-    """A model whose norms have seen something."""
+def random_checkpoint(config: ModelConfig) -> Checkpoint:
+    """Random weights with nontrivial norms."""
     torch.manual_seed(4)
     state = {}
     for name, tensor in build(config).state_dict().items():
@@ -32,39 +32,37 @@ def lived_in(config: ModelConfig) -> Checkpoint:
             state[name] = torch.randn_like(tensor)
         else:
             state[name] = tensor.clone()
-    return Checkpoint(config, state, {"title": "lived in"})
+    return Checkpoint(config, state, {"title": "random"})
 
 
 def outputs(model: Checkpoint) -> torch.Tensor:
     torch.manual_seed(9)
-    sound = torch.randn(2, model.config.features.mels, 60)
+    features = torch.randn(2, model.config.features.mels, 60)
     with torch.inference_mode():
-        return model.network()(sound, torch.tensor([60, 33]))[0]
+        return model.network()(features, torch.tensor([60, 33]))[0]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 0.0), ("fp16", 2e-3), ("int8", 2e-2)])
-def test_what_is_saved_comes_back(tmp_path: Path, dtype: checkpoint.Dtype, tolerance: float) -> None:
+def test_save_and_load(tmp_path: Path, dtype: checkpoint.Dtype, tolerance: float) -> None:
     path = checkpoint.save(tmp_path / "some" / "folder", TINY.config, TINY.state, {"title": "t"}, dtype)
-    again = checkpoint.load(tmp_path / "some" / "folder")
+    loaded = checkpoint.load(tmp_path / "some" / "folder")
     assert path.name == "model.safetensors"
-    assert again.config == TINY.config
-    assert again.card == {"title": "t"}
+    assert loaded.config == TINY.config
+    assert loaded.card == {"title": "t"}
     for name, tensor in TINY.state.items():
-        assert again.state[name].dtype == tensor.dtype
+        assert loaded.state[name].dtype == tensor.dtype
         largest = tensor.abs().max().item() if tensor.is_floating_point() else 0.0
-        torch.testing.assert_close(again.state[name], tensor, atol=largest * tolerance, rtol=0)
+        torch.testing.assert_close(loaded.state[name], tensor, atol=largest * tolerance, rtol=0)
     assert checkpoint_header.describe(path) == (TINY.config, {"title": "t"})
 
 
-def test_int8_is_a_quarter_of_fp32_and_close(tmp_path: Path) -> None:
+def test_int8_is_small_and_accurate(tmp_path: Path) -> None:
     config = replace(published["silica-small"], name="narrow")
     config = replace(config, blocks=tuple(replace(block, channels=64) for block in config.blocks))
     model = fold(untrained(config))
     sizes = {}
     for dtype in ("fp32", "fp16", "int8"):
-        path = checkpoint.save(
-            tmp_path / f"{dtype}.safetensors", config, {}, {}, dtype
-        )  # only the description
+        path = checkpoint.save(tmp_path / f"{dtype}.safetensors", config, {}, {}, dtype)  # metadata only
         empty = path.stat().st_size
         path = checkpoint.save(path, model.config, model.state, {}, dtype)
         sizes[dtype] = path.stat().st_size - empty
@@ -77,7 +75,7 @@ def test_int8_is_a_quarter_of_fp32_and_close(tmp_path: Path) -> None:
 @pytest.mark.parametrize("activation", ["relu", "glu"])
 @pytest.mark.parametrize("residual", ["none", "residual", "dense_residual", "densenet", "dense_rnet"])
 @pytest.mark.parametrize("norm", ["batch", "weight", "layer", "folded"])
-def test_folding_changes_no_output(norm: str, residual: str, activation: str) -> None:
+def test_folding_preserves_the_output(norm: str, residual: str, activation: str) -> None:
     block = BlockConfig(3, 16, 2, separable=True, residual=residual, groups=2)  # type: ignore[arg-type]
     blocks = (
         BlockConfig(5, 16, stride=2),
@@ -86,7 +84,7 @@ def test_folding_changes_no_output(norm: str, residual: str, activation: str) ->
         BlockConfig(1, 8),
     )
     config = replace(published["tiny"], norm=norm, blocks=blocks, activation=activation)
-    model = lived_in(config)
+    model = random_checkpoint(config)
     folded = fold(model)
     torch.testing.assert_close(outputs(folded), outputs(model), atol=1e-4, rtol=1e-4)
     if norm != "layer":
@@ -95,14 +93,14 @@ def test_folding_changes_no_output(norm: str, residual: str, activation: str) ->
     assert fold(folded) == folded
 
 
-def test_folding_a_channel_that_never_varied() -> None:
-    model = lived_in(published["tiny"])
+def test_folding_a_channel_without_variance() -> None:
+    model = random_checkpoint(published["tiny"])
     name = "blocks.0.units.0.norm.running_var"
     model.state[name][0] = 0.0
     torch.testing.assert_close(outputs(fold(model)), outputs(model), atol=1e-4, rtol=1e-4)
 
 
-def test_a_failed_save_leaves_the_old_file_and_no_new_folder(tmp_path: Path) -> None:
+def test_a_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, TINY.config, TINY.state)
     before = path.read_bytes()
     name = next(iter(TINY.state))
@@ -115,30 +113,30 @@ def test_a_failed_save_leaves_the_old_file_and_no_new_folder(tmp_path: Path) -> 
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-def test_weights_that_do_not_fit_are_refused_in_words() -> None:
+def test_weights_that_do_not_fit_are_refused() -> None:
     missing = dict(TINY.state)
     missing.pop("output.bias")
     with pytest.raises(AcousticError, match=r"1 missing .*output\.bias"):
         Checkpoint(TINY.config, missing).network()
     with pytest.raises(AcousticError, match="1 unknown"):
-        Checkpoint(TINY.config, TINY.state | {"colour": torch.zeros(1)}).network()
+        Checkpoint(TINY.config, TINY.state | {"color": torch.zeros(1)}).network()
     with pytest.raises(AcousticError, match="has the shape"):
         Checkpoint(TINY.config, TINY.state | {"output.bias": torch.zeros(3)}).network()
 
 
-def test_a_checkpoints_network_does_not_train_and_repeats_itself() -> None:
+def test_a_checkpoints_network_is_in_evaluation_mode_and_reproducible() -> None:
     assert not TINY.network().training
     torch.testing.assert_close(outputs(TINY), outputs(untrained(published["tiny"])), atol=0, rtol=0)
 
 
 def damaged(path: Path, what: str) -> Path:
-    """Files that are not ours, each wrong in one way."""
+    """A file that is damaged in one way."""
     good = checkpoint.save(path / "good.safetensors", TINY.config, TINY.state, dtype="int8")
     tensors = load_file(good)
     metadata = {"format": checkpoint_header.FORMAT, "config": json.dumps(TINY.config.to_dict()), "card": "{}"}
     file = path / "bad.safetensors"
     if what == "text":
-        file.write_text("RIFF, no: just words")
+        file.write_text("RIFF, but text")
     elif what == "empty":
         file.touch()
     elif what == "cut":
@@ -169,7 +167,7 @@ def damaged(path: Path, what: str) -> Path:
         ("empty", "cannot be read"),
         ("cut", "cannot be read"),
         ("pickle", "cannot be read"),
-        ("foreign", "no Silica checkpoint"),
+        ("foreign", "not a Silica checkpoint"),
         ("newer", "silica-acoustic-9"),
         ("no json", "damaged"),
         ("no table", "damaged"),
@@ -177,6 +175,6 @@ def damaged(path: Path, what: str) -> Path:
         ("no scale", "lacks a scale"),
     ],
 )
-def test_damaged_files_are_refused_in_words(tmp_path: Path, what: str, message: str) -> None:
+def test_damaged_files_are_refused(tmp_path: Path, what: str, message: str) -> None:
     with pytest.raises(AcousticError, match=message):
         checkpoint.load(damaged(tmp_path, what))

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and where a user's folders are."""
+"""Atomic file writes and the user's folders."""
 
 import stat
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_a_file_is_written_and_replaced(tmp_path: Path, content: str | bytes, st
         assert names(path.parent) == ["file"]
 
 
-def test_a_failure_keeps_the_old_file_and_leaves_no_temporary(tmp_path: Path) -> None:
+def test_a_failure_keeps_the_old_file_and_removes_the_temporary(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
     with pytest.raises(RuntimeError, match="half way"), replacing_file(path) as partial:
@@ -36,13 +36,13 @@ def test_a_failure_keeps_the_old_file_and_leaves_no_temporary(tmp_path: Path) ->
     assert names(tmp_path) == ["file"]
 
 
-def test_a_new_file_that_fails_is_not_there(tmp_path: Path) -> None:
+def test_a_failure_creates_no_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), replacing_file(tmp_path / "file") as partial:
-        partial.unlink()  # a writer that loses its file
+        partial.unlink()
     assert not names(tmp_path)
 
 
-def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+def test_two_writers_do_not_interfere(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with replacing_file(path) as first:
         first.write_text("first")
@@ -53,14 +53,14 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
     assert names(tmp_path) == ["file"]
 
 
-def test_who_may_read_a_file(tmp_path: Path) -> None:
+def test_permissions(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
-    usual = (tmp_path / "plain").stat().st_mode
+    default_mode = (tmp_path / "plain").stat().st_mode
     write_file(tmp_path / "public", "")
-    assert (tmp_path / "public").stat().st_mode == usual
+    assert (tmp_path / "public").stat().st_mode == default_mode
     with replacing_file(tmp_path / "narrowed") as partial:
         partial.chmod(0o600)  # as safetensors does
-    assert (tmp_path / "narrowed").stat().st_mode == usual
+    assert (tmp_path / "narrowed").stat().st_mode == default_mode
     with replacing_file(tmp_path / "program") as partial:
         partial.chmod(0o755)
     assert (tmp_path / "program").stat().st_mode & stat.S_IXUSR
@@ -69,12 +69,12 @@ def test_who_may_read_a_file(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
 
 
-def test_the_folders_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SILICA_HOME", str(tmp_path / "home"))
     assert data_folder() == tmp_path / "home"
     assert models_folder() == tmp_path / "home" / "models"
     assert cache_folder() == tmp_path / "home" / "cache"
-    monkeypatch.setenv("SILICA_HOME", "")  # as if it were not set
+    monkeypatch.setenv("SILICA_HOME", "")  # the same as unset
     monkeypatch.setenv("HOME", str(tmp_path))
     for variable in ("XDG_DATA_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(variable, raising=False)

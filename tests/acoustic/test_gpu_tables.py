@@ -1,24 +1,24 @@
-"""The script that makes the GPU's latency tables, rehearsed on a CPU with the graphs off: small, but all of it."""
+"""The GPU latency benchmark (`benchmarks/acoustic.py`), run on a CPU without CUDA graphs."""
 
 import pytest
 
-from benchmarks import acoustic as perf
+from benchmarks import acoustic as benchmark
 
 
-def test_the_table_of_the_gpu_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perf, "GPU_SECONDS", (0.5,))
-    monkeypatch.setattr(perf, "GPU_BATCHES", (1, 2))
-    table = perf.gpu_table("cpu", ["tiny"], iterations=2)
+def test_gpu_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "GPU_SECONDS", (0.5,))
+    monkeypatch.setattr(benchmark, "GPU_BATCHES", (1, 2))
+    table = benchmark.gpu_table("cpu", ["tiny"], iterations=2)
     rows = table["latency_ms"]
     assert [(row["seconds"], row["batch"]) for row in rows] == [(0.5, 1), (0.5, 2)]
     assert all(row[name] > 0 for row in rows for name in ("avg", "p90", "p95", "p99", "graph_avg"))
-    shown = perf.markdown(table).splitlines()
-    assert shown[1] == "| model | seconds | batch | avg ms | p90 | p95 | p99 | graph only |"
-    assert shown[3].startswith("| tiny fp32 | 0.5 | 1 |")
+    lines = benchmark.markdown(table).splitlines()
+    assert lines[1] == "| model | seconds | batch | avg ms | p90 | p95 | p99 | graph only |"
+    assert lines[3].startswith("| tiny fp32 | 0.5 | 1 |")
     assert table["commit"] and table["machine"]
 
 
-def test_the_models_and_shapes_are_the_published_ones() -> None:
-    assert perf.GPU_MODELS == ("jasper10x5dr", "quartznet15x5")
-    assert perf.GPU_SECONDS == (2.0, 7.0, 16.7)
-    assert perf.GPU_BATCHES == (1, 2, 4, 8, 16)
+def test_gpu_table_has_the_published_models_and_shapes() -> None:
+    assert benchmark.GPU_MODELS == ("jasper10x5dr", "quartznet15x5")
+    assert benchmark.GPU_SECONDS == (2.0, 7.0, 16.7)
+    assert benchmark.GPU_BATCHES == (1, 2, 4, 8, 16)

@@ -1,4 +1,4 @@
-"""Foreign layouts: archives made here from our own networks come back equal."""
+"""Importers read back Silica networks that were written in other projects' formats."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,19 +17,19 @@ from tests.acoustic.foreign_checkpoints import (
     assert_equal,
     folded_folder,
     foreign_names,
-    lived_in,
     nemo_members,
     nemo_table,
-    saved,
+    pickled,
+    random_checkpoint,
 )
 
-TEACHER = Path(__file__).parents[3] / "shared" / "models" / "quartznet15x5-en"
+SHARED_QUARTZNET = Path(__file__).parents[3] / "shared" / "models" / "quartznet15x5-en"
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_nemo_archives_come_back_equal(tmp_path: Path, kind: str, mode: str) -> None:
-    model = lived_in(MODELS[kind])
+def test_nemo_archives(tmp_path: Path, kind: str, mode: str) -> None:
+    model = random_checkpoint(MODELS[kind])
     imported = importers.read(archive(tmp_path / "model.nemo", nemo_members(model), mode))
     assert_equal(imported, model)
     assert imported.config.features.normalize == "utterance"
@@ -37,8 +37,8 @@ def test_nemo_archives_come_back_equal(tmp_path: Path, kind: str, mode: str) -> 
     assert imported.card["imported_from"] == "NVIDIA NeMo archive"
 
 
-def test_nemo_reads_other_alphabets_and_older_tables(tmp_path: Path) -> None:
-    model = lived_in(replace(MODELS["jasper"], alphabet=" abcäöüß"))
+def test_nemo_alphabets_and_nested_settings(tmp_path: Path) -> None:
+    model = random_checkpoint(replace(MODELS["jasper"], alphabet=" abcäöüß"))
     table = nemo_table(model.config)
     table = {name: {"cls": "x", "params": section} for name, section in table.items()}
     members = nemo_members(model) | {"./model_config.yaml": yaml.safe_dump({"model": table}).encode()}
@@ -48,9 +48,9 @@ def test_nemo_reads_other_alphabets_and_older_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [True, False])
-def test_nemo_archives_from_before_1_0(tmp_path: Path, vocabulary: bool) -> None:
-    """Two files of weights, and the settings one level deeper."""
-    model = lived_in(MODELS["quartznet"])
+def test_nemo_archives_before_1_0(tmp_path: Path, vocabulary: bool) -> None:
+    """Two files of weights, and nested settings."""
+    model = random_checkpoint(MODELS["quartznet"])
     sections = nemo_table(model.config)
     if not vocabulary:
         del sections["decoder"]["vocabulary"]  # type: ignore[attr-defined]
@@ -66,8 +66,8 @@ def test_nemo_archives_from_before_1_0(tmp_path: Path, vocabulary: bool) -> None
         "module.yaml": yaml.safe_dump(
             {"header": {"nemo_core_version": "0.11"}, "init_params": table}
         ).encode(),
-        "JasperEncoder.pt": saved(weights["encoder"]),
-        "JasperDecoderForCTC.pt": saved(weights["decoder"]),
+        "JasperEncoder.pt": pickled(weights["encoder"]),
+        "JasperDecoderForCTC.pt": pickled(weights["decoder"]),
     }
     assert_equal(importers.read(archive(tmp_path / "m.nemo", members, "w:gz")), model)
     del members["JasperDecoderForCTC.pt"]
@@ -86,12 +86,12 @@ def test_nemo_archives_from_before_1_0(tmp_path: Path, vocabulary: bool) -> None
         ("quartznet grouped", "dle quartznet"),
     ],
 )
-def test_deeplearning_examples_come_back_equal(tmp_path: Path, kind: str, style: str, averaged: bool) -> None:
-    model = lived_in(MODELS[kind])
+def test_deeplearning_examples(tmp_path: Path, kind: str, style: str, averaged: bool) -> None:
+    model = random_checkpoint(MODELS[kind])
     last = Checkpoint(model.config, {name: tensor * 2 for name, tensor in model.state.items()})
     file = tmp_path / "model.pt"
     file.write_bytes(
-        saved(
+        pickled(
             {
                 "epoch": 7,
                 "step": 100,
@@ -108,20 +108,20 @@ def test_deeplearning_examples_come_back_equal(tmp_path: Path, kind: str, style:
     assert imported.card["epoch"] == 7
 
 
-def test_folded_folders_come_back_equal(tmp_path: Path) -> None:
-    model = fold(lived_in(MODELS["quartznet"]))
+def test_folded_quartznet(tmp_path: Path) -> None:
+    model = fold(random_checkpoint(MODELS["quartznet"]))
     assert_equal(importers.read(folded_folder(tmp_path / "f", model)), model)
 
 
 @pytest.mark.shared
-@pytest.mark.skipif(not TEACHER.is_dir(), reason="needs the developers' ../shared material")
-def test_the_real_folded_quartznet_is_read() -> None:
-    model = importers.read(TEACHER)
+@pytest.mark.skipif(not SHARED_QUARTZNET.is_dir(), reason="needs the developers' ../shared material")
+def test_the_published_folded_quartznet() -> None:
+    model = importers.read(SHARED_QUARTZNET)
     assert sum(tensor.numel() for tensor in model.state.values()) == 18_885_725
     assert model.config.receptive_field_frames == 8057
 
 
-def test_our_own_checkpoints_can_be_imported_too(tmp_path: Path) -> None:
+def test_silica_checkpoints(tmp_path: Path) -> None:
     from acoustic import checkpoint
 
     model = untrained(MODELS["quartznet"])

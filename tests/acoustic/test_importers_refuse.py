@@ -1,4 +1,4 @@
-"""Foreign files that are unsafe, damaged or wrong: refused in words, and nothing of them kept."""
+"""Importers refuse files that are unsafe, damaged or unsupported."""
 
 import gzip
 import io
@@ -21,10 +21,10 @@ from tests.acoustic.foreign_checkpoints import (
     MODELS,
     archive,
     folded_folder,
-    lived_in,
     nemo_members,
     nemo_table,
-    saved,
+    pickled,
+    random_checkpoint,
 )
 
 
@@ -45,7 +45,7 @@ UNSAFE = {
 
 @pytest.mark.parametrize("what", UNSAFE)
 def test_unsafe_archives_are_refused(tmp_path: Path, what: str) -> None:
-    path = archive(tmp_path / "m.nemo", nemo_members(lived_in(MODELS["jasper"])))
+    path = archive(tmp_path / "m.nemo", nemo_members(random_checkpoint(MODELS["jasper"])))
     with tarfile.open(path, "a") as tar:
         tar.addfile(UNSAFE[what])
     with pytest.raises(AcousticError, match="refused"):
@@ -53,8 +53,8 @@ def test_unsafe_archives_are_refused(tmp_path: Path, what: str) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["m.nemo"]
 
 
-def test_oversize_archives_are_refused_unread(tmp_path: Path) -> None:
-    """A small file that promises a large member: nothing of it is unpacked."""
+def test_oversize_archives_are_refused(tmp_path: Path) -> None:
+    """A small file with a large declared member size is not unpacked."""
     info = tarfile.TarInfo("model_weights.ckpt")
     info.size = untrusted.MAX_MEMBER_BYTES + 1
     path = tmp_path / "m.nemo"
@@ -69,8 +69,8 @@ def test_archives_of_too_many_members_are_refused(tmp_path: Path) -> None:
         importers.read(path)
 
 
-class Trap:
-    """Runs code when unpickled carelessly."""
+class MaliciousPickle:
+    """Runs code when unpickled without restrictions."""
 
     def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
         return Path("/nowhere").joinpath("x").write_text, ("caught",)  # type: ignore[return-value]
@@ -78,26 +78,26 @@ class Trap:
 
 @pytest.mark.parametrize("where", ["nemo", "pt"])
 def test_pickles_with_code_are_refused(tmp_path: Path, where: str) -> None:
-    trap = saved({"state_dict": {"weight": Trap()}})
+    malicious = pickled({"state_dict": {"weight": MaliciousPickle()}})
     if where == "nemo":
-        members = nemo_members(lived_in(MODELS["jasper"])) | {"./model_weights.ckpt": trap}
+        members = nemo_members(random_checkpoint(MODELS["jasper"])) | {"./model_weights.ckpt": malicious}
         path = archive(tmp_path / "m.nemo", members)
     else:
         path = tmp_path / "m.pt"
-        path.write_bytes(trap)
+        path.write_bytes(malicious)
     with pytest.raises(AcousticError, match="refused"):
         importers.read(path)
 
 
 def replaced(members: dict[str, bytes], **table: object) -> dict[str, bytes]:
-    whole = yaml.safe_load(members["./model_config.yaml"]) | table
-    return members | {"./model_config.yaml": yaml.safe_dump(whole).encode()}
+    settings = yaml.safe_load(members["./model_config.yaml"]) | table
+    return members | {"./model_config.yaml": yaml.safe_dump(settings).encode()}
 
 
 def without_weight(members: dict[str, bytes], name: str, **new: object) -> dict[str, bytes]:
     state = torch.load(io.BytesIO(members["./model_weights.ckpt"]), weights_only=True)
     state.pop(name, None)
-    return members | {"./model_weights.ckpt": saved(state | new)}
+    return members | {"./model_weights.ckpt": pickled(state | new)}
 
 
 def rows(**change: object) -> dict[str, object]:
@@ -107,40 +107,40 @@ def rows(**change: object) -> dict[str, object]:
     return encoder
 
 
-MISTAKES: dict[str, tuple[Callable[[dict[str, bytes]], dict[str, bytes]], str]] = {
+DAMAGED: dict[str, tuple[Callable[[dict[str, bytes]], dict[str, bytes]], str]] = {
     "no weights": (lambda m: {"./model_config.yaml": m["./model_config.yaml"]}, "lacks model_weights"),
-    "yaml": (lambda m: m | {"./model_config.yaml": b"a: [b"}, "no readable YAML"),
-    "yaml text": (lambda m: m | {"./model_config.yaml": b"words"}, "no table"),
+    "yaml": (lambda m: m | {"./model_config.yaml": b"a: [b"}, "not valid YAML"),
+    "yaml text": (lambda m: m | {"./model_config.yaml": b"text"}, "not a YAML mapping"),
     "yaml code": (
         lambda m: m | {"./model_config.yaml": b"!!python/object/apply:os.system [x]"},
-        "no readable",
+        "not valid",
     ),
-    "no encoder": (lambda m: m | {"./model_config.yaml": b"a: 1"}, "lacks something"),
+    "no encoder": (lambda m: m | {"./model_config.yaml": b"a: 1"}, "missing or invalid"),
     "wrong kernel": (lambda m: replaced(m, encoder=rows(kernel=[9])), "disagree"),
-    "strides": (lambda m: replaced(m, encoder=rows(stride=[2])), "strides in each"),
-    "few blocks": (lambda m: replaced(m, encoder={"jasper": []}), "describes 0 blocks"),
-    "activation": (lambda m: replaced(m, encoder=rows() | {"activation": "selu"}), "not relu"),
-    "front end": (lambda m: replaced(m, preprocessor={"normalize": "all_features"}), "normalizes"),
-    "window": (lambda m: replaced(m, preprocessor={"window": "hamming"}), "another window"),
+    "strides": (lambda m: replaced(m, encoder=rows(stride=[2])), "the stride in each"),
+    "few blocks": (lambda m: replaced(m, encoder={"jasper": []}), "has 0 blocks"),
+    "activation": (lambda m: replaced(m, encoder=rows() | {"activation": "selu"}), "use relu"),
+    "front end": (lambda m: replaced(m, preprocessor={"normalize": "all_features"}), "normalization is"),
+    "window": (lambda m: replaced(m, preprocessor={"window": "hamming"}), "window other than Hann"),
     "alphabet": (lambda m: replaced(m, decoder={"vocabulary": ["a"]}), "has the shape"),
-    "lost decoder": (lambda m: without_weight(m, "decoder.decoder_layers.0.bias"), "no whole"),
+    "lost decoder": (lambda m: without_weight(m, "decoder.decoder_layers.0.bias"), "not a complete"),
     "lost norm": (lambda m: without_weight(m, "encoder.encoder.1.mconv.1.weight"), "missing"),
     "lost convolution": (
         lambda m: without_weight(m, "encoder.encoder.1.mconv.0.conv.weight"),
         "convolutions",
     ),
     "lost projection": (lambda m: without_weight(m, "encoder.encoder.1.res.0.0.conv.weight"), "Projection"),
-    "unknown": (lambda m: without_weight(m, "", **{"decoder.lstm": torch.zeros(1)}), "no part of"),
-    "no tensor": (lambda m: without_weight(m, "", **{"decoder.layers.0.bias": 3}), "no tensor"),
-    "no state": (lambda m: m | {"./model_weights.ckpt": saved([1, 2])}, "no table of tensors"),
+    "unknown": (lambda m: without_weight(m, "", **{"decoder.lstm": torch.zeros(1)}), "does not belong"),
+    "no tensor": (lambda m: without_weight(m, "", **{"decoder.layers.0.bias": 3}), "not a tensor"),
+    "no state": (lambda m: m | {"./model_weights.ckpt": pickled([1, 2])}, "not a mapping of names"),
     "cut weights": (lambda m: m | {"./model_weights.ckpt": m["./model_weights.ckpt"][:999]}, "saved weights"),
 }
 
 
-@pytest.mark.parametrize("what", MISTAKES)
-def test_archives_with_mistakes_are_refused_in_words(tmp_path: Path, what: str) -> None:
-    change, message = MISTAKES[what]
-    members = change(nemo_members(lived_in(MODELS["jasper"])))
+@pytest.mark.parametrize("what", DAMAGED)
+def test_damaged_archives_are_refused(tmp_path: Path, what: str) -> None:
+    change, message = DAMAGED[what]
+    members = change(nemo_members(random_checkpoint(MODELS["jasper"])))
     with pytest.raises(AcousticError, match=message):
         importers.read(archive(tmp_path / "m.nemo", members))
 
@@ -149,39 +149,39 @@ def test_archives_with_mistakes_are_refused_in_words(tmp_path: Path, what: str) 
     ("name", "content", "message"),
     [
         ("x.pt", b"", "saved weights"),
-        ("x.pt", b"words", "refused|saved weights"),
-        ("x.pt", saved({"weights": 1}), "no `state_dict`"),
-        ("x.nemo", b"words", "cannot be read as an archive"),
-        ("x.wav", b"RIFF", "no layout known"),
+        ("x.pt", b"text", "refused|saved weights"),
+        ("x.pt", pickled({"weights": 1}), "no `state_dict`"),
+        ("x.nemo", b"text", "cannot be read as an archive"),
+        ("x.wav", b"RIFF", "not in a known format"),
         ("x.pt", pickle.dumps({"state_dict": np.zeros(3)}), "refused|saved weights"),
     ],
 )
-def test_files_of_nothing_known_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_unknown_files_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(AcousticError, match=message):
         importers.read(path)
 
 
-def test_what_is_not_there() -> None:
-    with pytest.raises(AcousticError, match="There is no"):
+def test_missing_files_are_refused() -> None:
+    with pytest.raises(AcousticError, match="does not exist"):
         importers.read(Path("nowhere.nemo"))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda table: table.pop("layers"), "lacks something"),
+        (lambda table: table.pop("layers"), "missing or invalid"),
         (lambda table: table.update(weights="../w.safetensors"), "outside the folder"),
-        (lambda table: table["layers"][0].update(pad=3), "not the symmetric one"),
-        (lambda table: table["layers"][1].update(repeat=4), "lacks something"),
+        (lambda table: table["layers"][0].update(pad=3), "not symmetric"),
+        (lambda table: table["layers"][1].update(repeat=4), "missing or invalid"),
         (lambda table: table["layers"][1].update(kernel=3, pad=1), "has the shape"),
     ],
 )
-def test_folded_folders_with_mistakes_are_refused(
+def test_damaged_folded_folders_are_refused(
     tmp_path: Path, change: Callable[[dict[str, object]], object], message: str
 ) -> None:
-    folder = folded_folder(tmp_path / "f", fold(lived_in(MODELS["quartznet"])))
+    folder = folded_folder(tmp_path / "f", fold(random_checkpoint(MODELS["quartznet"])))
     table = json.loads((folder / "config.json").read_text())
     change(table)
     (folder / "config.json").write_text(json.dumps(table))

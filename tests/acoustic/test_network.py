@@ -1,4 +1,4 @@
-"""The family: sizes as published, contexts computed two ways, and masks, norms and bypasses that do their part."""
+"""Networks: published sizes, computed and measured contexts, masks, norms, bypasses, configuration checks."""
 
 import copy
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from acoustic.architectures import FEATURES, published, quartznet
 from acoustic.config import Activation, BlockConfig, FeatureConfig, ModelConfig, Norm
 from acoustic.errors import AcousticError
 from acoustic.network import Network, build, network
-from acoustic.network.modules import LayerNorm, Masks, activate, shuffle, time_major
+from acoustic.network.modules import LayerNorm, PaddingMasks, activate, shuffle, time_major
 from acoustic.parameter_count import parameter_count
 
-# The table of the developers' notes, where published sizes (201 M, 333 M, 6.4 M, 18.9 M) are reproduced.
+# Name, parameters and receptive field in frames. The papers give 201 M, 333 M, 6.4 M and 18.9 M parameters.
 PUBLISHED = [
     ("jasper5x3", 107_681_053, 615),
     ("jasper10x3", 200_500_509, 1107),
@@ -36,24 +36,24 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("name", "parameters", "field"), PUBLISHED)
-def test_sizes_and_fields_are_the_published_ones(name: str, parameters: int, field: int) -> None:
+def test_published_sizes_and_receptive_fields(name: str, parameters: int, field: int) -> None:
     assert parameter_count(published[name]) == parameters
     assert published[name].receptive_field_frames == field
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer", "weight", "folded"])
 @pytest.mark.parametrize("activation", ["relu", "gau"])
-def test_sizes_are_those_of_the_built_networks(norm: Norm, activation: Activation) -> None:
+def test_parameter_counts_match_built_networks(norm: Norm, activation: Activation) -> None:
     for shape in published.values():
         if activation == "gau" and any(block.residual == "identity" for block in shape.blocks):
-            continue  # refused: an identity bypass does not fit before a gate
+            continue  # an identity bypass cannot precede a gated activation
         config = replace(shape, norm=norm, activation=activation)
         with torch.device("meta"):
             network = build(config)
         assert parameter_count(config) == sum(weight.numel() for weight in network.parameters())
 
 
-def test_the_dense_variants_are_of_the_size_of_the_others() -> None:
+def test_dense_variants_have_similar_sizes() -> None:
     for name in ("jasper10x3dr", "jasper10x3-densenet", "jasper10x3-dense-rnet"):
         assert parameter_count(published[name]) == pytest.approx(200.5e6, rel=0.06)
 
@@ -65,7 +65,7 @@ def test_the_dense_variants_are_of_the_size_of_the_others() -> None:
         ("silica-streaming", 11.34),
     ],
 )
-def test_the_students(name: str, millions: float) -> None:
+def test_silica_architectures(name: str, millions: float) -> None:
     config = published[name]
     # Steps of 80 ms with four outputs each, or of 20 ms with one.
     assert (config.stride_frames, config.outputs_per_step) == (
@@ -77,17 +77,17 @@ def test_the_students(name: str, millions: float) -> None:
     assert parameter_count(config) / 1e6 == pytest.approx(millions, abs=0.01)
 
 
-def test_one_sided_taps_begin_near_their_own_step() -> None:
+def test_one_sided_kernels_are_initialized_near_the_current_step() -> None:
     block = BlockConfig(9, 256, separable=True, residual="residual", look_ahead=2)
     network = build(ModelConfig("one-sided", replace(FEATURES, mels=256), (block,)))
-    (taps,) = (weight for name, weight in network.named_parameters() if "depthwise" in name)
-    energy = taps.detach().square().mean((0, 1))
+    (kernel,) = (weight for name, weight in network.named_parameters() if "depthwise" in name)
+    energy = kernel.detach().square().mean((0, 1))
     assert int(energy.argmax()) == 6 and energy[5:8].sum() > 0.9 * energy.sum()
     assert float(energy.sum()) == pytest.approx(1.0, rel=0.2)
-    # Without a bypass, as a head, it is to reach as far as it can.
+    # Without a bypass the whole kernel is initialized equally.
     network = build(ModelConfig("head", replace(FEATURES, mels=256), (replace(block, residual="none"),)))
-    (taps,) = (weight for name, weight in network.named_parameters() if "depthwise" in name)
-    energy = taps.detach().square().mean((0, 1))
+    (kernel,) = (weight for name, weight in network.named_parameters() if "depthwise" in name)
+    energy = kernel.detach().square().mean((0, 1))
     assert float(energy.max()) < 1.5 * float(energy.min())
 
 
@@ -96,7 +96,7 @@ def test_tiny_is_tiny() -> None:
 
 
 def small(**changes: object) -> ModelConfig:
-    """A network with a stride, a bypass, dilation and unequal padding that still runs in no time."""
+    """A small network with a stride, a bypass, dilation and asymmetric padding."""
     blocks = (
         BlockConfig(5, 8, stride=2),
         BlockConfig(3, 8, 2, residual="residual", look_ahead=(0, 1)),
@@ -107,8 +107,8 @@ def small(**changes: object) -> ModelConfig:
     return replace(config, **changes)  # type: ignore[arg-type]
 
 
-def awake(config: ModelConfig, seed: int = 3) -> Network:
-    """A network for inference whose norms do something."""
+def random_norms(config: ModelConfig, seed: int = 3) -> Network:
+    """A network in evaluation mode with nontrivial norms."""
     torch.manual_seed(seed)
     network = build(config).eval()
     for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
@@ -117,16 +117,14 @@ def awake(config: ModelConfig, seed: int = 3) -> Network:
                 tensor.uniform_(0.5, 1.5)
             elif name.endswith(("norm.bias", "running_mean")):
                 tensor.normal_(0.0, 0.3)
-            elif name.endswith("out.weight"):
-                tensor.normal_(0.0, tensor.shape[1] ** -0.5)
     return network
 
 
-def probe(config: ModelConfig) -> tuple[int, int]:
-    """How many frames a step really hears to its left and right: those whose gradient is not zero.
+def measured_context(config: ModelConfig) -> tuple[int, int]:
+    """The left context and look-ahead of a step: the frames whose gradient is not zero.
 
-    Every weight positive and a leaky activation: nothing cancels, nothing is cut off. In double precision,
-    because far contributions are tiny.
+    With positive weights and a leaky activation no contribution is canceled or clipped. In double precision, because
+    distant contributions are tiny.
     """
     linear = replace(config, activation="leaky_relu", norm="folded", masks="none")
     network = build(linear).double().eval()
@@ -135,14 +133,14 @@ def probe(config: ModelConfig) -> tuple[int, int]:
             tensor.fill_(0.0 if name.endswith("bias") else 1.0 / max(1, tensor.shape[1] * tensor.shape[-1]))
     steps = -(-max(config.left_frames, config.look_ahead_frames) // config.stride_frames) + 2
     frames = 2 * steps * config.stride_frames
-    sound = torch.ones(1, config.features.mels, frames, dtype=torch.double, requires_grad=True)
-    scores = network.logits(sound)
-    centre = steps * config.outputs_per_step
-    scores[0, centre : centre + config.outputs_per_step].sum().backward()
-    assert sound.grad is not None
-    heard = sound.grad[0].abs().sum(dim=0).nonzero().flatten()
-    at = steps * config.stride_frames
-    return at - int(heard[0]), int(heard[-1]) - at
+    features = torch.ones(1, config.features.mels, frames, dtype=torch.double, requires_grad=True)
+    scores = network.logits(features)
+    center = steps * config.outputs_per_step
+    scores[0, center : center + config.outputs_per_step].sum().backward()
+    assert features.grad is not None
+    actual = features.grad[0].abs().sum(dim=0).nonzero().flatten()
+    step_frame = steps * config.stride_frames
+    return step_frame - int(actual[0]), int(actual[-1]) - step_frame
 
 
 SHAPES = [
@@ -163,43 +161,43 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("name", ["quartznet15x5", "quartznet12x1", "jasper10x5dr", "jasper5x3"])
-def test_the_published_fields_are_those_of_the_built_networks(name: str) -> None:
+def test_published_contexts_match_built_networks(name: str) -> None:
     blocks = tuple(replace(block, channels=2) for block in published[name].blocks)
     config = replace(published[name], blocks=blocks, features=replace(FEATURES, mels=2))
-    assert probe(config) == (config.left_frames, config.look_ahead_frames)
+    assert measured_context(config) == (config.left_frames, config.look_ahead_frames)
 
 
 @pytest.mark.parametrize("config", SHAPES, ids=range(len(SHAPES)))
-def test_contexts_computed_equal_contexts_probed(config: ModelConfig) -> None:
-    assert probe(config) == (config.left_frames, config.look_ahead_frames)
+def test_computed_contexts_match_measured_ones(config: ModelConfig) -> None:
+    assert measured_context(config) == (config.left_frames, config.look_ahead_frames)
 
 
 @pytest.mark.parametrize(
     "residual", ["residual", "dense_residual", "densenet", "dense_rnet", "identity", "none"]
 )
-def test_bypasses_reach_no_further_than_what_they_bypass(residual: str) -> None:
+def test_bypasses_add_no_context(residual: str) -> None:
     block = BlockConfig(3, 8, 2, residual=residual)  # type: ignore[arg-type]
     config = small(blocks=(BlockConfig(5, 8, stride=2), block, block, BlockConfig(1, 8)))
-    assert probe(config) == (config.left_frames, config.look_ahead_frames)
+    assert measured_context(config) == (config.left_frames, config.look_ahead_frames)
 
 
-def test_the_look_ahead_is_true_of_a_real_network() -> None:
-    """By perturbation: sound later than the look-ahead changes no output, sound just inside does."""
+def test_look_ahead_by_perturbation() -> None:
+    """Features beyond the look-ahead do not change an output, the last ones within it do."""
     config = replace(SHAPES[4], masks="none", activation="leaky_relu")
-    network = awake(config).double()  # the furthest frame's share is small
-    sound = torch.randn(1, 64, 400, dtype=torch.double)
+    network = random_norms(config).double()  # the contribution of the last frame is small
+    features = torch.randn(1, 64, 400, dtype=torch.double)
     step = 20
     for offset, differs in ((config.look_ahead_frames, True), (config.look_ahead_frames + 1, False)):
-        other = sound.clone()
-        other[:, :, step * 8 + offset :] += 3e6  # loud, since so little of it arrives
+        other = features.clone()
+        other[:, :, step * 8 + offset :] += 3e6  # large, because its contribution is small
         outputs = slice(step * 4, step * 4 + 4)
-        same = torch.equal(network.logits(sound)[:, outputs], network.logits(other)[:, outputs])
+        same = torch.equal(network.logits(features)[:, outputs], network.logits(other)[:, outputs])
         assert same is not differs
 
 
 @pytest.mark.parametrize("frames", [1, 2, 7, 8, 9, 100, 101])
 @pytest.mark.parametrize("name", ["tiny", "silica-small"])
-def test_outputs_for_frames(name: str, frames: int) -> None:
+def test_number_of_outputs(name: str, frames: int) -> None:
     config = published[name]
     if name == "silica-small":
         config = SHAPES[4]
@@ -213,19 +211,19 @@ def test_outputs_for_frames(name: str, frames: int) -> None:
     "residual", ["none", "residual", "dense_residual", "densenet", "dense_rnet", "identity"]
 )
 @pytest.mark.parametrize("activation", ["relu", "clipped_relu", "leaky_relu", "glu", "gau"])
-def test_every_combination_runs_and_learns(residual: str, activation: str) -> None:
+def test_every_combination_has_gradients(residual: str, activation: str) -> None:
     if residual == "identity" and activation in ("glu", "gau"):
-        with pytest.raises(AcousticError, match="gate"):
-            gated(residual, activation)
+        with pytest.raises(AcousticError, match="gated"):
+            mixed_network(residual, activation)
         return
     for norm in ("batch", "layer", "weight", "folded"):
-        network = build(replace(gated(residual, activation), norm=norm))
+        network = build(replace(mixed_network(residual, activation), norm=norm))
         network(torch.randn(2, 6, 20), torch.tensor([20, 11]))[0].sum().backward()
         idle = [name for name, tensor in network.named_parameters() if tensor.grad is None]
         assert idle == []
 
 
-def gated(residual: str, activation: str) -> ModelConfig:
+def mixed_network(residual: str, activation: str) -> ModelConfig:
     block = BlockConfig(3, 8, 2, residual=residual)  # type: ignore[arg-type]
     return small(
         blocks=(BlockConfig(5, 8, stride=2), block, replace(block, separable=True), BlockConfig(1, 8)),
@@ -233,13 +231,13 @@ def gated(residual: str, activation: str) -> ModelConfig:
     )
 
 
-def test_dense_bypasses_count_what_came_before() -> None:
+def test_number_of_dense_bypasses() -> None:
     block = BlockConfig(3, 8, residual="dense_residual")
     network = build(small(blocks=(BlockConfig(3, 8, stride=2), block, block, block, BlockConfig(1, 8))))
     assert [len(block.bypasses) for block in network.blocks] == [0, 1, 2, 3, 0]
 
 
-def test_dense_bypasses_cross_strides() -> None:
+def test_dense_bypasses_across_strides() -> None:
     dense = BlockConfig(3, 8, residual="dense_residual")
     for residual in ("dense_residual", "densenet", "dense_rnet"):
         block = replace(dense, residual=residual)
@@ -250,44 +248,44 @@ def test_dense_bypasses_cross_strides() -> None:
 
 @pytest.mark.parametrize("masks", ["conv", "conv_and_norm"])
 @pytest.mark.parametrize("residual", ["residual", "dense_residual", "densenet", "dense_rnet"])
-def test_masked_padding_changes_nothing(masks: str, residual: str) -> None:
-    """An item in a padded batch hears what it hears alone, whatever lies in its padding."""
+def test_masked_padding_does_not_change_outputs(masks: str, residual: str) -> None:
+    """An item of a padded batch has the same outputs as alone, whatever its padding contains."""
     block = BlockConfig(3, 8, 2, residual=residual)  # type: ignore[arg-type]
     config = small(blocks=(BlockConfig(5, 8, stride=2), block, block, BlockConfig(1, 8)), masks=masks)
-    network = awake(config)
-    sound = torch.randn(1, 6, 31)
-    padded = torch.cat([sound, torch.full((1, 6, 18), 7.0)], dim=2)
-    alone, _ = network(sound)
+    network = random_norms(config)
+    features = torch.randn(1, 6, 31)
+    padded = torch.cat([features, torch.full((1, 6, 18), 7.0)], dim=2)
+    alone, _ = network(features)
     together, lengths = network(padded.repeat(2, 1, 1), torch.tensor([31, 49]))
     torch.testing.assert_close(together[0, : lengths[0]], alone[0], atol=1e-5, rtol=1e-5)
-    unmasked, _ = build_like(network, replace(config, masks="none"))(padded, torch.tensor([31]))
+    unmasked, _ = copy_with(network, replace(config, masks="none"))(padded, torch.tensor([31]))
     assert not torch.allclose(unmasked[0, : lengths[0]], alone[0], atol=1e-3)
 
 
-def build_like(network: Network, config: ModelConfig) -> Network:
+def copy_with(network: Network, config: ModelConfig) -> Network:
     other = build(config).eval()
     other.load_state_dict(network.state_dict())
     return other
 
 
-def test_no_lengths_means_all_full() -> None:
-    network = awake(small())
-    sound = torch.randn(3, 6, 40)
-    plain, plain_lengths = network(sound)
-    masked, lengths = network(sound, torch.full((3,), 40))
+def test_no_lengths_means_no_padding() -> None:
+    network = random_norms(small())
+    features = torch.randn(3, 6, 40)
+    plain, plain_lengths = network(features)
+    masked, lengths = network(features, torch.full((3,), 40))
     torch.testing.assert_close(plain, masked)
     assert plain_lengths.tolist() == lengths.tolist()
 
 
-def test_masked_batch_norm_leaves_padding_out_of_its_statistics() -> None:
-    sound = torch.randn(2, 6, 40)
-    padded = torch.cat([sound, torch.randn(2, 6, 200)], dim=2)
+def test_masked_batch_norm_excludes_padding_from_statistics() -> None:
+    features = torch.randn(2, 6, 40)
+    padded = torch.cat([features, torch.randn(2, 6, 200)], dim=2)
     lengths = torch.tensor([40, 40])
     by_masks: dict[str, list[Tensor]] = {}
     for masks in ("conv_and_norm", "conv"):
         torch.manual_seed(5)
         network = build(small(masks=masks)).train()
-        alone, _ = network(sound, lengths)
+        alone, _ = network(features, lengths)
         torch.manual_seed(5)
         network = build(small(masks=masks)).train()
         together, _ = network(padded, lengths)
@@ -297,24 +295,24 @@ def test_masked_batch_norm_leaves_padding_out_of_its_statistics() -> None:
     assert not torch.allclose(by_masks["conv"][2], by_masks["conv_and_norm"][2], atol=1e-3)
 
 
-def test_masked_batch_norm_equals_the_usual_one_when_nothing_is_padded() -> None:
-    sound, lengths = torch.randn(2, 6, 40), torch.tensor([40, 40])
+def test_masked_batch_norm_without_padding_equals_batch_norm() -> None:
+    features, lengths = torch.randn(2, 6, 40), torch.tensor([40, 40])
     outputs, variances = [], []
     for masks in ("conv_and_norm", "conv"):
         torch.manual_seed(5)
         network = build(small(masks=masks)).train()
-        outputs.append(network(sound, lengths)[0])
+        outputs.append(network(features, lengths)[0])
         variances.append(network.blocks[0].units[0].norm.running_var)
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(*variances, atol=1e-5, rtol=1e-5)
 
 
-def test_layer_norm_is_frame_by_frame() -> None:
-    """More sound changes no frame that cannot hear it."""
-    network = awake(small(norm="layer", masks="none"))
-    sound = torch.randn(1, 6, 80)
-    short, _ = network(sound[:, :, :60])
-    long, _ = network(sound)
+def test_layer_norm_is_per_frame() -> None:
+    """Later features do not change outputs outside whose context they are."""
+    network = random_norms(small(norm="layer", masks="none"))
+    features = torch.randn(1, 6, 80)
+    short, _ = network(features[:, :, :60])
+    long, _ = network(features)
     torch.testing.assert_close(long[:, :20], short[:, :20])
 
 
@@ -334,7 +332,7 @@ def test_activations() -> None:
 
 
 def test_masks_follow_the_rate() -> None:
-    masks = Masks(torch.tensor([5, 8]))
+    masks = PaddingMasks(torch.tensor([5, 8]))
     mask = masks.at(torch.zeros(2, 3, 4), 2)
     assert mask is not None
     assert mask[:, 0].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
@@ -352,7 +350,7 @@ def test_masks_follow_the_rate() -> None:
         ({"activation": "swish"}, "activation must be one of"),
     ],
 )
-def test_impossible_networks_are_refused(changes: dict[str, object], message: str) -> None:
+def test_invalid_networks_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(AcousticError, match=message):
         small(**changes)
 
@@ -370,7 +368,7 @@ def test_impossible_networks_are_refused(changes: dict[str, object], message: st
         {"kernel": 3, "channels": 10**9},
     ],
 )
-def test_impossible_blocks_are_refused(fields: dict[str, object]) -> None:
+def test_invalid_blocks_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(AcousticError):
         BlockConfig(**fields)  # type: ignore[arg-type]
 
@@ -387,13 +385,13 @@ def test_impossible_blocks_are_refused(fields: dict[str, object]) -> None:
         {"edge": "wrap"},
     ],
 )
-def test_impossible_front_ends_are_refused(fields: dict[str, object]) -> None:
+def test_invalid_front_ends_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(AcousticError):
         FeatureConfig(**fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", published)
-def test_configurations_survive_json(name: str) -> None:
+def test_configurations_round_trip_through_json(name: str) -> None:
     import json
 
     table = json.loads(json.dumps(published[name].to_dict()))
@@ -405,37 +403,35 @@ def test_configurations_survive_json(name: str) -> None:
     [
         ({"blocks": 5}, r"Expected `array`, got `int` - at `\$.blocks`"),
         ({"blocks": ["x"]}, r"Expected `object`, got `str` - at `\$.blocks\[0\]`"),
-        ({"colour": "red"}, "unknown settings colour"),
-        ({"features": {"colour": 1}}, "FeatureConfig: unknown settings colour"),
+        ({"color": "red"}, "unknown settings color"),
+        ({"features": {"color": 1}}, "FeatureConfig: unknown settings color"),
         ({"blocks": [{"kernel": 3, "channels": 8, "heads": 2}]}, "BlockConfig: unknown settings heads"),
         ({"norm_epsilon": "x"}, r"Expected `float`, got `str` - at `\$.norm_epsilon`"),
-        ({"norm": "group"}, r"'group' - at `\$.norm`. The file is damaged or comes from a newer Silica"),
+        ({"norm": "group"}, r"'group' - at `\$.norm`. The file is damaged or was written by a newer Silica"),
         ({"alphabet": ["a"]}, r"Expected `str`, got `array` - at `\$.alphabet`"),
         ({"features": {"mels": True}}, r"Expected `int`, got `bool` - at `\$.features.mels`"),
         ({"features": {"mean": ["a"]}}, r"Expected `float`, got `str` - at `\$.features.mean\[0\]`"),
         ({"blocks": [{"kernel": 3}]}, "channels"),
     ],
 )
-def test_damaged_configurations_are_refused_in_words(change: dict[str, object], message: str) -> None:
+def test_damaged_configurations_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(AcousticError, match=message):
         ModelConfig.from_dict(published["tiny"].to_dict() | change)
 
 
-def test_the_readme_tells_the_truth_about_the_family() -> None:
-    lines = (Path(__file__).parents[2] / "acoustic" / "README.md").read_text().splitlines()
+def test_documented_sizes_and_contexts() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
+    lines = page.read_text().split("## Architectures")[1].splitlines()
     rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
-    seen = 0
+    assert {name for name, *_ in rows} == set(published) - {"tiny"}
     for name, *cells in rows:
-        if name in published:
-            config = published[name]
-            field, ahead = f"{config.receptive_field_s:.2f} s", f"{config.look_ahead_s:.2f} s"
-            assert cells == [f"{parameter_count(config):,}", field, ahead]
-            seen += 1
-    assert seen == 14
+        config = published[name]
+        receptive_field, look_ahead = f"{config.receptive_field_s:.2f} s", f"{config.look_ahead_s:.2f} s"
+        assert cells == [f"{parameter_count(config):,}", receptive_field, look_ahead]
 
 
 @pytest.mark.parametrize("name", ["silica-small", "quartznet12x1"])
-def test_training_on_a_cpu_by_step_is_the_same_arithmetic(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_major_training_equals_channel_major(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = published[name]
     model = build(config).train().double()
     state = copy.deepcopy(model.state_dict())
@@ -453,15 +449,15 @@ def test_training_on_a_cpu_by_step_is_the_same_arithmetic(name: str, monkeypatch
             name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None
         }
         results.append((scores.detach(), gradients, copy.deepcopy(model.state_dict())))
-    for mine, usual in zip(*results, strict=True):
-        torch.testing.assert_close(mine, usual, rtol=1e-6, atol=1e-9)
+    for with_time_major, channel_major in zip(*results, strict=True):
+        torch.testing.assert_close(with_time_major, channel_major, rtol=1e-6, atol=1e-9)
 
 
-def test_a_layer_norm_in_16_bits_stands_what_an_attending_block_sums_up() -> None:
-    """A channel at 1,000 is not unusual there; its square is infinite in FP16."""
+def test_layer_norm_in_fp16_does_not_overflow() -> None:
+    """The square of 1,000 is infinite in FP16."""
     norm = LayerNorm(64, 1e-3)
     x = torch.randn(2, 64, 9, generator=torch.Generator().manual_seed(1))
     x[:, 5] = 1_000.0
     expected = norm(x)
-    heard = norm.half()(x.half()).float()
-    torch.testing.assert_close(heard, expected.detach(), rtol=1e-2, atol=1e-2)
+    actual = norm.half()(x.half()).float()
+    torch.testing.assert_close(actual, expected.detach(), rtol=1e-2, atol=1e-2)

@@ -1,4 +1,4 @@
-"""Channels of like ranges: another file, the same network, and INT8 that is nearer to it."""
+"""SmoothQuant leaves the network's output unchanged and makes INT8 more accurate."""
 
 from dataclasses import replace
 
@@ -12,9 +12,9 @@ from acoustic.config import BlockConfig, ModelConfig
 from acoustic.network.folding import fold
 from acoustic.quantization.calibration import calibrate
 from acoustic.quantization.ranges import with_ranges
-from acoustic.quantization.smoothquant import FARTHEST, apply_smoothquant, shared_factors
+from acoustic.quantization.smoothquant import MAX_FACTOR, apply_smoothquant, channel_factors
 from acoustic.runtime.cpu import CpuBackend
-from tests.acoustic.signals import enlivened, sound
+from tests.acoustic.signals import audio
 from tests.acoustic.test_stream_state import FEATURES
 
 NETWORK = ModelConfig(
@@ -30,8 +30,8 @@ NETWORK = ModelConfig(
 
 @pytest.fixture(scope="module")
 def uneven() -> Checkpoint:
-    """One channel in eight reaches thirty times as far as the others, and is heard a thirtieth as well."""
-    checkpoint = enlivened(untrained(NETWORK))
+    """One depthwise channel in eight is thirty times larger than the others, with smaller pointwise weights."""
+    checkpoint = untrained(NETWORK)
     state = dict(checkpoint.state)
     for name in [name for name in state if name.endswith("depthwise.weight")]:
         weights = name.replace("depthwise", "conv")
@@ -42,30 +42,31 @@ def uneven() -> Checkpoint:
     return replace(checkpoint, state=state)
 
 
-def test_the_network_is_the_same_and_its_int8_nearer(uneven: Checkpoint) -> None:
-    even = apply_smoothquant(uneven, [sound(12)])
-    assert sum(not torch.equal(even.state[name], value) for name, value in uneven.state.items()) == 10
-    exact = CpuBackend(fold(uneven), "fp32").whole(sound(9, 3))
-    np.testing.assert_allclose(CpuBackend(fold(even), "fp32").whole(sound(9, 3)), exact, atol=1e-3)
-    apart = []
-    for checkpoint in (uneven, even):
-        ranges = calibrate(checkpoint, [sound(70)], keep=False)
-        heard = CpuBackend(with_ranges(checkpoint, ranges), "int8").whole(sound(9, 3))
-        apart.append(np.abs(np.exp(heard) - np.exp(exact)).mean())
-    assert apart[1] < 0.7 * apart[0]
+def test_the_network_is_unchanged_and_int8_more_accurate(uneven: Checkpoint) -> None:
+    equalized = apply_smoothquant(uneven, [audio(12)])
+    assert sum(not torch.equal(equalized.state[name], value) for name, value in uneven.state.items()) == 10
+    exact = CpuBackend(fold(uneven), "fp32").recording_log_probs(audio(9, 3))
+    actual = CpuBackend(fold(equalized), "fp32").recording_log_probs(audio(9, 3))
+    np.testing.assert_allclose(actual, exact, atol=1e-3)
+    errors = []
+    for checkpoint in (uneven, equalized):
+        ranges = calibrate(checkpoint, [audio(70)], keep=False)
+        actual = CpuBackend(with_ranges(checkpoint, ranges), "int8").recording_log_probs(audio(9, 3))
+        errors.append(np.abs(np.exp(actual) - np.exp(exact)).mean())
+    assert errors[1] < 0.7 * errors[0]
 
 
-def test_a_channel_that_says_nothing_stays_within_bounds() -> None:
-    reach, weights = torch.tensor([1.0, 1.0, 2.0, 0.0, 1e9]), torch.ones(4, 5)
+def test_factors_are_bounded() -> None:
+    maxima, weights = torch.tensor([1.0, 1.0, 2.0, 0.0, 1e9]), torch.ones(4, 5)
     weights[:, 1] = 0.0
-    factors = shared_factors(reach, weights)
-    assert float(factors.min()) == 1 / FARTHEST and float(factors.max()) == FARTHEST
+    factors = channel_factors(maxima, weights)
+    assert float(factors.min()) == 1 / MAX_FACTOR and float(factors.max()) == MAX_FACTOR
 
 
-def test_networks_without_depthwise_taps_stay_as_they_are() -> None:
-    plain = untrained(replace(NETWORK, blocks=NETWORK.blocks[:1]))
-    assert apply_smoothquant(plain, [sound(2)]).state.keys() == plain.state.keys()
+def test_networks_without_depthwise_convolutions_are_unchanged() -> None:
+    checkpoint = untrained(replace(NETWORK, blocks=NETWORK.blocks[:1]))
+    assert apply_smoothquant(checkpoint, [audio(2)]).state.keys() == checkpoint.state.keys()
     assert all(
-        torch.equal(value, plain.state[name])
-        for name, value in apply_smoothquant(plain, [sound(2)]).state.items()
+        torch.equal(value, checkpoint.state[name])
+        for name, value in apply_smoothquant(checkpoint, [audio(2)]).state.items()
     )

@@ -1,5 +1,6 @@
-"""What is compiled for training on a GPU against PyTorch's own in 64 bits: on a GPU where there is one, else with
-Triton's interpreter where that is installed (`pip install triton`, TRITON_INTERPRET=1).
+"""Triton kernels for training equal PyTorch in double precision.
+
+Needs a GPU, or Triton's interpreter (`pip install triton`, TRITON_INTERPRET=1).
 """
 
 import os
@@ -21,64 +22,69 @@ from training.augment.triton_speed import resampled  # noqa: E402
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array:DeprecationWarning"
-)  # the interpreter's own
+)  # raised by the interpreter
 
 
-def apart(made: Tensor, wanted: Tensor) -> float:
-    return float((made.detach().double() - wanted.detach().double()).norm() / wanted.detach().double().norm())
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float(
+        (actual.detach().double() - expected.detach().double()).norm() / expected.detach().double().norm()
+    )
 
 
 def valid(lengths: Tensor, steps: int) -> Tensor:
     return (torch.arange(steps, device=DEVICE)[None] < lengths[:, None])[..., None]
 
 
-def plain(
+def reference(
     x: Tensor, weight: Tensor, lengths: Tensor, left: int, stride: int = 1, dilation: int = 1
 ) -> Tensor:
-    steps, taps = x.shape[1], weight.shape[2]
-    heard = F.pad((x.double() * valid(lengths, steps)).mT, (left, (taps - 1) * dilation - left))
-    out = F.conv1d(heard, weight.double(), None, stride, 0, dilation, x.shape[2]).mT
+    steps, kernel_size = x.shape[1], weight.shape[2]
+    padded = F.pad((x.double() * valid(lengths, steps)).mT, (left, (kernel_size - 1) * dilation - left))
+    out = F.conv1d(padded, weight.double(), None, stride, 0, dilation, x.shape[2]).mT
     return out * valid(-(-lengths // stride), out.shape[1])
 
 
 @pytest.mark.parametrize(
-    ("rows", "steps", "channels", "taps", "left"),
+    ("rows", "steps", "channels", "kernel_size", "left"),
     [(3, 50, 70, 11, 8), (2, 37, 64, 21, 10), (2, 200, 16, 75, 37), (1, 3, 5, 33, 20), (2, 8, 64, 1, 0)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_taps_and_both_gradients(
-    rows: int, steps: int, channels: int, taps: int, left: int, dtype: torch.dtype
+def test_depthwise_and_gradients(
+    rows: int, steps: int, channels: int, kernel_size: int, left: int, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
     x = torch.randn(rows, steps, channels, device=DEVICE).to(dtype)
-    weight = torch.randn(channels, 1, taps, device=DEVICE)
+    weight = torch.randn(channels, 1, kernel_size, device=DEVICE)
     lengths = torch.tensor([steps, max(1, steps - 7), steps // 2][:rows], device=DEVICE)
     gradient = torch.randn(rows, steps, channels, device=DEVICE).to(dtype)
     ours = x.clone().requires_grad_(), weight.clone().requires_grad_()
     theirs = x.double().requires_grad_(), weight.double().requires_grad_()
-    made = triton_depthwise.depthwise(ours[0].mT, ours[1], lengths, left).mT
-    wanted = plain(*theirs, lengths, left)
-    made.backward(gradient)
-    wanted.backward(gradient.double())
-    near = 5e-3 if dtype == torch.bfloat16 else 1e-6
-    assert apart(made, wanted) < near
-    assert apart(ours[0].grad, theirs[0].grad) < near
-    assert apart(ours[1].grad, theirs[1].grad) < 1e-6
+    actual = triton_depthwise.depthwise(ours[0].mT, ours[1], lengths, left).mT
+    expected = reference(*theirs, lengths, left)
+    actual.backward(gradient)
+    expected.backward(gradient.double())
+    tolerance = 5e-3 if dtype == torch.bfloat16 else 1e-6
+    assert relative_error(actual, expected) < tolerance
+    assert relative_error(ours[0].grad, theirs[0].grad) < tolerance
+    assert relative_error(ours[1].grad, theirs[1].grad) < 1e-6
 
 
 @pytest.mark.parametrize(("stride", "dilation"), [(2, 1), (1, 2), (4, 1)])
-def test_taps_with_a_stride_or_dilation(stride: int, dilation: int) -> None:
+def test_depthwise_with_a_stride_or_dilation(stride: int, dilation: int) -> None:
     torch.manual_seed(1)
     x, weight = torch.randn(2, 41, 64, device=DEVICE), torch.randn(64, 1, 9, device=DEVICE)
     lengths = torch.tensor([41, 30], device=DEVICE)
     left = 4 * dilation
-    made = triton_depthwise.depthwise(x.mT, weight, lengths, left, stride, dilation).mT
-    assert apart(made, plain(x, weight, lengths, left, stride, dilation)[:, : made.shape[1]]) < 1e-6
+    actual = triton_depthwise.depthwise(x.mT, weight, lengths, left, stride, dilation).mT
+    assert (
+        relative_error(actual, reference(x, weight, lengths, left, stride, dilation)[:, : actual.shape[1]])
+        < 1e-6
+    )
 
 
-@pytest.mark.parametrize("rectified", [True, False])
+@pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize(("rows", "steps", "channels"), [(3, 50, 70), (4, 41, 64), (1, 2, 16)])
-def test_norms_and_their_gradients(rows: int, steps: int, channels: int, rectified: bool) -> None:
+def test_batch_norm_and_gradients(rows: int, steps: int, channels: int, relu: bool) -> None:
     torch.manual_seed(2)
     x = torch.randn(rows, steps, channels, device=DEVICE) * 2 + 1
     gradient = torch.randn(rows, steps, channels, device=DEVICE)
@@ -87,36 +93,36 @@ def test_norms_and_their_gradients(rows: int, steps: int, channels: int, rectifi
     nn.init.normal_(ours.bias)
     theirs = nn.BatchNorm1d(channels, eps=1e-3).to(DEVICE).double()
     theirs.load_state_dict(ours.state_dict())
-    heard, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-    for _ in range(2):  # the running statistics, once they are not the first ones
-        made = triton_batch_norm.batch_normed(heard.mT, ours, rectified=rectified).mT
-        wanted = theirs(exact.flatten(0, 1)).view_as(exact)
-        wanted = wanted.relu() if rectified else wanted
-    made.backward(gradient)
-    wanted.backward(gradient.double())
-    assert apart(made, wanted) < 1e-5
-    assert apart(heard.grad, exact.grad) < 1e-3
-    assert apart(ours.weight.grad, theirs.weight.grad) < 1e-4
-    assert apart(ours.bias.grad, theirs.bias.grad) < 1e-4
-    assert apart(ours.running_mean, theirs.running_mean) < 1e-5
-    assert apart(ours.running_var, theirs.running_var) < 1e-5
+    padded, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    for _ in range(2):  # the second time with running statistics other than the initial ones
+        actual = triton_batch_norm.batch_norm(padded.mT, ours, relu=relu).mT
+        expected = theirs(exact.flatten(0, 1)).view_as(exact)
+        expected = expected.relu() if relu else expected
+    actual.backward(gradient)
+    expected.backward(gradient.double())
+    assert relative_error(actual, expected) < 1e-5
+    assert relative_error(padded.grad, exact.grad) < 1e-3
+    assert relative_error(ours.weight.grad, theirs.weight.grad) < 1e-4
+    assert relative_error(ours.bias.grad, theirs.bias.grad) < 1e-4
+    assert relative_error(ours.running_mean, theirs.running_mean) < 1e-5
+    assert relative_error(ours.running_var, theirs.running_var) < 1e-5
     assert int(ours.num_batches_tracked) == 2
 
 
-def test_speed_is_what_fourier_transforms_make_of_it() -> None:
+def test_speed_change_matches_the_fourier_method() -> None:
     torch.manual_seed(3)
     time = torch.arange(6000) / 16000
-    sound = torch.stack([torch.sin(6283 * 0.44 * time), 0.1 * torch.randn(6000)])
-    spectrum = torch.fft.rfft(sound)
-    # Near the highest frequency that there is both may do as they like.
+    audio = torch.stack([torch.sin(6283 * 0.44 * time), 0.1 * torch.randn(6000)])
+    spectrum = torch.fft.rfft(audio)
+    # Near the Nyquist frequency the methods may differ.
     spectrum[:, int(spectrum.shape[1] * 0.85) :] = 0
-    sound, lengths = torch.fft.irfft(spectrum), torch.tensor([6000, 5000])
-    sound[1, 5000:] = 0
+    audio, lengths = torch.fft.irfft(spectrum), torch.tensor([6000, 5000])
+    audio[1, 5000:] = 0
     for factors in ((1.15, 0.87), (1.0, 1.06)):
-        wanted, counts = change_speed(sound, lengths, torch.tensor(factors))
+        expected, counts = change_speed(audio, lengths, torch.tensor(factors))
         steps = torch.round(STEPS / torch.tensor(factors).double()).long()
-        made = resampled(sound.to(DEVICE), lengths, steps, wanted.shape[1] + 10, STEPS).cpu()
+        actual = resampled(audio.to(DEVICE), lengths, steps, expected.shape[1] + 10, STEPS).cpu()
         for row, count in enumerate(counts.tolist()):
             inside = slice(100, count - 200)
-            assert apart(made[row, inside], wanted[row, inside]) < 1e-3
-            assert not made[row, count:].any()
+            assert relative_error(actual[row, inside], expected[row, inside]) < 1e-3
+            assert not actual[row, count:].any()

@@ -35,7 +35,7 @@ def speech(seconds: float, first: int = 0) -> npt.NDArray[np.float32]:
 def make_fake_model(folder: Path, model: str | Checkpoint = "tiny") -> Path:
     """Write the model; returns its path."""
     tiny = model if isinstance(model, Checkpoint) else catalogue.find(model)
-    mean = open_backend(tiny).whole(speech(20)[0]).mean(axis=0)
+    mean = open_backend(tiny).recording_log_probs(speech(20)[0]).mean(axis=0)
     state = dict(tiny.state)
     bias = SHARPNESS * (state["output.bias"].numpy().reshape(-1, len(mean)) - mean)
     bias[:, -1] += BLANK_BIAS

@@ -12,7 +12,7 @@ import torch
 from acoustic.architectures import FIXED, published
 from acoustic.constants import SAMPLE_RATE
 from acoustic.features.front_end import FrontEnd
-from acoustic.features.normalization import normalize_whole
+from acoustic.features.normalization import normalize_batch
 from tests.full_disk import full_disk
 from training.data import corpora
 from training.data.audio import ClipError, read_clip
@@ -360,7 +360,7 @@ def test_batch_features_equal_those_of_the_front_end() -> None:
     features, frames = batch_features(front_end, padded, torch.tensor(lengths))
     expected, counts = front_end.batch(signals)
     assert frames.tolist() == counts.tolist()
-    assert torch.allclose(features, normalize_whole(config, expected, counts), atol=2e-3)
+    assert torch.allclose(features, normalize_batch(config, expected, counts), atol=2e-3)
 
 
 def test_a_share_of_the_rows_starts_from_the_state_of_preceding_audio() -> None:

@@ -1,4 +1,4 @@
-"""The loop: ten utterances learnt by heart, a killed run that goes on as if nothing had been, two processes as one."""
+"""The training loop: it overfits ten utterances, a killed run resumes exactly, two processes equal one."""
 
 import csv
 import errno
@@ -49,7 +49,7 @@ def records(folder: Path, column: str = "loss") -> list[tuple[int, str]]:
 def started(
     spoken: Path, out: Path, settings: dict[str, Any], **environment: str
 ) -> Iterator["subprocess.Popen[str]"]:
-    """The worker, which does not outlive the block whatever goes wrong in it."""
+    """The worker, killed at the end of the block at the latest."""
     with subprocess.Popen(
         [sys.executable, str(WORKER), str(spoken), str(out), json.dumps(settings)],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
@@ -62,7 +62,9 @@ def started(
             process.kill()
 
 
-def test_ten_utterances_are_learnt_by_heart(spoken: Path, small_network: ModelConfig, tmp_path: Path) -> None:
+def test_a_small_network_overfits_ten_utterances(
+    spoken: Path, small_network: ModelConfig, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     clips = read_manifest(spoken)
     model = build(small_network)
@@ -86,7 +88,7 @@ def test_ten_utterances_are_learnt_by_heart(spoken: Path, small_network: ModelCo
     assert any((tmp_path / "tensorboard").iterdir())
 
 
-def test_a_run_killed_at_any_moment_goes_on_as_if_nothing_had_been(spoken: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(spoken: Path, tmp_path: Path) -> None:
     make(spoken, tmp_path / "whole", World()).run()
     killed = tmp_path / "killed"
     with started(spoken, killed, {"steps": 12, "killed_after": 6}) as process:
@@ -119,7 +121,7 @@ def train_in_two(spoken: Path, out: Path, settings: dict[str, Any]) -> None:
         assert [one.returncode, two.returncode] == [0, 0], errors
 
 
-def test_two_processes_have_the_losses_of_one_with_the_joint_batch(spoken: Path, tmp_path: Path) -> None:
+def test_two_processes_have_the_losses_of_one_with_the_global_batch(spoken: Path, tmp_path: Path) -> None:
     settings = {"steps": 6, "dropout": False, "dither": 0.0, "save_every_s": 1e9}
     make(spoken, tmp_path / "one", World(), batch_duration_s=40.0, **settings).run()
     train_in_two(spoken, tmp_path / "two", {**settings, "batch_duration_s": 20.0})
@@ -134,10 +136,10 @@ def test_two_processes_have_the_losses_of_one_with_the_joint_batch(spoken: Path,
 
 
 @pytest.mark.parametrize("optimizer", ["novograd", "muon"])
-def test_processes_with_their_own_norms_are_the_pieces_of_a_step(
+def test_processes_without_synced_batch_norm_equal_accumulated_pieces(
     spoken: Path, tmp_path: Path, optimizer: str
 ) -> None:
-    """Muon's products are shared out among the processes."""
+    """With Muon, whose matrix products are divided among the processes."""
     settings: dict[str, Any] = {
         "steps": 6,
         "dropout": False,
@@ -152,7 +154,7 @@ def test_processes_with_their_own_norms_are_the_pieces_of_a_step(
     assert two == pytest.approx(pieces, rel=2e-4)
 
 
-def test_accumulated_pieces_make_the_step_of_the_whole_batch(spoken: Path, tmp_path: Path) -> None:
+def test_accumulation_equals_the_whole_batch(spoken: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"steps": 4, "norm": "layer", "dither": 0.0, "save_every_s": 1e9}
     make(spoken, tmp_path / "whole", World(), batch_duration_s=40.0, **settings).run()
     make(spoken, tmp_path / "pieces", World(), batch_duration_s=20.0, accumulation=2, **settings).run()
@@ -160,8 +162,8 @@ def test_accumulated_pieces_make_the_step_of_the_whole_batch(spoken: Path, tmp_p
     assert pieces == pytest.approx(whole, rel=1e-4)
 
 
-class Poisoned:
-    """CTC, but for some steps whose loss is no number."""
+class NonFinite:
+    """CTC, except for some steps whose loss is NaN."""
 
     def __init__(self, inner: CtcObjective, steps: range) -> None:
         self.inner, self.steps, self.calls = inner, steps, 0
@@ -180,14 +182,14 @@ class Poisoned:
         return Loss(loss.total * float("nan")) if self.calls - 1 in self.steps else loss
 
 
-def poison(loop: Loop, steps: range) -> Loop:
+def make_non_finite(loop: Loop, steps: range) -> Loop:
     assert isinstance(loop.objective, CtcObjective)
-    loop.objective = Poisoned(loop.objective, steps)
+    loop.objective = NonFinite(loop.objective, steps)
     return loop
 
 
-def test_a_step_without_a_number_changes_nothing_and_is_counted(spoken: Path, tmp_path: Path) -> None:
-    loop = poison(make(spoken, tmp_path, World(), steps=1), range(1))
+def test_a_non_finite_step_changes_nothing_and_is_counted(spoken: Path, tmp_path: Path) -> None:
+    loop = make_non_finite(make(spoken, tmp_path, World(), steps=1), range(1))
     before = {name: value.clone() for name, value in loop.model.state_dict().items()}
     progress = loop.run()
     assert progress.skipped == 1
@@ -195,10 +197,8 @@ def test_a_step_without_a_number_changes_nothing_and_is_counted(spoken: Path, tm
         assert torch.equal(value, before[name]), name
 
 
-def test_nothing_but_broken_steps_ends_the_run_in_words_and_keeps_the_checkpoint(
-    spoken: Path, tmp_path: Path
-) -> None:
-    loop = poison(make(spoken, tmp_path, World(), steps=60), range(3, 60))
+def test_many_non_finite_steps_end_the_run_and_keep_the_checkpoint(spoken: Path, tmp_path: Path) -> None:
+    loop = make_non_finite(make(spoken, tmp_path, World(), steps=60), range(3, 60))
     with pytest.raises(
         TrainingError, match=r"25 steps in a row gave no finite loss .* clips such as .*\.wav"
     ):
@@ -207,9 +207,9 @@ def test_nothing_but_broken_steps_ends_the_run_in_words_and_keeps_the_checkpoint
     assert all(torch.isfinite(value).all() for value in kept["model"].values())
 
 
-def test_an_overflow_halves_the_loss_scale_and_is_resumed_with_it(spoken: Path, tmp_path: Path) -> None:
+def test_an_overflow_halves_the_loss_scale_which_the_checkpoint_keeps(spoken: Path, tmp_path: Path) -> None:
     # FP16 itself needs a GPU; its loss scale runs anywhere.
-    loop = poison(make(spoken, tmp_path, World(), steps=4), range(2, 3))
+    loop = make_non_finite(make(spoken, tmp_path, World(), steps=4), range(2, 3))
     loop.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     assert loop.run().skipped == 1
     assert loop.scaler.get_scale() == 512.0
@@ -220,7 +220,7 @@ def test_an_overflow_halves_the_loss_scale_and_is_resumed_with_it(spoken: Path, 
     assert torch.load(tmp_path / "last.pt", weights_only=True)["scaler"]["scale"] == 512.0
 
 
-def test_bf16_trains_on_a_cpu_and_fp16_is_refused_there(spoken: Path, tmp_path: Path) -> None:
+def test_bf16_trains_on_a_cpu_and_fp16_is_refused(spoken: Path, tmp_path: Path) -> None:
     make(spoken, tmp_path / "wide", World(), steps=3).run()
     make(spoken, tmp_path / "narrow", World(), steps=3, precision="bf16").run()
     wide, narrow = ([float(loss) for _, loss in records(tmp_path / name)] for name in ("wide", "narrow"))
@@ -231,7 +231,7 @@ def test_bf16_trains_on_a_cpu_and_fp16_is_refused_there(spoken: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(("narrow_s", "chosen"), [(0.001, "bf16"), (0.9, "fp32"), (40.0, "fp32")])
-def test_auto_takes_16_bits_only_where_they_are_quicker(
+def test_auto_precision_is_bf16_only_where_it_is_faster(
     narrow_s: float, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {torch.float32: 1.0, torch.bfloat16: narrow_s}
@@ -239,12 +239,12 @@ def test_auto_takes_16_bits_only_where_they_are_quicker(
     assert fastest_precision(torch.device("cpu")) == chosen
 
 
-def test_the_quickest_precision_is_one_that_trains_here(spoken: Path, tmp_path: Path) -> None:
+def test_the_fastest_precision_trains_on_this_machine(spoken: Path, tmp_path: Path) -> None:
     chosen = fastest_precision(torch.device("cpu"))
     assert make(spoken, tmp_path, World(), steps=1, precision=chosen).run().finished
 
 
-def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_goes_on(
+def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_continues(
     spoken: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = make(spoken, tmp_path, World(), steps=3)
@@ -264,7 +264,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_goes_on(
     assert torch.load(tmp_path / "last.pt", weights_only=True)["step"] == 3
 
 
-def test_a_disk_still_full_at_the_end_is_no_success(spoken: Path, tmp_path: Path) -> None:
+def test_a_full_disk_at_the_end_is_an_error(spoken: Path, tmp_path: Path) -> None:
     loop = make(spoken, tmp_path, World(), steps=2)
     assert loop.save()
     with (
@@ -275,7 +275,7 @@ def test_a_disk_still_full_at_the_end_is_no_success(spoken: Path, tmp_path: Path
     assert make(spoken, tmp_path, World(), steps=2).run().finished
 
 
-def test_the_checkpoint_before_the_last_makes_room_for_the_next(
+def test_the_previous_checkpoint_is_removed_to_make_room_for_the_next(
     spoken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = make(spoken, tmp_path, World(), steps=2)
@@ -292,7 +292,7 @@ def test_the_checkpoint_before_the_last_makes_room_for_the_next(
     assert torch.load(tmp_path / "last.pt", weights_only=True)["step"] == 2
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(spoken: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(spoken: Path, tmp_path: Path) -> None:
     make(spoken, tmp_path, World(), steps=4).run()
     (tmp_path / "last.pt").write_bytes((tmp_path / "last.pt").read_bytes()[:1000])
     assert make(spoken, tmp_path, World(), steps=4).progress.step == 3
@@ -310,12 +310,12 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(spoken: Path, tmp_path
 
 
 def scored(wrong: int) -> Callable[[nn.Module], Score]:
-    """An evaluation that finds so many of a hundred words wrong."""
+    """An evaluation with so many substitutions in 100 words."""
     counts = ErrorCounts(words=100, substitutions=wrong)
     return lambda model: Score(counts, counts, None)
 
 
-def test_a_best_model_that_could_not_be_written_is_not_the_best_so_far(spoken: Path, tmp_path: Path) -> None:
+def test_a_best_model_that_could_not_be_written_does_not_count(spoken: Path, tmp_path: Path) -> None:
     loop = make(spoken, tmp_path, World(), steps=1)
     loop.evaluate = scored(20)
     with full_disk():
@@ -327,29 +327,29 @@ def test_a_best_model_that_could_not_be_written_is_not_the_best_so_far(spoken: P
 
 
 @dataclass(frozen=True)
-class Following(World):
-    """A process that hears from the leading one whether the best model is on the disk."""
+class Follower(World):
+    """A process that gets from the main process whether the best model was written."""
 
     rank: int = 1
-    told: bool = True
+    written: bool = True
 
     def any(self, happened: bool) -> bool:
         assert not happened
-        return self.told
+        return self.written
 
 
-@pytest.mark.parametrize(("told", "best"), [(True, 0.2), (False, None)])
+@pytest.mark.parametrize(("written", "best"), [(True, 0.2), (False, None)])
 def test_all_processes_agree_on_the_best_model(
-    spoken: Path, tmp_path: Path, told: bool, best: float | None
+    spoken: Path, tmp_path: Path, written: bool, best: float | None
 ) -> None:
-    loop = make(spoken, tmp_path, Following(told=told), steps=1)
+    loop = make(spoken, tmp_path, Follower(written=written), steps=1)
     loop.evaluate = scored(20)
     loop.validate()
     assert loop.progress.best_rate == best
     assert not loop.folder.best.exists()
 
 
-def test_every_nought_steps_is_never(spoken: Path, tmp_path: Path) -> None:
+def test_an_interval_of_zero_steps_is_never(spoken: Path, tmp_path: Path) -> None:
     loop = make(spoken, tmp_path, World(), steps=2)
     loop.settings = replace(loop.settings, log_every=0, evaluate_every=0)
     loop.evaluate = scored(20)
@@ -359,10 +359,10 @@ def test_every_nought_steps_is_never(spoken: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]])
-def test_a_signal_stops_after_the_step_with_a_checkpoint(
+def test_a_signal_stops_the_run_after_the_step_with_a_checkpoint(
     spoken: Path, tmp_path: Path, signals: list[signal.Signals]
 ) -> None:
-    """The second is torchrun's, which passes on what the terminal has told everybody."""
+    """The second signal is the one that torchrun forwards."""
     with started(spoken, tmp_path, {"steps": 100000, "save_every_s": 1e9}) as process:
         assert process.stderr is not None
         lines = iter(process.stderr)

@@ -14,7 +14,7 @@ from acoustic.export.onnx import onnx_bytes
 from acoustic.features.front_end import FrontEnd
 from acoustic.network import Network, build
 from acoustic.quantization.calibration import calibrate
-from acoustic.runtime.backend import whole_features
+from acoustic.runtime.backend import recording_features
 from acoustic.runtime.cpu import open_session
 from training.data.audio import read_clip
 from training.errors import TrainingError
@@ -58,7 +58,9 @@ def test_training_rounds_as_the_exported_graph_does(
     monkeypatch.setattr(
         quantization_aware, "activation_range", lambda x: torch.tensor(next(in_order)).unbind()
     )
-    features = whole_features(FrontEnd(checkpoint.config.features), checkpoint.config.features, samples)[None]
+    features = recording_features(FrontEnd(checkpoint.config.features), checkpoint.config.features, samples)[
+        None
+    ]
     (served,) = open_session(onnx_bytes(checkpoint, ranges)).run(None, {"features": features.numpy()})
     with torch.no_grad():
         exact, _ = checkpoint.network().eval()(features)

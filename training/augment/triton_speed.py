@@ -1,5 +1,5 @@
-"""Speed on a GPU, by Triton: every row through the taps of a windowed sine, between whichever samples its speed asks
-for. Fourier transforms, with which CPUs do it, want a plan for every length and number of rows.
+"""Speed perturbation on a GPU by Triton: windowed-sinc interpolation of every row at its own rate. The Fourier
+transform of the CPU path needs a plan for every length and number of rows.
 """
 
 import torch
@@ -7,17 +7,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-REACH = 24
-"""Samples that are heard to each side."""
+HALF_WIDTH = 24
+"""Samples of the filter on each side."""
 BLOCK = 512
 
 
 @triton.jit(do_not_specialize=["samples", "out_samples"])
-def _resampled(
-    x_at, steps_at, lengths_at, out_at, samples, out_samples, per: tl.constexpr, reach: tl.constexpr,
+def _resample_kernel(
+    x_at, steps_at, lengths_at, out_at, samples, out_samples, per: tl.constexpr, half_width: tl.constexpr,
     block: tl.constexpr,
 ):  # fmt: skip
-    """out[row, n] = what x has at n * per / steps[row], of what lies below half of the lower of both rates."""
+    """out[row, n] = x at n * per / steps[row], low-passed at half of the lower of both rates."""
     row = tl.program_id(0)
     n = tl.program_id(1) * block + tl.arange(0, block)
     step, length = tl.load(steps_at + row), tl.load(lengths_at + row)
@@ -27,26 +27,26 @@ def _resampled(
     base = x_at + row.to(tl.int64) * samples
     total = tl.zeros((block,), tl.float32)
     pi = 3.141592653589793
-    for tap in range(2 * reach):
-        place = whole + tap - reach + 1
-        apart = (tap - reach + 1) - part
-        near = tl.abs(apart) < 1e-5
-        safe = tl.where(near, 1.0, apart)
+    for tap in range(2 * half_width):
+        place = whole + tap - half_width + 1
+        distance = (tap - half_width + 1) - part
+        near = tl.abs(distance) < 1e-5
+        safe = tl.where(near, 1.0, distance)
         weight = tl.where(near, band, tl.sin(pi * band * safe) / (pi * safe))
-        window = 0.5 + 0.5 * tl.cos(pi * apart / reach)
-        heard = tl.load(base + place, mask=(place >= 0) & (place < length), other=0.0)
-        total += heard * weight * window
+        window = 0.5 + 0.5 * tl.cos(pi * distance / half_width)
+        sample = tl.load(base + place, mask=(place >= 0) & (place < length), other=0.0)
+        total += sample * weight * window
     at = out_at + row.to(tl.int64) * out_samples + n
     # As many samples as begin before the row's end.
     tl.store(at, tl.where(whole < length, total, 0.0), mask=n < out_samples)
 
 
-def resampled(sound: Tensor, lengths: Tensor, steps: Tensor, out_samples: int, per: int) -> Tensor:
-    """Rows [rows, samples] at per / steps[row] times their speed, [rows, out_samples]."""
-    out = torch.empty(len(sound), out_samples, device=sound.device)
-    grid = (len(sound), triton.cdiv(out_samples, BLOCK))
-    _resampled[grid](
-        sound.float().contiguous(), steps.to(sound.device, torch.int32), lengths.to(sound.device, torch.int32), out,
-        sound.shape[1], out_samples, per=per, reach=REACH, block=BLOCK,
+def resampled(audio: Tensor, lengths: Tensor, steps: Tensor, out_samples: int, per: int) -> Tensor:
+    """Rows [rows, samples] played per / steps[row] times as fast, [rows, out_samples]."""
+    out = torch.empty(len(audio), out_samples, device=audio.device)
+    grid = (len(audio), triton.cdiv(out_samples, BLOCK))
+    _resample_kernel[grid](
+        audio.float().contiguous(), steps.to(audio.device, torch.int32), lengths.to(audio.device, torch.int32), out,
+        audio.shape[1], out_samples, per=per, half_width=HALF_WIDTH, block=BLOCK,
     )  # fmt: skip
-    return out.to(sound.dtype)
+    return out.to(audio.dtype)

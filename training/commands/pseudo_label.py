@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
                         print(f"skipped: {error}", file=sys.stderr)
                         continue
                     utterance = greedy.start()
-                    utterance.push(backend.whole(samples))
+                    utterance.push(backend.recording_log_probs(samples))
                     labels.append(key, utterance.finish()[0].text)
                     audio_s += clip.duration_s
                 speed = audio_s / max(time.monotonic() - began, 1e-9)

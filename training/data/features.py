@@ -11,7 +11,7 @@ from torch import Tensor
 
 from acoustic.config import FeatureConfig
 from acoustic.features.front_end import FrontEnd
-from acoustic.features.normalization import initial_normalization_state, normalize_whole, weights_of
+from acoustic.features.normalization import frame_weights, initial_normalization_state, normalize_batch
 from acoustic.stream_state import NormalizationState
 from training.augment.sampling import integers, random_rows, uniform
 
@@ -48,7 +48,7 @@ def limit_level(config: FeatureConfig, audio: Tensor) -> Tensor:
     hop, count, max_power = config.hop_samples, audio.shape[1], 10 ** (config.max_level_db / 10)
     blocks = torch.nn.functional.pad(audio, (0, -count % hop)).reshape(len(audio), -1, hop)
     power = blocks.double().square().mean(-1).clamp(max=1.0)
-    weights = weights_of(config, [config.prior_frames], power.shape[1], audio.device)
+    weights = frame_weights(config, [config.prior_frames], power.shape[1], audio.device)
     total = max_power * config.prior_frames + (power * weights).cumsum(1)
     gains = (max_power * (config.prior_frames + weights.cumsum(1)) / total).sqrt().clamp(max=1.0)
     delayed = torch.cat([gains.new_ones(len(gains), 2), gains], dim=1)
@@ -85,7 +85,7 @@ def batch_features(
     states = None
     if preceding_audio and host_generator is not None and config.normalize == "causal":
         states = preceding_states(config, features, frames, preceding_audio, host_generator)
-    return normalize_whole(config, features, frames, states), frames
+    return normalize_batch(config, features, frames, states), frames
 
 
 def preceding_states(

@@ -23,7 +23,7 @@ from acoustic.config import FeatureConfig, ModelConfig
 from acoustic.features.front_end import FrontEnd
 from acoustic.network import Network
 from acoustic.network.folding import fold
-from acoustic.network.modules import Masks, Unit, convolve, prefers_time_major, time_major
+from acoustic.network.modules import PaddingMasks, SubBlock, convolve, prefers_time_major, time_major
 from training.augment import NoiseBanks, augment_batch
 from training.augment.config import TRANSFORMS, AugmentConfig, SpecAugmentConfig
 from training.augment.sampling import random_rows
@@ -147,7 +147,7 @@ class BlockwiseTeacher:
         """The output of each block [rows, channels, outputs]; with `log_probs` the network's output behind them."""
         outputs, needed = [], None if log_probs else self.blocks[-1] + 1
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype is not None):
-            masks = Masks(frames)
+            masks = PaddingMasks(frames)
             x = features if self._dtype is None else features.to(self._dtype)
             x = time_major(x) if prefers_time_major(x) else x
             for index, block in enumerate(self.network.blocks[:needed]):
@@ -164,7 +164,7 @@ def use_compiled_depthwise(network: Network) -> None:
     """Run depthwise convolutions by the compiled kernel, which otherwise only training uses
     (acoustic.network.depthwise)."""
     for unit in network.modules():
-        if isinstance(unit, Unit) and unit.depthwise is not None:
+        if isinstance(unit, SubBlock) and unit.depthwise is not None:
             unit.depthwise.training = True
 
 

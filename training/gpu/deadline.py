@@ -44,8 +44,8 @@ class Deadline:
 
     def elapsed(self) -> float:
         """The share of the time that is over, 0 to 1."""
-        length = max(1.0, self.last_s() - self.began)
-        return min(1.0, max(0.0, (time.time() - self.began) / length))
+        last = self.last_s()
+        return 1.0 - max(0.0, last - time.time()) / max(1.0, last - self.began)
 
     def restart(self) -> None:
         """Count the time from now: what came before the first step is no training."""

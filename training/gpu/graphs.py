@@ -5,6 +5,7 @@ are captured before other threads use the device.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -103,11 +104,15 @@ class GraphedStep:
         )
 
     def forward(self, prepared: PreparedBatch) -> ForwardPass:
-        """Copy a batch in and replay the forward pass."""
+        """Copy a batch in and replay the forward pass. The metrics outlive the next replay."""
         for mine, new in zip(self._static.inputs(), prepared.inputs(), strict=True):
             mine.copy_(new)
         self._forward.replay()
-        return self._made
+        metrics = self._made.metrics
+        if not metrics:
+            return self._made
+        copies = torch.stack(list(metrics.values())).unbind()
+        return replace(self._made, metrics=dict(zip(metrics, copies, strict=True)))
 
     def backward(self, log_probs_gradient: Tensor, scale: Tensor, *, keep: bool) -> None:
         """Replay the backward pass and add the gradients to the weights'. `scale` is the gradient of the loss that

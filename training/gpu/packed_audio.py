@@ -1,4 +1,4 @@
-"""The audio of a packed folder on the training device, part by part as the parts arrive, and the batches drawn from it."""
+"""The audio of a packed folder on the training device, part by part as the parts arrive, and batches drawn from it."""
 
 import logging
 import time

@@ -1,1 +1,1 @@
-"""What a batch's loss is: CTC, minimum word error rate."""
+"""Training losses: CTC and minimum word error rate."""

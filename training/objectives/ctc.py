@@ -1,7 +1,7 @@
 """Connectionist temporal classification: minus the log-probability of each row's labels, and its gradient.
 
-On a CPU a kernel sums the paths in plain probabilities, each output's brought to a sum of one (Rabiner 1989, section
-V A), where PyTorch's works in logarithms and takes six times as long. Elsewhere it is PyTorch's.
+On a CPU a compiled kernel sums the paths in probabilities that are scaled to a sum of one at each output (Rabiner 1989,
+section V A); PyTorch's works in logarithms and takes six times as long. Other devices use PyTorch's.
 """
 
 from typing import Any
@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 MIN_LOG_PROB = -80.0
-"""Nothing is less probable than this: in 32 bits it would be nought, and one such output would hide the whole row."""
+"""Lower log-probabilities are raised to this: in FP32 their probability is 0, and one such output makes the whole row's
+loss infinite."""
 
 
 def ctc(log_probs: Tensor, outputs: Tensor, targets: Tensor, target_lengths: Tensor, blank: int) -> Tensor:
-    """Of log-probabilities [rows, outputs, classes] each row's loss; nought for rows whose labels do not fit."""
+    """The loss of each row of log-probabilities [rows, outputs, classes]; 0 for rows whose labels do not fit."""
     if log_probs.device.type == "cpu":
         loss: Tensor = _Ctc.apply(log_probs, outputs, targets, target_lengths, blank)  # type: ignore[no-untyped-call]
         return loss
@@ -68,8 +69,8 @@ def _sum_paths(
     losses: NDArray[np.float32],
     gradient: NDArray[np.float32],
 ) -> None:
-    """Fill in each row's loss and its gradient by the log-probabilities (minus the share of the paths that write the
-    class there); both stay nought where no path fits.
+    """Fill in each row's loss and its gradient by the log-probabilities (minus the share of the paths that have the
+    class at that output). Both stay 0 where no path fits.
     """
     first = 0
     for row in range(len(probs)):
@@ -77,20 +78,20 @@ def _sum_paths(
         labels = targets[first : first + count]
         first += count
         states = 2 * count + 1
-        written = np.full(states, blank)
+        symbols = np.full(states, blank)
         skips = np.zeros(states)
         for index in range(count):
-            written[2 * index + 1] = labels[index]
+            symbols[2 * index + 1] = labels[index]
             if index and labels[index] != labels[index - 1]:
                 skips[2 * index + 1] = 1.0
-        # Two states of nothing before the first spare the question whether there is one before.
+        # Two empty states before the first one: no special case for the first states.
         forward = np.zeros((steps + 1, states + 2))
         here = np.empty(states)
         loss = 0.0
         for t in range(steps):
             before, after = forward[t], forward[t + 1]
             for state in range(states):
-                here[state] = probs[row, t, written[state]]
+                here[state] = probs[row, t, symbols[state]]
             total = 0.0
             if t == 0:
                 for state in range(min(2, states)):
@@ -123,18 +124,16 @@ def _sum_paths(
             for state in range(states):
                 here[state] = forward[t + 1, state + 2] * backward[state]
                 total += here[state]
-            if (
-                total <= 0.0
-            ):  # what is probable from the front is not from behind, beyond what 64 bits can hold
+            if total <= 0.0:  # forward and backward probabilities underflow together
                 losses[row] = 0.0
                 gradient[row] = 0.0
                 break
             scale = 1.0 / total
             for state in range(states):
-                gradient[row, t, written[state]] -= here[state] * scale
+                gradient[row, t, symbols[state]] -= here[state] * scale
             biggest = 0.0
             for state in range(states):
-                next_backward[state] = backward[state] * probs[row, t, written[state]]
+                next_backward[state] = backward[state] * probs[row, t, symbols[state]]
             for state in range(states):
                 skip = skips[state + 2] if state + 2 < states else 0.0
                 backward[state] = (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from acoustic.checkpoint import quantize
 from acoustic.network import Network
-from acoustic.network.modules import Unit
+from acoustic.network.modules import SubBlock
 from acoustic.network.network import Block
 from training.errors import TrainingError
 
@@ -59,7 +59,9 @@ def attach_quantization(model: nn.Module) -> None:
     """Add hooks to a network so that it rounds in training mode what INT8 inference rounds."""
     assert isinstance(model, Network)
     blocks = [
-        block for block in model.blocks if isinstance(block, Block) and not block.dense and not block.joins
+        block
+        for block in model.blocks
+        if isinstance(block, Block) and not block.dense and not block.concatenates
     ]
     supported = model.config.activation == "relu" and model.config.norm != "weight"
     if not supported or len(blocks) < len(model.blocks):
@@ -69,9 +71,11 @@ def attach_quantization(model: nn.Module) -> None:
         )
     blocks[0].register_forward_pre_hook(_quantize_input)
     for index, block in enumerate(blocks):
-        units = [cast(Unit, unit) for unit in block.units]
+        units = [cast(SubBlock, unit) for unit in block.units]
         added_to = block.identity or len(block.bypasses) > 0
-        quantized: list[nn.Module] = [*(unit.tapped for unit in units if unit.depthwise is not None)]
+        quantized: list[nn.Module] = [
+            *(unit.depthwise_output for unit in units if unit.depthwise is not None)
+        ]
         quantized += [*(units if added_to else units[:-1]), *block.bypasses]
         # Only the output layer reads the last block, and it is not quantized.
         for module in quantized if index == len(blocks) - 1 else [*quantized, block]:

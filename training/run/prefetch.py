@@ -1,6 +1,4 @@
-"""Work done ahead in a thread of its own, while what is done already is used: the sound of the next steps is altered
-during this one.
-"""
+"""Work that a thread does ahead: the next batches are augmented while the current step runs."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -9,23 +7,23 @@ from typing import TypeVar
 
 import torch
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def prefetch(
-    source: Iterator[Given], work: Callable[[Given], Made], depth: int = 3
-) -> Generator[Made, None, None]:
-    """`work` of each of the source's things, in their order, `depth` of them ahead; errors come where they belong."""
+    source: Iterator[Item], work: Callable[[Item], Result], depth: int = 3
+) -> Generator[Result, None, None]:
+    """`work` of each item of the source in order, `depth` of them ahead. An error is raised where its item is due."""
 
-    def one() -> Made:
-        made = work(next(source))
+    def one() -> Result:
+        result = work(next(source))
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
-        return made
+        return result
 
-    waiting: deque[Future[Made]] = deque()
-    with ThreadPoolExecutor(1, thread_name_prefix="ahead", initializer=_quiet) as pool:
+    waiting: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(1, thread_name_prefix="prefetch", initializer=_set_up_thread) as pool:
         try:
             while True:
                 while len(waiting) < depth:
@@ -37,10 +35,11 @@ def prefetch(
                 source.close()
 
 
-def _quiet() -> None:
-    """All are settings of the thread, not of the process. On a GPU what is done ahead has a stream of its own, first in
-    turn: the host waits for it often, and is not to wait for the step in hand. What it makes stays known until that
-    step is done, so that none of its memory is used again too soon."""
+def _set_up_thread() -> None:
+    """Settings of the thread, not of the process. On a GPU the thread has a stream of its own with priority: the host
+    waits for it often, and must not wait for the current step. The caller keeps each result until its step is done, so
+    that its memory is not reused too early.
+    """
     torch.set_flush_denormal(True)
     torch.set_num_threads(1)
     if torch.cuda.is_available():

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from training.gpu import opus
@@ -49,6 +50,8 @@ def train_recipe(
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.captureWarnings(True)
+    # NumPy looks for the smallest numbers once, and warns where denormal numbers are flushed already.
+    np.finfo(np.float32), np.finfo(np.float64)
     # Arithmetic on denormal numbers is up to a hundred times slower on a CPU.
     torch.set_flush_denormal(True)
     keep_freed_memory()
