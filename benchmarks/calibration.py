@@ -171,7 +171,7 @@ def plot(curves: dict[str, dict[str, Any]], path: Path) -> None:
         points = [(row["confidence"], row["correct"]) for row in curve["bins"] if row["words"] >= 20]
         axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name)
     axes.set(xlabel="confidence", ylabel="fraction of correct words", xlim=(0, 1.01), ylim=(0, 1.01))
-    axes.legend()
+    axes.legend(fontsize=7)
     figure.savefig(path, dpi=110)
 
 
