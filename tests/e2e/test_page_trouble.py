@@ -79,7 +79,9 @@ def test_a_lost_session_is_restarted_and_a_full_server_is_reported(
 
     before = page.locator(".session .word").all_text_contents()
     page.evaluate(CUT)
-    expect(page.get_by_role("alert")).to_contain_text("A new session continues automatically", timeout=LONG_MS)
+    expect(page.get_by_role("alert")).to_contain_text(
+        "A new session continues automatically", timeout=LONG_MS
+    )
     expect(page.locator("body[data-state=listening]")).to_be_attached(timeout=LONG_MS)
     words = page.locator(".session .word")
     expect(words.nth(len(before) + 1)).to_be_attached(timeout=LONG_MS)
