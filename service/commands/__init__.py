@@ -1,7 +1,7 @@
 """The `silica` command line: finds the commands, parses the arguments and prints known errors as one line.
 
-A command is a module here (or in a package of the entry point group `silica.commands`) with HELP, add_arguments and run.
-Its docstring is the description in --help. Heavy imports belong in `run`, so that --help is fast.
+A command is a module here, or in a package of the entry point group `silica.commands`, with HELP, add_arguments and
+run. Its docstring is the description in --help. Heavy imports belong in `run`, so that --help is fast.
 """
 
 import argparse
