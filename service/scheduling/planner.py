@@ -1,4 +1,4 @@
-"""Which windows run now: earliest deadline first, live before files, one window length in a batch. Pure.
+"""Which windows run now: earliest deadline first, live before files, one window length in a batch.
 
 Given the time, it returns batches to run now, or when to plan again. No clock, lock or thread.
 """

@@ -1,4 +1,4 @@
-"""When an utterance starts and ends: a pure function of the output frames (20 ms each).
+"""When an utterance starts and ends: it depends on the output frames (20 ms each) only.
 
 Two inputs: the network's probability of characters, and for how long the energy has been low. A frame is silent if it
 has no character, and quiet if its energy is low. The network lags by its look-ahead; the energy of that look-ahead is
