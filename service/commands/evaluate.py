@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lm.score import ErrorCounts
-    from service.embedded.cli_options import EmbeddedRecognizer
+    from service.embedded.recognizer import EmbeddedRecognizer
 
 HELP = "measure WER and speed on recordings with reference transcripts"
 
@@ -73,12 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import track
 
-    from service.embedded.cli_options import EmbeddedRecognizer
+    from service.embedded.cli_options import recognizer_from_arguments
     from service.errors import ErrorCode, ServiceError
 
     reject_unused_windows(arguments)
     lines = recordings(arguments.manifest, arguments.limit)
-    recognizer = EmbeddedRecognizer.from_arguments(arguments)
+    recognizer = recognizer_from_arguments(arguments)
     if arguments.save_log_probs:
         _reject_duplicate_names(lines)
         arguments.save_log_probs.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from acoustic import catalogue
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.constants import SAMPLE_RATE
 from acoustic.errors import AcousticError
 from acoustic.files import cache_folder

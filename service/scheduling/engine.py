@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.windows import StreamWindows, Window, WindowOutput, WindowPlan, with_hop
 from service.errors import ErrorCode, ServiceError
 from service.scheduling.capacity import ForwardTimeCurve

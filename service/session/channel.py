@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.constants import OUTPUT_S, OUTPUT_SAMPLES, SAMPLE_RATE
 from acoustic.windows import StreamWindows, Window, WindowOutput, WindowPlan
 from lm.hypothesis import Hypothesis

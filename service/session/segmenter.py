@@ -1,7 +1,6 @@
 """Splits network outputs into utterances: which frames belong to one, where it starts and ends.
 
-Used by the service and by recognition in one process (service/embedded/batch.py), each with its own preset. Silence
-is not decoded, except a short pre-roll before the first character. No decoder or clock here.
+Used by the service and by recognition in one process (`service.embedded`), each with its own preset. Silence is not decoded, except a short pre-roll before the first character. No decoder or clock here.
 """
 
 import math
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.constants import OUTPUT_S
 from acoustic.windows import WindowPlan
 from service.session.endpoint import Endpointer, EndpointRule, EndpointSignal

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.constants import SAMPLE_RATE
 from acoustic.windows import WindowPlan
 from service.errors import ErrorCode

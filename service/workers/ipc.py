@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.windows import Window, WindowOutput, WindowPlan
 from service.errors import ErrorCode
 from service.scheduling.decode_worker import DecodeResult, OpenStream

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.windows import Window, WindowPlan
 from service.errors import ErrorCode, ServiceError
 from service.scheduling.decode_worker import OpenStream
