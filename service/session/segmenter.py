@@ -1,6 +1,7 @@
 """Splits network outputs into utterances: which frames belong to one, where it starts and ends.
 
-Used by the service and by recognition in one process (`service.embedded`), each with its own preset. Silence is not decoded, except a short pre-roll before the first character. No decoder or clock here.
+Used by the service and by recognition in one process (`service.embedded`), each with its own preset. Silence is not
+decoded, except a short pre-roll before the first character. No decoder or clock here.
 """
 
 import math
