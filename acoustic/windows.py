@@ -177,6 +177,12 @@ class StreamWindows:
         """Samples kept for later windows; bounded by the plan, independent of the stream's length."""
         return self._filled
 
+    @property
+    def needed_samples(self) -> int:
+        """Samples that the next window still needs."""
+        end_frame = self._kept_frames + self.plan.hop_frames + self.plan.look_ahead_frames
+        return sample_span(self.config.features, end_frame - 1, end_frame)[1] - self._received
+
     def push(self, samples: Samples) -> list[Window]:
         """Add audio; returns the windows that are now complete."""
         if self._finished:

@@ -6,13 +6,13 @@ What happens in the stream is decided in service/session/; streams are opened, p
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from acoustic.constants import OUTPUT_SAMPLES, SAMPLE_RATE
+from acoustic.constants import SAMPLE_RATE
 from acoustic.windows import WindowOutput
 from service.errors import ErrorCode, ServiceError
 from service.metrics import Metrics
@@ -48,6 +48,8 @@ from service.session.stream_settings import StreamSettings
 
 log = logging.getLogger("silica.stream")
 
+BLOCK_SAMPLES = 2560
+"""Audio is processed in blocks of up to 0.16 s: most of the cost of small messages is per call, not per sample."""
 CHUNK_SAMPLES = 5120
 """The session takes audio in chunks of 0.32 s, so that back-pressure also works within a large message."""
 MAX_LIVE_WINDOWS = 4
@@ -97,6 +99,8 @@ class Stream:
         self._hop_frames = 0
         self._event_log = EventLog()
         self._latency = LatencyMetrics(host.metrics)
+        self.take_pending_audio: Callable[[], Iterable[npt.NDArray[np.float32]]] = tuple
+        """Returns audio that the caller has received and not pushed; called when the server drains the stream."""
         self._buffered: list[npt.NDArray[np.float32]] = []
         self._buffered_samples = 0
         self._ready_s: dict[WindowKey, float] = {}
@@ -108,6 +112,16 @@ class Stream:
         self._all_processed: asyncio.Future[None] | None = None
 
     # ---- for routes
+
+    @property
+    def needed_samples(self) -> int:
+        """Samples that a caller may hold back: with fewer no window is ready, and the block is not full."""
+        return min(BLOCK_SAMPLES, self.session.needed_samples) - self._buffered_samples
+
+    def audio_arrived(self, pending_samples: int) -> None:
+        """Audio has arrived; the caller now holds back this much. Restarts the idle timeout."""
+        now_s = self.last_activity_s = self._host.now_s()
+        self._latency.audio_received(self.received_samples + pending_samples, now_s)
 
     async def push(self, samples: npt.NDArray[np.float32]) -> None:
         """Add audio [channels, n], float32, 16 kHz. Waits while too much is unprocessed (back-pressure).
@@ -121,13 +135,8 @@ class Stream:
                 "Declare the number of channels that is sent.",
             )
         self._check_open()
-        now_s = self.last_activity_s = self._host.now_s()
-        self.received_samples += samples.shape[1]
-        self._latency.audio_received(self.received_samples, now_s)
-        self._metrics.audio_received_s.inc(samples.shape[1] / SAMPLE_RATE)
-        self._buffered.append(samples)
-        self._buffered_samples += samples.shape[1]
-        if self._buffered_samples >= OUTPUT_SAMPLES:
+        self._buffer(samples)
+        if self.needed_samples <= 0:
             await self._flush()
 
     def keep_alive(self) -> None:
@@ -265,6 +274,8 @@ class Stream:
     def drain(self) -> None:
         """Finish without a request from the client: the server stops."""
         if self.session.state in (SessionState.STREAMING, SessionState.PARKED):
+            for samples in self.take_pending_audio():
+                self._buffer(samples)
             self._flush_now()
             self._apply(Finish("drained"))
 
@@ -277,6 +288,13 @@ class Stream:
                 "This stream takes no more audio: it is finished or closed.",
                 "Open another one.",
             )
+
+    def _buffer(self, samples: npt.NDArray[np.float32]) -> None:
+        self.received_samples += samples.shape[1]
+        self.audio_arrived(0)
+        self._metrics.audio_received_s.inc(samples.shape[1] / SAMPLE_RATE)
+        self._buffered.append(samples)
+        self._buffered_samples += samples.shape[1]
 
     async def _flush(self) -> None:
         """Feed the buffered audio to the session, chunk by chunk, as windows become free. Safe to cancel."""

@@ -4,6 +4,7 @@ A container that was declared as raw PCM is decoded as the container, with a war
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
 from typing import BinaryIO
@@ -49,7 +50,7 @@ class AudioDecoder:
         self.mix = mix
         self._audio_decoders = audio_decoders
         self._warn = warn
-        self._head = b""
+        self._pending = bytearray()
         self._inner: PcmDecoder | ContainerDecoder | None = None
         self._format_checked = False
 
@@ -60,16 +61,52 @@ class AudioDecoder:
             return self._inner.frame_bytes if isinstance(self._inner, PcmDecoder) else None
         return BYTES_PER_SAMPLE[self.encoding] * self.channels
 
+    def append(self, data: bytes) -> None:
+        """Add bytes without decoding them: many small messages are decoded in one call."""
+        self._pending += data
+
+    @property
+    def pending_samples(self) -> int | None:
+        """Length of the PCM that is not decoded yet, in samples at 16 kHz; None for containers and at the start, when
+        the format is not known.
+        """
+        inner = self._inner
+        if not isinstance(inner, PcmDecoder):
+            return None
+        return len(self._pending) // inner.frame_bytes * SAMPLE_RATE // self.sample_rate
+
     async def push(self, data: bytes) -> AsyncIterator[Samples]:
-        """Decode more bytes; ServiceError AUDIO when that fails."""
-        if self._inner is None:
-            self._head += data
-            if len(self._head) < SNIFF_BYTES:
-                return
-            data, self._head = self._head, b""
-            self._inner = self._open_inner(data)
-        async for samples in self._decode(data):
+        """Add and decode bytes; ServiceError AUDIO when that fails."""
+        self.append(data)
+        async for samples in self.decode():
             yield samples
+
+    async def decode(self) -> AsyncIterator[Samples]:
+        """Decode the bytes that were added; ServiceError AUDIO when that fails."""
+        if self._inner is None:
+            if len(self._pending) < SNIFF_BYTES:
+                return
+            self._inner = self._open_inner(bytes(self._pending))
+        inner = self._inner
+        if isinstance(inner, PcmDecoder):
+            while self._pending:
+                samples = self._decode_pcm(inner)
+                if samples.shape[1]:
+                    yield samples
+            return
+        data = bytes(self._pending)
+        self._pending.clear()
+        async for samples in inner.push(data):
+            yield samples
+        self._check_format(inner)
+
+    def take_pending(self) -> list[Samples]:
+        """Decode PCM that was added, without waiting, for a stream that the server ends. Invalid audio is dropped."""
+        decoded: list[Samples] = []
+        with contextlib.suppress(ServiceError):
+            while self._pending and isinstance(self._inner, PcmDecoder):
+                decoded.append(self._decode_pcm(self._inner))
+        return decoded
 
     async def read(self, file: BinaryIO) -> AsyncIterator[Samples]:
         """Decode a file to its end, instead of `push` and `finish`. `file.tell()` is the progress.
@@ -79,18 +116,17 @@ class AudioDecoder:
         self._inner = self._open_inner(os.pread(file.fileno(), SNIFF_BYTES, 0), file)
         if isinstance(self._inner, PcmDecoder):
             while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
-                async for samples in self._decode(chunk):
+                async for samples in self.push(chunk):
                     yield samples
         async for samples in self.finish():
             yield samples
 
     async def flush(self) -> AsyncIterator[Samples]:
-        """Return buffered PCM: the bytes that wait for detection and the resampler's tail. More may be pushed later."""
-        if self._inner is None and self._head:
-            start, self._head = self._head, b""
-            self._inner = self._open_inner(start)
-            async for samples in self._decode(start):
-                yield samples
+        """Decode everything, also bytes that wait for detection, and return the resampler's tail. More may follow."""
+        if self._inner is None and self._pending:
+            self._inner = self._open_inner(bytes(self._pending))
+        async for samples in self.decode():
+            yield samples
         if isinstance(self._inner, PcmDecoder):
             tail = self._inner.finish()
             if tail.shape[1]:
@@ -117,22 +153,16 @@ class AudioDecoder:
         if isinstance(self._inner, ContainerDecoder):
             self._inner.close()
 
-    async def _decode(self, data: bytes) -> AsyncIterator[Samples]:
-        inner = self._inner
-        if isinstance(inner, ContainerDecoder):
-            async for samples in inner.push(data):
-                yield samples
-            self._check_format(inner)
-        elif isinstance(inner, PcmDecoder):
-            # In chunks, so that a long message does not block the event loop.
-            for start in range(0, len(data), CHUNK_BYTES):
-                samples = inner.push(data[start : start + CHUNK_BYTES])
-                if samples.shape[1]:
-                    yield samples
-            if inner.peak_level > MAX_PLAUSIBLE_LEVEL:
-                self._warn(
-                    "level", "the linear32 samples are far outside -1..1.", "Scale linear32 samples to -1..1."
-                )
+    def _decode_pcm(self, inner: PcmDecoder) -> Samples:
+        """Decode one chunk, so that a long message does not block the event loop."""
+        data = bytes(self._pending[:CHUNK_BYTES])
+        del self._pending[:CHUNK_BYTES]
+        samples = inner.push(data)
+        if inner.peak_level > MAX_PLAUSIBLE_LEVEL:
+            self._warn(
+                "level", "the linear32 samples are far outside -1..1.", "Scale linear32 samples to -1..1."
+            )
+        return samples
 
     def _open_inner(self, start: bytes, file: BinaryIO | None = None) -> PcmDecoder | ContainerDecoder:
         detected = detect_container(start)

@@ -268,6 +268,7 @@ def open_client_stream(
         opened_s=state.clock(),
         release=release,
     )
+    stream.take_pending_audio = audio_decoder.take_pending
     state.client_streams.add(client_stream)
     log_event(
         logging.INFO, "stream opened", session=client_stream.id, key=key.name, model=recognizer.model_name

@@ -190,14 +190,13 @@ class WebSocketConnection:
 
     async def _execute(self, command: Command) -> None:
         client_stream, stream = self.client_stream, self.client_stream.stream
-        if isinstance(command, Finalize | PlaceMarker | Finish):
-            client_stream.received_commands += 1
         if isinstance(command, Audio):
             if not client_stream.finishing:
-                await self._throttle()
-                async for samples in client_stream.audio_decoder.push(command.data):
-                    await self._push_audio(samples)
-        elif isinstance(command, Flush):
+                await self._add_audio(command.data)
+            return
+        if isinstance(command, Finalize | PlaceMarker | Finish):
+            client_stream.received_commands += 1
+        if isinstance(command, Flush):
             async for samples in client_stream.audio_decoder.flush():
                 await self._push_audio(samples)
         elif isinstance(command, KeepAlive):
@@ -218,14 +217,34 @@ class WebSocketConnection:
         elif client_stream.finishing:
             return
         elif isinstance(command, Finalize):
+            await self._decode_audio()
             await stream.finalize()
         elif isinstance(command, PlaceMarker):
+            await self._decode_audio()
             await stream.place_marker(command.name)
         elif isinstance(command, Finish):
             client_stream.finishing = True
             async for samples in client_stream.audio_decoder.finish():
                 await self._push_audio(samples)
             await stream.finish()
+
+    async def _add_audio(self, data: bytes) -> None:
+        """Keep PCM as bytes until a block is full or a window may be ready; decode containers, and the first audio, at
+        once.
+        """
+        decoder, stream = self.client_stream.audio_decoder, self.client_stream.stream
+        decoder.append(data)
+        pending_samples = decoder.pending_samples
+        if pending_samples is not None:
+            stream.audio_arrived(pending_samples)
+            if pending_samples < stream.needed_samples:
+                return
+        await self._throttle(pending_samples or 0)
+        await self._decode_audio()
+
+    async def _decode_audio(self) -> None:
+        async for samples in self.client_stream.audio_decoder.decode():
+            await self._push_audio(samples)
 
     async def _push_audio(self, samples: Samples) -> None:
         """Push audio into the stream and count it against the key."""
@@ -236,14 +255,14 @@ class WebSocketConnection:
             raise ServiceError(ErrorCode.KEY, "the API key was revoked.", "Use another key.")
         keys.check_minutes(client_stream.key)
 
-    async def _throttle(self) -> None:
+    async def _throttle(self, pending_samples: int) -> None:
         """Wait while live audio is too far ahead of real time. Warn if its rate does not match the declared rate."""
         client_stream, settings = self.client_stream, self.state.settings
         if client_stream.request.source_is_file:
             return
         if self._rate_monitor is not None:
-            received_samples = client_stream.stream.received_samples
-            detected_rate = self._rate_monitor.observe(self.state.clock(), received_samples)
+            arrived_samples = client_stream.stream.received_samples + pending_samples
+            detected_rate = self._rate_monitor.observe(self.state.clock(), arrived_samples)
             if detected_rate is not None:
                 declared_rate = self._rate_monitor.declared
                 self._warn(

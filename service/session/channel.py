@@ -133,6 +133,14 @@ class Channel:
             begin = end
         return ready + self._request_windows(section, section.windows.push(samples[begin:]), urgent=False)
 
+    @property
+    def needed_samples(self) -> int:
+        """Samples until the next window is complete or may be cut early."""
+        section = self._sections[-1]
+        window = section.windows.needed_samples
+        early_cut = section.silence.needed_samples(self._early_cut_frames)
+        return window if early_cut is None else min(window, early_cut)
+
     def end_section(self, end_reason: SectionEnd) -> list[RunWindow]:
         """Pad and flush the section. Consecutive Finalizes without audio between them are answered once."""
         section = self._sections[-1]

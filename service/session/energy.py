@@ -1,6 +1,7 @@
 """Energy-based silence detection, frame by frame (20 ms). The counts do not depend on how the audio is split."""
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,11 @@ class SilenceDetector:
         self._quiet_frames = 0
         self._frame_count = 0
         self._block_minima_db: deque[float] = deque([NO_FLOOR_DB], FLOOR_BLOCKS)
+
+    @property
+    def quiet_frames(self) -> int:
+        """Quiet frames up to and including the last one."""
+        return self._quiet_frames
 
     def step(self, energy_db: float) -> int:
         """Add a frame; returns the number of quiet frames up to and including it."""
@@ -57,17 +63,23 @@ class SilenceTracker:
         audio = np.concatenate([self._incomplete, samples]) if buffered else samples
         complete = audio.size // OUTPUT_SAMPLES * OUTPUT_SAMPLES
         self._incomplete = audio[complete:].copy()
-        # Samples that are not finite are rejected with their window; here only numpy's warnings are suppressed.
-        with np.errstate(all="ignore"):
-            frames = audio[:complete].reshape(-1, OUTPUT_SAMPLES)
-            power = np.einsum("ij,ij->i", frames, frames) / OUTPUT_SAMPLES
-            energies_db = np.nan_to_num(10 * np.log10(power + 1e-10)).tolist()
+        frames = audio[:complete].reshape(-1, OUTPUT_SAMPLES)
+        power = np.einsum("ij,ij->i", frames, frames) / OUTPUT_SAMPLES
+        energies_db = 10 * np.log10(power + 1e-10)
+        if not np.isfinite(energies_db).all():  # such samples are rejected later, with their window
+            energies_db = np.nan_to_num(energies_db)
         measured = []
-        for number, energy_db in enumerate(energies_db, start=1):
+        for number, energy_db in enumerate(energies_db.tolist(), start=1):
             count = self._detector.step(energy_db)
             self._counts.append(count)
             measured.append((number * OUTPUT_SAMPLES - buffered, count))
         return measured
+
+    def needed_samples(self, counts: Sequence[int]) -> int | None:
+        """The fewest samples after which the number of quiet frames may be one of `counts`; None without counts."""
+        now = self._detector.quiet_frames
+        frames = min((count - now if count > now else count + 1 for count in counts), default=None)
+        return None if frames is None else frames * OUTPUT_SAMPLES - self._incomplete.size
 
     def next(self, ahead: int) -> tuple[int, int]:
         """Remove the next frame; returns its count and the count `ahead` frames later."""

@@ -92,8 +92,15 @@ class Session:
         """Work in flight: windows waiting, at the engine or out of order, and commands at the decoder."""
         if self.state is SessionState.CLOSED:
             return 0
-        queued = sum(channel.queued_windows + channel.out_of_order_windows for channel in self.channels)
-        return self.windows_at_engine + queued + len(self.outstanding)
+        work = self.windows_at_engine + len(self.outstanding)
+        for channel in self.channels:
+            work += channel.queued_windows + channel.out_of_order_windows
+        return work
+
+    @property
+    def needed_samples(self) -> int:
+        """Samples until a window may be ready; audio may be held back until then."""
+        return min(channel.needed_samples for channel in self.channels)
 
     @property
     def pending_markers(self) -> int:

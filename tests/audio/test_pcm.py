@@ -123,6 +123,35 @@ async def test_a_stream_shorter_than_the_signature_is_decoded():
     assert (await decode_all(AudioDecoder("linear16", 16000), data, 1)).shape == (1, 4)
 
 
+@pytest.mark.parametrize(("encoding", "rate", "channels"), [("linear16", 16000, 1), ("mulaw", 8000, 2)])
+async def test_bytes_are_kept_until_they_are_decoded(encoding, rate, channels):
+    data = np.random.default_rng(3).bytes(3000)
+    decoder, expected = AudioDecoder(encoding, rate, channels), AudioDecoder(encoding, rate, channels)
+    assert decoder.pending_samples is None, "the format is not known yet"
+    blocks = [samples async for samples in decoder.push(data[:200])]
+    for start in range(200, 3000, 7):
+        decoder.append(data[start : start + 7])
+    assert decoder.pending_samples == 2800 // decoder.frame_bytes * 16000 // rate
+    blocks += [samples async for samples in decoder.decode()]
+    assert decoder.pending_samples == 0
+    blocks += [samples async for samples in decoder.finish()]
+    np.testing.assert_array_equal(np.concatenate(blocks, axis=1), await decode_all(expected, data, 3000))
+
+
+async def test_pending_pcm_is_taken_without_waiting():
+    data = np.random.default_rng(3).integers(-9000, 9000, 1000).astype("<i2").tobytes()
+    decoder = AudioDecoder("linear16", 16000)
+    assert decoder.take_pending() == []
+    blocks = [samples async for samples in decoder.push(data[:100])]
+    decoder.append(data[100:])
+    blocks += decoder.take_pending()
+    np.testing.assert_array_equal(np.concatenate(blocks, axis=1), await decode_all(decoder, data, 2000))
+    invalid = AudioDecoder("linear32", 16000)
+    assert [samples.shape async for samples in invalid.push(bytes(40))] == [(1, 10)]
+    invalid.append(b"\xff" * 40)
+    assert invalid.take_pending() == []
+
+
 async def test_undetected_audio_is_an_error_unless_a_rate_is_declared():
     with pytest.raises(ServiceError, match="not in a known container format"):
         await decode_all(AudioDecoder(None), b"0123456789abcdef", 16)

@@ -43,6 +43,27 @@ async def test_the_transcript_does_not_depend_on_message_sizes(server, open_clie
     assert results[0] == results[1] == results[2]
 
 
+async def test_small_messages_are_processed_in_blocks(server, open_client, speech, chunks):
+    """The cost of a stream follows its audio, not the number of its messages. Draining processes all of it."""
+    async with open_client(server, f"{RAW}&extensions=true") as client:
+        session = (await client.until("Started"))["request_id"]
+        client_stream = server.app[APP_STATE].client_streams._streams[session]
+        stream, blocks = client_stream.stream, []
+        push = stream._push_to_session
+        stream._push_to_session = lambda samples: (blocks.append(samples.shape[1]), push(samples))
+        small = chunks(speech[:63_000], 640)
+        await client.send(*small)
+        async with asyncio.timeout(20):
+            while client_stream.received_bytes < 63_000:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert client_stream.received.samples == 31_500
+        assert stream.received_samples + client_stream.audio_decoder.pending_samples == 31_500
+        stream.drain()
+        assert (await client.read_to_end())[0] == 1012
+    assert sum(blocks) == stream.received_samples == 31_500
+    assert len(blocks) < len(small) / 3
+
+
 async def test_no_interim_results_unless_requested(server, open_client, speech):
     async with open_client(server) as client:
         await client.send(speech, {"type": "CloseStream"})
@@ -268,7 +289,7 @@ async def test_an_internal_error_ends_one_stream_with_1011_and_is_logged(server,
     async with open_client(server, f"{RAW}&extensions=true") as client, open_client(server) as other:
         session = (await client.until("Started"))["request_id"]
         state = server.app[APP_STATE]
-        state.client_streams._streams[session].audio_decoder.push = lambda data: 1 / 0
+        state.client_streams._streams[session].audio_decoder.append = lambda data: 1 / 0
         await client.send(speech)
         code, reason = await client.read_to_end()
         await other.send(speech, {"type": "CloseStream"})

@@ -135,8 +135,8 @@ async def test_audio_ahead_of_real_time_is_throttled_and_never_dropped(make_serv
         server.app[APP_STATE].clock = throttled_s  # only throttling takes time
         (all_at_once,) = await completed(server, speech, "commit")
         assert throttled_s() == 0, "one message is not throttled"
-        (slowed,) = await completed(server, speech[:48000], speech[48000:], b"", "commit")
-        sent_s = len(speech) / 2 / 24000
+        (slowed,) = await completed(server, speech[:44000], speech[44000:-10000], speech[-10000:], "commit")
+        sent_s = (len(speech) - 10000) / 2 / 24000  # before the last message
         assert throttled_s() == pytest.approx((sent_s - 1.0) / CATCH_UP_RATE, abs=0.05)
         assert slowed == all_at_once != ""
 
