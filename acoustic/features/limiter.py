@@ -36,10 +36,8 @@ class LevelLimiter:
         audio = np.concatenate([self._pending, samples], dtype=np.float32)
         count = len(audio) // self._block_samples
         blocks = audio[: count * self._block_samples].reshape(count, self._block_samples)
-        # Samples that are not finite are rejected later, by the backend; here they must only not warn.
-        with np.errstate(all="ignore"):
-            powers = np.einsum("ij,ij->i", blocks, blocks) / self._block_samples
-        gains = [*self._gains, *map(self._gain_after, powers.tolist())]
+        powers = np.einsum("ij,ij->i", blocks, blocks) / self._block_samples
+        gains = self._gains + self._gains_after(powers.tolist())
         already_returned = len(self._pending)
         self._gains, self._pending = gains[-2:], audio[count * self._block_samples :].copy()
         if min(gains) == 1.0:
@@ -49,11 +47,16 @@ class LevelLimiter:
         limited: Samples = audio[already_returned:] * ramps.reshape(-1)[already_returned : len(audio)]
         return limited
 
-    def _gain_after(self, power: float) -> float:
-        """Add a block's power (clipped to full scale; ignored if not finite) and return the new gain."""
-        if math.isfinite(power):
-            self._power_sum += min(power, 1.0)
-            self._blocks += 1
-            if self._blocks >= self._memory_blocks:
-                self._power_sum, self._blocks = self._power_sum / 2, self._blocks / 2
-        return min(1.0, math.sqrt(self._max_power * self._blocks / max(self._power_sum, 1e-30)))
+    def _gains_after(self, powers: list[float]) -> list[float]:
+        """Add the power of each block (clipped to full scale; ignored if not finite); the gain after each."""
+        max_power, power_sum, blocks = self._max_power, self._power_sum, self._blocks
+        gains = []
+        for power in powers:
+            if math.isfinite(power):
+                power_sum += min(power, 1.0)
+                blocks += 1
+                if blocks >= self._memory_blocks:
+                    power_sum, blocks = power_sum / 2, blocks / 2
+            gains.append(min(1.0, math.sqrt(max_power * blocks / max(power_sum, 1e-30))))
+        self._power_sum, self._blocks = power_sum, blocks
+        return gains

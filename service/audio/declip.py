@@ -10,6 +10,7 @@ import numpy.typing as npt
 Samples = npt.NDArray[np.float32]
 
 FULL_SCALE = 0.999
+_FULL_SCALE_FLOAT32 = np.float32(FULL_SCALE)
 MAX_PEAK = 4.0
 MAX_RUN_S = 0.0025
 """Longer runs at full scale are not speech peaks and stay as they are."""
@@ -22,11 +23,16 @@ class Declipper:
 
     def __init__(self, rate: int, channels: int) -> None:
         self.max_run = round(rate * MAX_RUN_S)
+        self._history_samples = self.max_run + _SUPPORT_SAMPLES
+        """Long enough to measure a run that began in an earlier block."""
         self._empty = np.zeros((channels, 0), np.float32)
         self._history = self._pending = self._empty
 
     def push(self, samples: Samples, last: bool = False) -> Samples:
         """Return the samples that are complete. `last` returns everything and resets the state."""
+        if not last and not self._pending.shape[1] and not _reaches_full_scale(samples):
+            self._remember(samples)
+            return samples
         clipped: Samples = np.concatenate([self._history, self._pending, samples], axis=1)
         emitted, end = self._history.shape[1], clipped.shape[1]
         declipped = clipped
@@ -41,12 +47,24 @@ class Declipper:
             if supported.any():
                 declipped = declipped.copy() if declipped is clipped else declipped
                 _interpolate(declipped[channel], row, starts[supported], ends[supported])
-        # Long enough to measure a run that began in an earlier block.
-        history_start = max(0, end - self.max_run - _SUPPORT_SAMPLES)
+        history_start = max(0, end - self._history_samples)
         self._history, self._pending = clipped[:, history_start:end].copy(), clipped[:, end:].copy()
         if last:
             self._history = self._pending = self._empty
         return declipped[:, emitted:end]
+
+    def _remember(self, samples: Samples) -> None:
+        """Keep the last samples of a block that is returned unchanged."""
+        kept = self._history_samples
+        if samples.shape[1] < kept:
+            samples = np.concatenate([self._history, samples], axis=1)
+        self._history = samples[:, -kept:].copy()
+
+
+def _reaches_full_scale(samples: Samples) -> bool:
+    """Whether any sample may be clipped; True for samples that are not finite."""
+    peak = max(samples.max(initial=0.0), -samples.min(initial=0.0))
+    return not peak < _FULL_SCALE_FLOAT32
 
 
 def _clipped_runs(row: Samples) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:

@@ -85,3 +85,23 @@ def test_last_returns_pending_samples_and_resets():
     assert stream.push(clipped).shape[1] == 2
     np.testing.assert_array_equal(stream.push(EMPTY, last=True), clipped[:, 2:])
     np.testing.assert_array_equal(stream.push(clipped[:, ::-1], last=True), clipped[:, ::-1])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 90), st.sampled_from([0.5, 1.0, -1.0, 0.999, 1.5, np.nan])), max_size=40
+    ),
+    st.lists(st.integers(0, 60), min_size=1, max_size=40),
+)
+def test_unclipped_blocks_are_skipped_exactly(runs, sizes):
+    """Blocks below full scale bypass the interpolation; the result is that of one block."""
+    values = [np.full(length, value, np.float32) for length, value in runs]
+    signal = np.concatenate([np.zeros(1, np.float32), *values])[None]
+    stream, parts, start = Declipper(RATE, 1), [], 0
+    while start < signal.shape[1]:
+        size = sizes[len(parts) % len(sizes)] + (not any(sizes))
+        parts.append(stream.push(signal[:, start : start + size]))
+        start += size
+    parts.append(stream.push(EMPTY, last=True))
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), Declipper(RATE, 1).push(signal, last=True))
