@@ -49,7 +49,7 @@ EVENT_LOOP, ENGINE, DECODE, SUPERVISOR, OTHER = (
     "other processes",
 )
 ROLES = {"engine_worker": ENGINE, "decode_worker": DECODE, "worker": EVENT_LOOP, "front": EVENT_LOOP}
-"""The role of a process by the module of its main function. `front` is the name of `worker` before commit 985b524."""
+"""The role of a process by the module of its main function. `front` is `worker` up to commit 985b524."""
 
 SERVER = "import sys; from service.commands import main; sys.exit(main())"
 RECORD_MODULE = '''"""Every process of `multiprocessing` writes the module of its main function to a file named by its id."""
@@ -256,7 +256,10 @@ def machine_busy_seconds() -> float:
 
 def with_total(by_role: Mapping[str, float]) -> dict[str, float]:
     """Rounded values and their total."""
-    return {**{role: round(value, 2) for role, value in by_role.items()}, "total": round(sum(by_role.values()), 2)}
+    return {
+        **{role: round(value, 2) for role, value in by_role.items()},
+        "total": round(sum(by_role.values()), 2),
+    }
 
 
 # ---- clients
@@ -321,7 +324,7 @@ class Stream:
         return self.sent_s[min(at, len(self.sent_s) - 1)]
 
     def measure(self, message_size: int) -> "Latencies":
-        """The latencies of every clip."""
+        """The latencies of every clip, from the moment when the start or end of its speech was sent."""
         found = Latencies()
         clips = self.program.clips
         results = [(now_s, json.loads(message)) for now_s, message in self.received]
@@ -348,7 +351,7 @@ class Stream:
             found.after_close += final_s > self.close_s
             first_s = min(word[0] for word in own)
             found.first_word_to_interim.append(first_s - self.sent_at(clip.speech_start_s, message_size))
-            found.end_difference_s.append(clip.speech_end_s - max(word[3] for word in finals))
+            found.reported_end.append(max(word[3] for word in finals) - clip.speech_end_s)
         return found
 
 
@@ -358,15 +361,15 @@ class Latencies:
 
     last_word_to_final: list[float] = field(default_factory=list)
     first_word_to_interim: list[float] = field(default_factory=list)
-    end_difference_s: list[float] = field(default_factory=list)
-    """End of speech by energy minus the server's end of the last word."""
+    reported_end: list[float] = field(default_factory=list)
+    """The end of the last word in the server's result, minus the end of speech by energy."""
     without_final: int = 0
     after_close: int = 0
 
     def add(self, other: "Latencies") -> None:
         self.last_word_to_final += other.last_word_to_final
         self.first_word_to_interim += other.first_word_to_interim
-        self.end_difference_s += other.end_difference_s
+        self.reported_end += other.reported_end
         self.without_final += other.without_final
         self.after_close += other.after_close
 
@@ -404,7 +407,8 @@ def measure(server: Server, programs: Sequence[Program], arguments: argparse.Nam
     for stream in streams:
         if stream.sent_s:
             latencies.add(stream.measure(message_size))
-    audio_s = sum(len(stream.sent_s) for stream in streams) * message_size / RATE
+    sent = [min(len(stream.sent_s) * message_size, stream.program.audio.size) for stream in streams]
+    audio_s = sum(sent) / RATE
     cpu_s: dict[str, float] = defaultdict(float)
     for pid, role in roles.items():
         if pid in after:
@@ -424,7 +428,7 @@ def measure(server: Server, programs: Sequence[Program], arguments: argparse.Nam
         "send_late_s": spread(lateness),
         "last_word_to_final_s": spread(latencies.last_word_to_final),
         "first_word_to_interim_s": spread(latencies.first_word_to_interim),
-        "end_by_energy_minus_end_of_last_word_s": spread(latencies.end_difference_s),
+        "reported_end_after_speech_end_s": spread(latencies.reported_end),
         "clips": len(latencies.last_word_to_final) + latencies.without_final,
         "clips_without_final": latencies.without_final,
         "finals_after_close": latencies.after_close,
@@ -450,53 +454,63 @@ def commit_of(checkout: Path) -> str:
 
 
 def table_rows(cells: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """The rows of one table: a measure and its value for every server; with two servers also their ratio."""
-    roles = [EVENT_LOOP, ENGINE, DECODE, SUPERVISOR, OTHER]
+    """The rows of one table: a measure and its value for every server, and the ratio of two servers."""
+    order = [EVENT_LOOP, ENGINE, DECODE, SUPERVISOR, OTHER]
     present = dict.fromkeys(role for cell in cells.values() for role in cell["cpu_ms_per_audio_s"])
-    roles = [role for role in roles if role in present] + [
-        role for role in present if role not in roles and role != "total"
-    ]
+    roles = sorted(
+        present, key=lambda role: (role == "total", order.index(role) if role in order else len(order))
+    )
 
-    def row(label: str, keys: Sequence[str], digits: int) -> tuple[str, ...]:
-        values = []
-        for cell in cells.values():
-            value: Any = cell
-            for key in keys:
-                value = value.get(key) if isinstance(value, Mapping) else None
-            values.append(value)
+    def row(label: str, digits: int, *keys: str) -> tuple[str, ...]:
+        values = [lookup(cell, keys) for cell in cells.values()]
         texts = ["" if value is None else f"{value:.{digits}f}" for value in values]
-        return label, *texts, *ratio(values)
+        return label, *texts, *([""] if len(values) == 2 else [])
 
-    def ratio(values: Sequence[float | None]) -> tuple[str, ...]:
-        if len(values) != 2:
-            return ()
-        first, second = values
-        return (f"{second / first:.2f}" if first and second is not None else "",)
+    def compared(label: str, digits: int, *keys: str) -> tuple[str, ...]:
+        values = [lookup(cell, keys) for cell in cells.values()]
+        found = row(label, digits, *keys)
+        if len(values) == 2 and values[0] and values[1] is not None:
+            return *found[:-1], f"{values[1] / values[0]:.2f}"
+        return found
 
-    for role in [*roles, "total"]:
+    for role in roles:
         label = "all server processes" if role == "total" else role
-        yield row(f"CPU, {label} (ms per second of audio)", ["cpu_ms_per_audio_s", role], 1)
-    yield row("CPU, load generator (ms per second of audio)", ["load_generator_ms_per_audio_s"], 1)
-    for key, label in (("last_word_to_final_s", "last word to final"), ("first_word_to_interim_s", "first word to interim result")):
+        yield compared(f"CPU, {label} (ms per second of audio)", 1, "cpu_ms_per_audio_s", role)
+    yield compared("CPU, load generator (ms per second of audio)", 1, "load_generator_ms_per_audio_s")
+    for key, label in (
+        ("last_word_to_final_s", "last word to final"),
+        ("first_word_to_interim_s", "first word to interim result"),
+    ):
         for p in ("p50", "p95"):
-            yield row(f"{label}, {p} (s)", [key, p], 2)
-    yield row("streams refused", ["refused"], 0)
-    yield row("streams failed", ["failed"], 0)
-    yield row("clips played", ["clips"], 0)
-    yield row("clips without a final", ["clips_without_final"], 0)
-    yield row("streams that the server promises", ["promised_streams"], 0)
-    yield row("memory after start (MB)", ["memory_mb", "after start", "total"], 0)
-    yield row("memory after load (MB)", ["memory_mb", "after load", "total"], 0)
-    yield row("start to ready (s)", ["ready_s"], 1)
-    yield row("other load on the machine (cores)", ["other_load_cores"], 2)
+            yield compared(f"{label}, {p} (s)", 2, key, p)
+    yield row(
+        "reported end of last word after end of speech, p50 (s)", 2, "reported_end_after_speech_end_s", "p50"
+    )
+    yield row("streams promised by the server", 0, "promised_streams")
+    yield row("streams refused", 0, "refused")
+    yield row("streams failed", 0, "failed")
+    yield row("clips played", 0, "clips")
+    yield row("clips without a final", 0, "clips_without_final")
+    yield row("finals after the end of the stream", 0, "finals_after_close")
+    yield compared("memory after start (MB)", 0, "memory_mb", "after start", "total")
+    yield compared("memory after load (MB)", 0, "memory_mb", "after load", "total")
+    yield compared("start to ready (s)", 1, "ready_s")
+    yield row("other load on the machine (cores)", 2, "other_load_cores")
+
+
+def lookup(cell: Any, keys: Sequence[str]) -> float | None:
+    """A nested value, or None."""
+    for key in keys:
+        cell = cell.get(key) if isinstance(cell, Mapping) else None
+    return cell  # type: ignore[no-any-return]
 
 
 def print_table(streams: int, cells: Mapping[str, Mapping[str, Any]]) -> None:
     """Print one table to the terminal."""
     head = (f"{streams} streams", *cells, *(["ratio"] if len(cells) == 2 else []))
-    print(f"\n{head[0]:54}" + "".join(f"{name:>16}" for name in head[1:]))
+    print(f"\n{head[0]:58}" + "".join(f"{name:>16}" for name in head[1:]))
     for label, *values in table_rows(cells):
-        print(f"{label:54}" + "".join(f"{value:>16}" for value in values))
+        print(f"{label:58}" + "".join(f"{value:>16}" for value in values))
     for name, cell in cells.items():
         for error in cell["errors"]:
             print(f"{name}: {error}")
@@ -514,18 +528,29 @@ def main(line: Sequence[str] | None = None) -> int:
         default=ROOT.parent / "shared" / "speech" / "dev",
         help="folder of audio files (default: %(default)s)",
     )
-    parser.add_argument("--streams", type=int, nargs="+", default=[4, 20, 40, 60], help="(default: %(default)s)")
-    parser.add_argument("--message-ms", type=int, default=100, help="length of a message (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=40.0, help="maximum length of a stream (default: %(default)s)")
+    parser.add_argument(
+        "--streams", type=int, nargs="+", default=[4, 20, 40, 60], help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--message-ms", type=int, default=100, help="length of a message (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=40.0, help="maximum length of a stream (default: %(default)s)"
+    )
     parser.add_argument("--hop", type=float, metavar="S", help="serve with this hop only")
     parser.add_argument("--workers", type=int, metavar="N", help="processes that serve clients")
     parser.add_argument("--endpointing-ms", type=int, metavar="MS", help="the streams' endpointing")
     parser.add_argument(
-        "--baseline", type=Path, metavar="CHECKOUT", help="a checkout of another commit, measured in the same run"
+        "--baseline",
+        type=Path,
+        metavar="CHECKOUT",
+        help="a checkout of another commit, measured in the same run",
     )
     parser.add_argument("--note", default="", help="conditions of the run, saved with the result")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result, such as results/stream_cost.json")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the result, such as results/stream_cost.json"
+    )
     parser.add_argument("serve", nargs="*", metavar="-- OPTION", help="options of `silica serve`")
     arguments = parser.parse_args(line)
     options = list(arguments.serve)
