@@ -1,9 +1,9 @@
 """The cost of a second of live audio, by server process, and the latencies of clients that send no Finalize.
 
-    python -m benchmarks.stream_cost                                      4, 20, 40 and 60 streams of ../shared/speech/dev
+    python -m benchmarks.stream_cost --clips FOLDER                       4, 20, 40 and 60 streams
     python -m benchmarks.stream_cost --message-ms 20 --streams 40
     git worktree add ../before COMMIT && python -m benchmarks.stream_cost --baseline ../before
-    python -m benchmarks.stream_cost --clips FOLDER -- --decoder greedy   options of `silica serve` after --
+    python -m benchmarks.stream_cost -- --decoder greedy                  options of `silica serve` after --
 
 Each measurement starts a server with the shipped model and plays clips to /v1/listen in real time, several on each
 stream, each clip followed by two seconds of faint noise. With --baseline the servers of both checkouts are measured
@@ -52,7 +52,7 @@ ROLES = {"engine_worker": ENGINE, "decode_worker": DECODE, "worker": EVENT_LOOP,
 """The role of a process by the module of its main function. `front` is `worker` up to commit 985b524."""
 
 SERVER = "import sys; from service.commands import main; sys.exit(main())"
-RECORD_MODULE = '''"""Every process of `multiprocessing` writes the module of its main function to a file named by its id."""
+RECORD_MODULE = '''"""Every process writes the module of its main function to a file named by its process id."""
 import os
 from multiprocessing.process import BaseProcess
 
@@ -168,7 +168,7 @@ class Server:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SILICA_")}
         environment["SILICA_HOME"] = str(self.home)
         environment["PYTHONPATH"] = os.pathsep.join([str(self.home), str(self.checkout)])
-        with open(self.home / "log", "ab") as log:
+        with (self.home / "log").open("ab") as log:
             begin_s = time.monotonic()
             self.process = subprocess.Popen(
                 line, cwd=self.checkout, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
@@ -328,7 +328,7 @@ class Stream:
         found = Latencies()
         clips = self.program.clips
         results = [(now_s, json.loads(message)) for now_s, message in self.received]
-        for now_s, message in results:
+        for _, message in results:
             if message["type"] == "Error":
                 self.error = f"{message.get('code', '')}: {message.get('message', '')}"
         words = [

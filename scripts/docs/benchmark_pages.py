@@ -21,6 +21,7 @@ def pages() -> dict[str, str]:
         "benchmarks/accuracy.md": accuracy(),
         "benchmarks/latency.md": latency(),
         "benchmarks/load.md": load(),
+        "benchmarks/stream-cost.md": stream_cost(),
         "benchmarks/decoding.md": decoding(),
         "benchmarks/interim-results.md": interim_results(),
         "benchmarks/confidence.md": confidence(),
@@ -114,6 +115,41 @@ def load() -> str:
         ]
         head = ("server", "streams", "failed", *(label for _, label in columns), "chunk response")
         lines += table(head, rows)
+    return text(lines)
+
+
+def stream_cost() -> str:
+    """CPU time of live audio by process, and latencies without Finalize."""
+    from benchmarks.stream_cost import table_rows
+
+    found = read("stream_cost.json")
+    commits: Mapping[str, str] = found["commits"]
+    lines = [
+        *heading("Cost of a stream", "stream_cost", found),
+        "CPU time of every process of the server per second of live audio, and the latencies of clients that send no "
+        f"`Finalize`. Real-time streams to `/v1/listen` in messages of {found['message_ms']} ms, from a load generator "
+        f"on the same machine. Each stream plays clips of `{found['clips']}` for up to {found['seconds']:g} seconds, "
+        "each clip followed by two seconds of faint noise. Every column has its own server, started before and stopped "
+        "after the measurement.",
+        "",
+        "- **CPU** is user and system time from `/proc`. *Event loop* is the process that serves the clients; with "
+        "`--workers` these are the workers.",
+        "- **Last word to final** runs from the moment when the end of the clip's speech was sent to the arrival of "
+        "the final result with its last word; **first word to interim result** from the start of its speech to the first "
+        "result with a word. Start and end of speech are found by energy. Word times reported by the server are not "
+        "used: one row shows how much later they are.",
+        "- **Memory** is the proportional set size of all processes.",
+        "",
+        found["note"],
+        "",
+    ]
+    names = [f"{name} ({commits[name]})" for name in commits]
+    head = ("", *names, *(["ratio"] if len(names) == 2 else []))
+    for streams in dict.fromkeys(cell["streams"] for cell in found["cells"]):
+        cells = {cell["server"]: cell for cell in found["cells"] if cell["streams"] == streams}
+        if len(cells) < len(commits):
+            continue
+        lines += [f"## {streams} streams", "", *table(head, list(table_rows(cells)))]
     return text(lines)
 
 
