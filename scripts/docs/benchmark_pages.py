@@ -135,10 +135,11 @@ def stream_cost() -> str:
         "- **CPU** is user and system time from `/proc`. *Event loop* is the process that serves the clients; with "
         "`--workers` these are the workers.",
         "- **Last word to final** runs from the moment when the end of the clip's speech was sent to the arrival of "
-        "the final result with its last word; **first word to interim result** from the start of its speech to the first "
-        "result with a word. Start and end of speech are found by energy. Word times reported by the server are not "
-        "used: one row shows how much later they are.",
-        "- **Memory** is the proportional set size of all processes.",
+        "the final result with its last word. **First word to interim result** runs from the start of the clip's "
+        "speech to the first result with a word. Start and end of speech are found by energy. Word times reported by "
+        "the server are not used: one row shows how much later they are.",
+        "- **Memory** is the proportional set size of all processes: less when other programs of the machine map the "
+        "same libraries.",
         "",
         found["note"],
         "",
