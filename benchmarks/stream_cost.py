@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -210,6 +211,12 @@ class Server:
         found[self.process.pid] = SUPERVISOR if several else EVENT_LOOP
         return found
 
+    def batches(self) -> tuple[float, float]:
+        """Windows and batches of the acoustic model so far."""
+        with urllib.request.urlopen(self.facts["metrics"], timeout=30) as response:
+            text = response.read().decode()
+        return sum_of(text, "silica_batch_size_sum"), sum_of(text, "silica_batch_size_count")
+
     def memory_mb(self) -> dict[str, float]:
         """Proportional set size by role."""
         found: dict[str, float] = defaultdict(float)
@@ -218,6 +225,13 @@ class Server:
                 rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
                 found[role] += int(re.search(r"^Pss:\s+(\d+) kB", rollup, re.M)[1]) * 1024 / 1e6  # type: ignore[index]
         return with_total(found)
+
+
+def sum_of(text: str, metric: str) -> float:
+    """The sum of a metric over its labels."""
+    return sum(
+        float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(rf"{metric}[ {{]", line)
+    )
 
 
 def process_tree(root: int) -> list[int]:
@@ -396,11 +410,14 @@ def measure(server: Server, programs: Sequence[Program], arguments: argparse.Nam
     url = f"{server.facts['listen']}?encoding=linear16&sample_rate={RATE}&interim_results=true"
     if arguments.endpointing_ms:
         url += f"&endpointing={arguments.endpointing_ms}"
+    windows_before, batches_before = server.batches()
     before, own_before_s = cpu_seconds(list(roles)), time.process_time()
     busy_before_s, begin_s = machine_busy_seconds(), time.monotonic()
     asyncio.run(play_all(url, streams, message_size))
     after, own_s = cpu_seconds(list(roles)), time.process_time() - own_before_s
     busy_s, wall_s = machine_busy_seconds() - busy_before_s, time.monotonic() - begin_s
+    windows, batches = server.batches()
+    windows, batches = windows - windows_before, batches - batches_before
     memory_after, started = server.memory_mb(), server.roles().keys() - roles.keys()
 
     latencies = Latencies()
@@ -424,6 +441,8 @@ def measure(server: Server, programs: Sequence[Program], arguments: argparse.Nam
         "audio_s": round(audio_s, 1),
         "cpu_ms_per_audio_s": with_total({role: value * per_second for role, value in cpu_s.items()}),
         "load_generator_ms_per_audio_s": round(own_s * per_second, 2),
+        "audio_s_per_window": round(audio_s / windows, 3) if windows else None,
+        "windows_per_batch": round(windows / batches, 2) if batches else None,
         "other_load_cores": round(max(0.0, busy_s - own_s - sum(cpu_s.values())) / wall_s, 2),
         "send_late_s": spread(lateness),
         "last_word_to_final_s": spread(latencies.last_word_to_final),
@@ -477,6 +496,8 @@ def table_rows(cells: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ..
         label = "all server processes" if role == "total" else role
         yield compared(f"CPU, {label} (ms per second of audio)", 1, "cpu_ms_per_audio_s", role)
     yield compared("CPU, load generator (ms per second of audio)", 1, "load_generator_ms_per_audio_s")
+    yield row("seconds of audio per window", 2, "audio_s_per_window")
+    yield row("windows per batch", 2, "windows_per_batch")
     for key, label in (
         ("last_word_to_final_s", "last word to final"),
         ("first_word_to_interim_s", "first word to interim result"),

@@ -133,7 +133,8 @@ def stream_cost() -> str:
         "after the measurement.",
         "",
         "- **CPU** is user and system time from `/proc`. *Event loop* is the process that serves the clients; with "
-        "`--workers` these are the workers.",
+        "`--workers` these are the workers. Under load windows become wider and batches larger, and a second of audio "
+        "cheaper: compare columns whose windows are alike.",
         "- **Last word to final** runs from the moment when the end of the clip's speech was sent to the arrival of "
         "the final result with its last word. **First word to interim result** runs from the start of the clip's "
         "speech to the first result with a word. Start and end of speech are found by energy. Word times reported by "

@@ -123,6 +123,8 @@ def test_run_with_the_tiny_model(
     assert cell["failed"] == 0, cell["errors"]
     assert cell["audio_s"] == 6.0
     assert cell["clips"] == 2
+    assert cell["audio_s_per_window"] > 0
+    assert cell["windows_per_batch"] >= 1
     processes = cell["processes"]
     assert {role: processes[role] for role in roles} == roles
     assert processes["engine workers"] == 1
