@@ -29,9 +29,9 @@ GATED: frozenset[str] = frozenset({"glu", "gau"})
 UPDATE_HINT = "The file is damaged or was written by a newer Silica: update this one."
 MAX_CHANNELS = 16_384
 MAX_BLOCKS = 256
-MIN_CAUSAL_FRAMES = 500
-"""Minimum memory of causal normalization. Half of it is longer than any window, so that a window halves it at most
-once (`acoustic.runtime.batch_state` relies on this)."""
+MIN_MEMORY_FRAMES = 500
+"""Minimum `memory_frames` of causal normalization. Half of it is longer than any window, so that the statistics are halved
+at most once in a window (`acoustic.runtime.batch_state` relies on this)."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class FeatureConfig:
         check_range("features.prior_frames", self.prior_frames, 0, 10**9)
         check_range("features.memory_frames", self.memory_frames, 1, 10**9)
         if self.normalize == "causal":
-            check_range("features.memory_frames", self.memory_frames, MIN_CAUSAL_FRAMES, 10**9)
+            check_range("features.memory_frames", self.memory_frames, MIN_MEMORY_FRAMES, 10**9)
         if self.max_level_db is not None:
             check_range("features.max_level_db", self.max_level_db, -80, 0)
             check_range("features.prior_frames", self.prior_frames, 1, self.memory_frames - 1)

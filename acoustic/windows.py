@@ -296,7 +296,7 @@ class StreamWindows:
 
 
 def windows_of(samples: Samples, config: ModelConfig, plan: WindowPlan) -> Iterator[Window]:
-    """The windows of a whole recording, as a stream of it has them."""
+    """The windows of a complete recording: the same as those of a stream with this audio."""
     stream = StreamWindows(config, plan)
     yield from stream.push(samples)
     yield from stream.finish()

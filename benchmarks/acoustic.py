@@ -29,7 +29,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from acoustic import catalogue  # noqa: E402
-from acoustic.architectures import published  # noqa: E402
+from acoustic.architectures import ARCHITECTURES  # noqa: E402
 from acoustic.checkpoint import Checkpoint  # noqa: E402
 from acoustic.network.folding import fold  # noqa: E402
 from acoustic.quantization.calibration import calibrate  # noqa: E402
@@ -98,7 +98,7 @@ def best_s(action: Callable[[], object], runs: int) -> float:
 def cpu_table(checkpoint: Checkpoint, manifest: Path | None, limit: int, runs: int) -> Line:
     """Eager PyTorch and the CPU backends, on a whole recording and on one window, interleaved."""
     torch.set_num_threads(1)
-    ranges = find_ranges(checkpoint) or calibrate(checkpoint, [sound(70)], keep=False)
+    ranges = find_ranges(checkpoint) or calibrate(checkpoint, [sound(70)], store=False)
     ready = with_ranges(checkpoint, ranges)
     backends = {name: CpuBackend(ready, name) for name in ("fp32", "int8")}  # type: ignore[arg-type]
     network = fold(checkpoint).network()
@@ -126,7 +126,7 @@ EXPECTED_BATCH = 8
 def stream_table(checkpoint: Checkpoint, runs: int) -> Line:
     """Seconds of processor a second of one stream, features included: overlapping windows and carried state."""
     torch.set_num_threads(1)
-    ranges = find_ranges(checkpoint) or calibrate(checkpoint, [sound(70)], keep=False)
+    ranges = find_ranges(checkpoint) or calibrate(checkpoint, [sound(70)], store=False)
     rows = []
     for precision in ("fp32", "int8"):
         backend = CpuBackend(with_ranges(checkpoint, ranges), precision)  # type: ignore[arg-type]
@@ -202,7 +202,7 @@ def gpu_table(device: str, models: Sequence[str], iterations: int) -> Line:
     """Latency in ms of a whole batch: sound on the host to log-probabilities on the host, and the graph alone."""
     rows = []
     for name in models:
-        config = published[name]
+        config = ARCHITECTURES[name]
         backend = GpuBackend(
             catalogue.untrained(config),
             device,  # type: ignore[arg-type]
@@ -324,11 +324,11 @@ def main() -> int:
         table = gpu_table(arguments.device, arguments.gpu_models, arguments.iterations)
     elif arguments.streams:
         model = arguments.model
-        checkpoint = catalogue.find(model) if model else catalogue.untrained(published["silica-small"])
+        checkpoint = catalogue.find(model) if model else catalogue.untrained(ARCHITECTURES["silica-small"])
         table = stream_table(checkpoint, arguments.runs)
     else:
         model = arguments.model
-        checkpoint = catalogue.find(model) if model else catalogue.untrained(published["quartznet15x5"])
+        checkpoint = catalogue.find(model) if model else catalogue.untrained(ARCHITECTURES["quartznet15x5"])
         table = cpu_table(checkpoint, arguments.manifest, arguments.limit, arguments.runs)
     print(json.dumps(table) if arguments.json else shown(table))
     return 0

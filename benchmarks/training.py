@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.config import ModelConfig
 from acoustic.network import build, modules
 from benchmarks.acoustic import provenance
@@ -128,7 +128,7 @@ def measure(case: Case) -> Row:
 
 def step_s(case: Case) -> tuple[float, float]:
     """How long a step takes, and the slowest; the first ones are not counted."""
-    config, device = published[case.model], case.device
+    config, device = ARCHITECTURES[case.model], case.device
     precision = Precision(case.precision, device)
     precision.switch_tf32()
     torch.backends.cudnn.benchmark = True

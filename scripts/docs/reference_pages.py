@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.config import BlockConfig, FeatureConfig, ModelConfig
 from acoustic.parameter_count import parameter_count
 from service.commands import build_parser, command_modules
@@ -266,7 +266,7 @@ def models_page() -> str:
             f"{config.receptive_field_s:.2f} s",
             f"{config.look_ahead_s:.2f} s",
         )
-        for name, config in published.items()
+        for name, config in ARCHITECTURES.items()
         if name != "tiny"
     ]
     lines += table(("name", "parameters", "receptive field", "look-ahead"), rows)

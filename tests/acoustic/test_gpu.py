@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import BlockConfig
@@ -23,7 +23,7 @@ from acoustic.stream_state import StreamState
 from acoustic.windows import StreamWindows, Window, with_hop
 from tests.acoustic.signals import audio
 
-TINY = published["tiny"]
+TINY = ARCHITECTURES["tiny"]
 
 
 def normalized(kind: str, blocks: tuple[BlockConfig, ...] = TINY.blocks) -> Checkpoint:

@@ -83,7 +83,7 @@ def test_a_sample_that_is_not_finite_does_not_affect_later_audio(value: float) -
 
 @pytest.mark.parametrize("samples", [0, 1, 159, 160, 16_000, 200_007])
 def test_training_batches_match_streams(samples: int) -> None:
-    """Also for audio longer than the memory."""
+    """Also for audio longer than `memory_frames`."""
     rows = np.stack([noise(13, level, seed)[:samples] for seed, level in enumerate((-8.0, -24.0, -40.0))])
     limited = limit_level(CONFIG, torch.from_numpy(rows))
     np.testing.assert_allclose(limited.numpy(), [limit(row) for row in rows], atol=1e-6)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from acoustic.architectures import ModelConfig, published
+from acoustic.architectures import ARCHITECTURES, ModelConfig
 from acoustic.windows import Window, WindowOutput, WindowPlan, default_plan
 from service.scheduling.decode_worker import OpenStream, UtteranceTable
 from service.session.events import Event, Final
@@ -26,7 +26,7 @@ from service.session.messages import (
 from service.session.session import Session
 from service.session.stream_settings import StreamSettings
 
-TINY = published["tiny"]
+TINY = ARCHITECTURES["tiny"]
 PLAN = default_plan(TINY)
 
 
