@@ -1,6 +1,6 @@
-# Two commands do all the set-up: `make serve` (speak to it) and `make test`.
+# Each target sets up its environment first.
 #   make serve DEVICE=cuda   on a machine with an NVIDIA GPU
-#   make help                lists the rest
+#   make help                lists all targets
 
 PYTHON ?= python3
 DEVICE ?= cpu
@@ -12,10 +12,10 @@ export PYTHONUNBUFFERED := 1
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test lint format bench docs clean
 
-help: ## this list
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-# The stamps make a second call fast: set-up runs again only when what it depends on has changed.
+# Stamp files: setup runs again only when its requirements have changed.
 $(VENV)/.run-$(DEVICE): requirements/run.txt pyproject.toml scripts/setup.sh
 	@scripts/setup.sh run $(DEVICE) $(PYTHON)
 	@touch $@
@@ -28,31 +28,31 @@ $(VENV)/.docs-$(DEVICE): $(VENV)/.run-$(DEVICE) requirements/docs.txt
 	@scripts/setup.sh docs $(DEVICE) $(PYTHON)
 	@touch $@
 
-setup: $(VENV)/.dev-$(DEVICE) ## set everything up and start nothing; the other targets do it by themselves
+setup: $(VENV)/.dev-$(DEVICE) ## set up the development environment
 
-serve: $(VENV)/.run-$(DEVICE) ## set everything up, then serve: open the page it names, speak, read
+serve: $(VENV)/.run-$(DEVICE) ## start the server; the page is at the printed address
 	@$(BIN)/silica serve --device $(DEVICE) $(ARGS)
 
-test: $(VENV)/.dev-$(DEVICE) ## set everything up, then run every check: format, types, tests, page
+test: $(VENV)/.dev-$(DEVICE) ## run all checks: style, format, types, tests
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q $(ARGS)
 
-lint: $(VENV)/.dev-$(DEVICE) ## format, style and types only
+lint: $(VENV)/.dev-$(DEVICE) ## check style, format and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-format: $(VENV)/.dev-$(DEVICE) ## put every file into the house's format
+format: $(VENV)/.dev-$(DEVICE) ## format the code
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev-$(DEVICE) ## streams a core, and the backends beside eager PyTorch; benchmarks has more, on data of yours
+bench: $(VENV)/.dev-$(DEVICE) ## measure streams per core and the CPU backends; see benchmarks/README.md for more
 	@$(BIN)/silica bench --device $(DEVICE) $(ARGS)
 	@$(BIN)/python -m benchmarks.acoustic
 
-docs: $(VENV)/.docs-$(DEVICE) ## write the generated pages of docs/, then build the documentation into build/docs
+docs: $(VENV)/.docs-$(DEVICE) ## generate the reference pages and build the documentation into build/docs
 	@$(BIN)/python scripts/docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "open build/docs/index.html, or serve it with: $(BIN)/mkdocs serve"
 
-clean: ## remove the environment and every cache
+clean: ## remove the environment and all caches
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,19 +1,17 @@
-"""How fast a model is heard: each CPU backend as a ratio to eager PyTorch in the same run; `--gpu`: latency tables.
+"""Speed of the acoustic model: CPU backends against eager PyTorch, streams per core by hop, GPU latency.
 
-    python benchmarks/acoustic.py [--model NAME] [--manifest FOLDER --limit 60]   word errors in the same run
-    python benchmarks/acoustic.py --gpu                                           the tables of DeepLearningExamples
-    python benchmarks/acoustic.py --streams [--model NAME]                        streams a core, by hop
+    python -m benchmarks.acoustic [--model NAME] [--manifest FOLDER --limit 60]   CPU backends, with WER
+    python -m benchmarks.acoustic --streams [--model NAME]                        streams per core
+    python -m benchmarks.acoustic --gpu                                           latency as in DeepLearningExamples
 
-Processor time, not the clock: on a busy machine the ratios still hold. Speed needs no trained weights: without
---model it is QuartzNet 15x5 with random ones.
+The CPU figures are processor time, so ratios also hold on a busy machine. Without --model the networks have random
+weights, which does not change their speed.
 """
 
 import argparse
 import json
-import os
 import pickle
-import platform
-import subprocess
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,97 +20,66 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# A script finds its own folder first, where this very file would be taken for the package `acoustic`.
-sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
+import numpy as np
+import torch
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
+from acoustic import catalogue
+from acoustic.architectures import ARCHITECTURES
+from acoustic.checkpoint import Checkpoint
+from acoustic.features.framing import Samples
+from acoustic.network.folding import fold
+from acoustic.quantization.calibration import calibrate
+from acoustic.quantization.ranges import find_ranges, with_ranges
+from acoustic.runtime.backend import recording_features, streaming_config
+from acoustic.runtime.cpu import CpuBackend
+from acoustic.runtime.gpu import GpuBackend
+from acoustic.windows import StreamWindows, Window, WindowPlan, default_plan, with_hop
+from benchmarks.provenance import provenance
 
-from acoustic import catalogue  # noqa: E402
-from acoustic.architectures import ARCHITECTURES  # noqa: E402
-from acoustic.checkpoint import Checkpoint  # noqa: E402
-from acoustic.network.folding import fold  # noqa: E402
-from acoustic.quantization.calibration import calibrate  # noqa: E402
-from acoustic.quantization.ranges import find_ranges, with_ranges  # noqa: E402
-from acoustic.runtime.backend import recording_features, streaming_config  # noqa: E402
-from acoustic.runtime.cpu import CpuBackend  # noqa: E402
-from acoustic.runtime.gpu import GpuBackend  # noqa: E402
-from acoustic.windows import StreamWindows, Window, WindowPlan, default_plan, with_hop  # noqa: E402
-
-Line = dict[str, Any]
+Row = dict[str, Any]
 RATE = 16_000
 GPU_MODELS = ("jasper10x5dr", "quartznet15x5")
 GPU_SECONDS = (2.0, 7.0, 16.7)
 GPU_BATCHES = (1, 2, 4, 8, 16)
 
 
-def provenance() -> Line:
-    """When, of what, on what."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    machine = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    flags = Path("/proc/cpuinfo").read_text()
-    vector = (
-        "VNNI"
-        if "vnni" in flags
-        else "AVX-512"
-        if "avx512f" in flags
-        else "AVX2"
-        if "avx2" in flags
-        else "SSE"
-    )
-    if torch.cuda.is_available():
-        machine = torch.cuda.get_device_name()
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit or "unknown",
-        "machine": f"{machine}, {vector}, {os.cpu_count()} cores",
-        "torch": torch.__version__,
-    }
-
-
-def sound(seconds: float) -> np.ndarray:
-    """Noise: no layer is faster on it than on speech."""
+def noise(seconds: float) -> Samples:
+    """White noise. Its content does not change the speed."""
     return np.random.default_rng(1).normal(0, 0.05, int(seconds * RATE)).astype(np.float32)
 
 
-def best_s(action: Callable[[], object], runs: int) -> float:
-    """The least processor time of several runs: whatever else runs can only add to it."""
+def min_cpu_s(action: Callable[[], object], runs: int) -> float:
+    """The minimum processor time of several runs after a warm-up: other load can only add to it."""
     action()
-    took = []
+    times = []
     for _ in range(runs):
-        began = time.process_time()
+        start = time.process_time()
         action()
-        took.append(time.process_time() - began)
-    return min(took)
+        times.append(time.process_time() - start)
+    return min(times)
 
 
-def cpu_table(checkpoint: Checkpoint, manifest: Path | None, limit: int, runs: int) -> Line:
-    """Eager PyTorch and the CPU backends, on a whole recording and on one window, interleaved."""
+def cpu_table(checkpoint: Checkpoint, manifest: Path | None, limit: int, runs: int) -> Row:
+    """Eager PyTorch and the CPU backends on a recording of 15 s and on one window."""
     torch.set_num_threads(1)
-    ranges = find_ranges(checkpoint) or calibrate(checkpoint, [sound(70)], store=False)
-    ready = with_ranges(checkpoint, ranges)
-    backends = {name: CpuBackend(ready, name) for name in ("fp32", "int8")}  # type: ignore[arg-type]
+    ranges = find_ranges(checkpoint) or calibrate(checkpoint, [noise(70)], store=False)
+    calibrated = with_ranges(checkpoint, ranges)
+    backends = {name: CpuBackend(calibrated, name) for name in ("fp32", "int8")}  # type: ignore[arg-type]
     network = fold(checkpoint).network()
     plan = default_plan(streaming_config(checkpoint.config))
-    rows: dict[str, Line] = {"eager": {}, "fp32": {}, "int8": {}}
-    for label, seconds in (("whole", 15.0), ("window", plan.frames / checkpoint.config.frames_per_second)):
-        features = recording_features(backends["fp32"].front_end, checkpoint.config.features, sound(seconds))
+    rows: dict[str, Row] = {"eager": {}, "fp32": {}, "int8": {}}
+    for label, seconds in (
+        ("recording", 15.0),
+        ("window", plan.frames / checkpoint.config.frames_per_second),
+    ):
+        features = recording_features(backends["fp32"].front_end, checkpoint.config.features, noise(seconds))
         with torch.inference_mode():
-            took = {"eager": best_s(lambda: network(features[None]), runs)}  # noqa: B023
+            times = {"eager": min_cpu_s(lambda: network(features[None]), runs)}  # noqa: B023
         for name, backend in backends.items():
-            took[name] = best_s(lambda: backend.run(features), runs)  # noqa: B023
-        for name, value in took.items():
+            times[name] = min_cpu_s(lambda: backend.run(features), runs)  # noqa: B023
+        for name, value in times.items():
             rows[name][f"{label}_times_real_time"] = seconds / value
-            rows[name][f"{label}_times_eager"] = took["eager"] / value
+            rows[name][f"{label}_times_eager"] = times["eager"] / value
     if manifest is not None:
         for name, backend in backends.items():
             rows[name]["wer"], rows[name]["words"] = word_error_rate(backend, manifest, limit)
@@ -120,31 +87,31 @@ def cpu_table(checkpoint: Checkpoint, manifest: Path | None, limit: int, runs: i
 
 
 STREAM_HOPS_S = (0.16, 0.32, 0.64, 1.28)
-EXPECTED_BATCH = 8
+BATCH = 8
 
 
-def stream_table(checkpoint: Checkpoint, runs: int) -> Line:
-    """Seconds of processor a second of one stream, features included: overlapping windows and carried state."""
+def stream_table(checkpoint: Checkpoint, runs: int) -> Row:
+    """Streams per core, features included: overlapping windows against stream state."""
     torch.set_num_threads(1)
-    ranges = find_ranges(checkpoint) or calibrate(checkpoint, [sound(70)], store=False)
+    ranges = find_ranges(checkpoint) or calibrate(checkpoint, [noise(70)], store=False)
     rows = []
     for precision in ("fp32", "int8"):
         backend = CpuBackend(with_ranges(checkpoint, ranges), precision)  # type: ignore[arg-type]
         config = backend.config
         if not backend.plan.stateful:
-            raise SystemExit(f"{config.name} is not streamed with carried state.")
+            raise SystemExit(f"{config.name} has no stream state.")
         overlapping = default_plan(config)
         exact = replace(
             overlapping, left_frames=-(-config.left_frames // config.stride_frames) * config.stride_frames
         )
         for hop_s in STREAM_HOPS_S:
-            row: Line = {"precision": precision, "hop_s": hop_s}
-            for name, plan in (("overlapping", overlapping), ("exact", exact), ("carried", backend.plan)):
+            row: Row = {"precision": precision, "hop_s": hop_s}
+            for name, plan in (("overlapping", overlapping), ("exact", exact), ("stateful", backend.plan)):
                 window = full_window(backend, with_hop(config, plan, hop_s))
-                for windows in (1, EXPECTED_BATCH):
-                    took = best_s(partial(backend.forward, [window] * windows), runs) / windows
-                    row[f"{name}_{windows}"] = hop_s / took
-                    row[f"{name}_{windows}_ms"] = took * 1000
+                for batch in (1, BATCH):
+                    window_s = min_cpu_s(partial(backend.forward, [window] * batch), runs) / batch
+                    row[f"{name}_{batch}"] = hop_s / window_s
+                    row[f"{name}_{batch}_ms"] = window_s * 1000
             row["state_bytes"] = len(pickle.dumps(window.state, protocol=pickle.HIGHEST_PROTOCOL))
             row["transport_ms"] = transport_s(window, runs) * 1000
             rows.append(row)
@@ -152,10 +119,10 @@ def stream_table(checkpoint: Checkpoint, runs: int) -> Line:
 
 
 def full_window(backend: CpuBackend, plan: WindowPlan) -> Window:
-    """A window from within a stream, with all its context."""
+    """A window from the middle of a stream, with its full context."""
     stream = StreamWindows(backend.config, plan)
     window = None
-    for window in stream.push(sound(12.0)):
+    for window in stream.push(noise(12.0)):
         window = stream.with_current_state(window)
         stream.update_state(backend.forward([window])[0])
     assert window is not None and window.span.frames == plan.frames
@@ -163,26 +130,24 @@ def full_window(backend: CpuBackend, plan: WindowPlan) -> Window:
 
 
 def transport_s(window: Window, runs: int) -> float:
-    """Processor time of the state's way to a worker and back: pickled and written to a pipe, twice."""
-    import socket
+    """Processor time to send the stream state to a worker and back: pickled, through a socket, twice."""
+    near, far = socket.socketpair()
 
-    ours, theirs = socket.socketpair()
-
-    def there() -> None:
+    def send_once() -> None:
         body = pickle.dumps(window.state, protocol=pickle.HIGHEST_PROTOCOL)
         for first in range(0, len(body), 65_536):
-            ours.sendall(body[first : first + 65_536])
-            wanted = min(65_536, len(body) - first)
-            while wanted:
-                wanted -= len(theirs.recv(wanted))
+            near.sendall(body[first : first + 65_536])
+            remaining = min(65_536, len(body) - first)
+            while remaining:
+                remaining -= len(far.recv(remaining))
         pickle.loads(body)
 
-    with ours, theirs:
-        return 2 * best_s(lambda: [there() for _ in range(20)], runs) / 20
+    with near, far:
+        return 2 * min_cpu_s(lambda: [send_once() for _ in range(20)], runs) / 20
 
 
 def word_error_rate(backend: CpuBackend, manifest: Path, limit: int) -> tuple[float, int]:
-    """Greedy, whole recordings."""
+    """Greedy WER of complete recordings, and the number of words."""
     from lm.decoders import open_decoder
     from lm.score import ErrorCounts, word_errors
     from lm.text.normalize import normalize
@@ -198,8 +163,8 @@ def word_error_rate(backend: CpuBackend, manifest: Path, limit: int) -> tuple[fl
     return total.rate, total.words
 
 
-def gpu_table(device: str, models: Sequence[str], iterations: int) -> Line:
-    """Latency in ms of a whole batch: sound on the host to log-probabilities on the host, and the graph alone."""
+def gpu_table(device: str, models: Sequence[str], iterations: int) -> Row:
+    """Latency of a batch in ms: from audio to log-probabilities on the host, and of the CUDA graph alone."""
     rows = []
     for name in models:
         config = ARCHITECTURES[name]
@@ -210,20 +175,20 @@ def gpu_table(device: str, models: Sequence[str], iterations: int) -> Line:
             hops_s=(),
         )
         for seconds in GPU_SECONDS:
-            window = whole_window(backend, seconds)
+            window = recording_window(backend, seconds)
             for batch in GPU_BATCHES:
                 bucket = backend.bucket(batch, window.span.frames)
                 windows = [window] * batch
-                everything = latencies_ms(lambda: bucket.forward(windows), iterations)  # noqa: B023
-                arithmetic = latencies_ms(lambda: synchronized(bucket.run), iterations)  # noqa: B023
+                total = latencies_ms(lambda: bucket.forward(windows), iterations)  # noqa: B023
+                graph = latencies_ms(lambda: synchronized(bucket.run), iterations)  # noqa: B023
                 rows.append(
                     {
                         "model": name,
                         "seconds": seconds,
                         "batch": batch,
                         "precision": backend.precision,
-                        **everything,
-                        "graph_avg": arithmetic["avg"],
+                        **total,
+                        "graph_avg": graph["avg"],
                     }
                 )
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
@@ -231,56 +196,54 @@ def gpu_table(device: str, models: Sequence[str], iterations: int) -> Line:
 
 
 def synchronized(action: Callable[[], None]) -> None:
-    """Until the device is done."""
+    """Run it and wait for the device."""
     action()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
-def whole_window(backend: GpuBackend, seconds: float) -> Window:
-    """One window that is a whole recording."""
+def recording_window(backend: GpuBackend, seconds: float) -> Window:
+    """A single window that covers a recording of this length."""
     stream = StreamWindows(backend.config, WindowPlan(0, 100_000, 0))
-    stream.push(sound(seconds))
+    stream.push(noise(seconds))
     return stream.finish()[0]
 
 
 def latencies_ms(action: Callable[[], object], iterations: int) -> dict[str, float]:
-    """Average and the percentiles that DeepLearningExamples prints."""
+    """The average and the percentiles that DeepLearningExamples reports."""
     for _ in range(5):
         action()
-    took = np.empty(iterations)
+    times = np.empty(iterations)
     for index in range(iterations):
-        began = time.perf_counter()
+        start = time.perf_counter()
         action()
-        took[index] = (time.perf_counter() - began) * 1000
-    p90, p95, p99 = np.percentile(took, (90, 95, 99))
-    return {"avg": float(took.mean()), "p90": float(p90), "p95": float(p95), "p99": float(p99)}
+        times[index] = (time.perf_counter() - start) * 1000
+    p90, p95, p99 = np.percentile(times, (90, 95, 99))
+    return {"avg": float(times.mean()), "p90": float(p90), "p95": float(p95), "p99": float(p99)}
 
 
-def shown(table: Line) -> str:
-    """For a reader."""
+def markdown(table: Row) -> str:
+    """The results as a Markdown table."""
     lines = [f"{table['date']}, {table['commit']}, {table['machine']}, PyTorch {table['torch']}"]
     if "streams" in table:
+        lines.append(f"{table['model']}, streams per core by processor time, batch of 1 / {BATCH} windows")
         lines.append(
-            f"{table['model']}, streams a core by processor time, alone / {EXPECTED_BATCH} windows together"
-        )
-        lines.append(
-            "| precision | hop s | overlapping | exactly overlapping | carried | state bytes | transport ms |"
+            "| precision | hop s | overlapping | overlapping, exact | stream state | state bytes | transport ms |"
         )
         lines.append("|---|--:|--:|--:|--:|--:|--:|")
         for row in table["streams"]:
-            figures = " | ".join(
-                f"{row[f'{name}_1']:.0f} / {row[f'{name}_{EXPECTED_BATCH}']:.0f}"
-                for name in ("overlapping", "exact", "carried")
+            speeds = " | ".join(
+                f"{row[f'{name}_1']:.0f} / {row[f'{name}_{BATCH}']:.0f}"
+                for name in ("overlapping", "exact", "stateful")
             )
             lines.append(
-                f"| {row['precision']} | {row['hop_s']} | {figures} | {row['state_bytes']} | "
+                f"| {row['precision']} | {row['hop_s']} | {speeds} | {row['state_bytes']} | "
                 f"{row['transport_ms']:.3f} |"
             )
         return "\n".join(lines)
     if "latency_ms" in table:
         lines.append(
-            "| model | seconds | batch | avg ms | p90 | p95 | p99 | graph alone |\n|---|--:|--:|--:|--:|--:|--:|--:|"
+            "| model | seconds | batch | avg ms | p90 | p95 | p99 | graph only |\n|---|--:|--:|--:|--:|--:|--:|--:|"
         )
         for row in table["latency_ms"]:
             lines.append(
@@ -288,33 +251,35 @@ def shown(table: Line) -> str:
                 f"{row['p90']:.2f} | {row['p95']:.2f} | {row['p99']:.2f} | {row['graph_avg']:.2f} |"
             )
         return "\n".join(lines)
-    lines.append(f"{table['model']}, one thread, best of {table['runs']} runs by processor time")
-    lines.append("| backend | whole 15 s, x real time | x eager | one window, x real time | x eager | WER |")
+    lines.append(f"{table['model']}, one thread, minimum processor time of {table['runs']} runs")
+    lines.append("| backend | 15 s, x real time | x eager | one window, x real time | x eager | WER |")
     lines.append("|---|--:|--:|--:|--:|--:|")
     for name, row in table["backends"].items():
         wer = f"{row['wer']:.2%} of {row['words']}" if "wer" in row else "–"
         lines.append(
-            f"| {name} | {row['whole_times_real_time']:.1f} | {row['whole_times_eager']:.2f} | "
+            f"| {name} | {row['recording_times_real_time']:.1f} | {row['recording_times_eager']:.2f} | "
             f"{row['window_times_real_time']:.1f} | {row['window_times_eager']:.2f} | {wer} |"
         )
     return "\n".join(lines)
 
 
 def main() -> int:
-    """Measure, print."""
+    """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", help="name or path (default: quartznet15x5 with random weights)")
-    parser.add_argument("--manifest", type=Path, help="folder with manifest.jsonl: word errors too")
+    parser.add_argument("--manifest", type=Path, help="folder with manifest.jsonl: also measure WER")
     parser.add_argument("--limit", type=int, default=60)
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument(
-        "--streams", action="store_true", help="streams a core; the model carries state (silica-small)"
+        "--streams",
+        action="store_true",
+        help="streams per core, for a model with stream state (silica-small)",
     )
     parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu rehearses --gpu without one"
+        "--device", choices=("cuda", "cpu"), default="cuda", help="of --gpu; cpu is for tests"
     )
     parser.add_argument("--gpu-models", nargs="+", default=list(GPU_MODELS))
     parser.add_argument("--iterations", type=int, default=500)
@@ -330,7 +295,7 @@ def main() -> int:
         model = arguments.model
         checkpoint = catalogue.find(model) if model else catalogue.untrained(ARCHITECTURES["quartznet15x5"])
         table = cpu_table(checkpoint, arguments.manifest, arguments.limit, arguments.runs)
-    print(json.dumps(table) if arguments.json else shown(table))
+    print(json.dumps(table) if arguments.json else markdown(table))
     return 0
 
 

@@ -1,26 +1,23 @@
-"""Load on a running server: N real-time streams against /v1/listen, what their clients feel, and how many fit.
+"""Load test: N real-time streams against /v1/listen of a running server, with the latencies that clients see.
 
-python benchmarks/load.py --audio FOLDER --streams 20
-python benchmarks/load.py --audio FOLDER --ramp 400            # the most streams that stay in time
-python benchmarks/load.py --audio FOLDER --streams 100 --check MODEL   # every final against the plain loop
-python benchmarks/load.py --audio FOLDER --url ws://127.0.0.1:1 ws://127.0.0.1:2   # two servers at the same time
---keep NAME puts the result into results/load.json and load.md, with date, commit and machine.
+    python -m benchmarks.load --audio FOLDER --streams 20
+    python -m benchmarks.load --audio FOLDER --ramp 400             search for the maximum number of streams in time
+    python -m benchmarks.load --audio FOLDER --streams 100 --check MODEL   compare finals with an unbatched run
+    python -m benchmarks.load --audio FOLDER --url ws://127.0.0.1:1 ws://127.0.0.1:2   two servers at the same time
+
+--save NAME adds the result to `results/load.json`.
 """
 
 import argparse
 import asyncio
 import json
-import os
-import platform
 import random
-import subprocess
 import sys
 import time
 import urllib.request
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,62 +25,63 @@ import numpy as np
 import numpy.typing as npt
 import websockets
 
-# Run as a script: the repository's packages, not the measurements of the same names beside this file.
-if sys.path[0] == str(Path(__file__).parent):
-    sys.path[0] = str(Path(__file__).parents[2])
+from benchmarks.provenance import provenance
 
 RATE = 16_000
 STAGGER_S = 2.0
+PAUSE_S = 0.5
 SUFFIXES = {".wav", ".flac", ".mp3", ".ogg", ".opus", ".g722"}
 HISTOGRAMS = ("chunk_response", "first_partial", "finalization", "queue_wait", "forward", "decode", "lag")
+COLUMNS = ("audio_to_result", "first_partial", "word", "speech_end_to_final", "finalize_to_final")
 
-Sound = npt.NDArray[np.int16]
+Samples = npt.NDArray[np.int16]
+Histograms = dict[str, list[tuple[float, float]]]
 
 
 @dataclass
 class ClientResult:
-    """What one client saw."""
+    """The finals and latencies of one client, in seconds."""
 
     program: int
     finals: list[str] = field(default_factory=list)
-    result_lag_s: list[float] = field(default_factory=list)
-    word_s: list[float] = field(default_factory=list)
-    first_partial_s: list[float] = field(default_factory=list)
-    endpoint_s: list[float] = field(default_factory=list)
-    close_s: list[float] = field(default_factory=list)
-    finalize_s: list[float] = field(default_factory=list)
+    audio_to_result: list[float] = field(default_factory=list)
+    word: list[float] = field(default_factory=list)
+    first_partial: list[float] = field(default_factory=list)
+    endpoint: list[float] = field(default_factory=list)
+    close: list[float] = field(default_factory=list)
+    finalize: list[float] = field(default_factory=list)
     error: str = ""
 
 
 @dataclass
 class Program:
-    """What one client says: its sound, and where each recording in it ends."""
+    """The audio of one client: several recordings with pauses, and the end of each in samples."""
 
-    sound: Sound
+    audio: Samples
     ends: list[int]
 
 
 def read_programs(paths: Sequence[Path], count: int, seconds: float) -> list[Program]:
-    """`count` different pieces of at least so many seconds, each of whole files with a pause between."""
+    """Up to `count` different programs of at least `seconds` seconds."""
     from service.audio.files import read_file
 
     files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     files = [file for file in files if file.suffix in SUFFIXES]
     if not files:
         raise SystemExit(
-            f"No sound files ({', '.join(sorted(SUFFIXES))}) under {', '.join(map(str, paths))}."
+            f"No audio files ({', '.join(sorted(SUFFIXES))}) under {', '.join(map(str, paths))}."
         )
     programs: list[Program] = []
-    following = 0
-    while len(programs) < count and following < max(len(files), 1):
-        parts: list[Sound] = []
+    next_file = 0
+    while len(programs) < count and next_file < len(files):
+        parts: list[Samples] = []
         ends: list[int] = []
         while sum(part.size for part in parts) < seconds * RATE:
-            sound = read_file(files[following % len(files)])[0]
-            parts.append(np.round(np.clip(sound, -1, 1) * 32767).astype(np.int16))
+            audio = read_file(files[next_file % len(files)])[0]
+            parts.append(np.round(np.clip(audio, -1, 1) * 32767).astype(np.int16))
             ends.append(sum(part.size for part in parts))
-            parts.append(np.zeros(RATE // 2, np.int16))
-            following += 1
+            parts.append(np.zeros(int(PAUSE_S * RATE), np.int16))
+            next_file += 1
         programs.append(Program(np.concatenate(parts), ends))
     return programs
 
@@ -92,19 +90,22 @@ class Client:
     """One stream in real time."""
 
     def __init__(
-        self, url: str, program: int, what: Program, chunk_ms: int, start_s: float, finalize: bool
+        self, url: str, number: int, program: Program, chunk_ms: int, start_s: float, finalize: bool
     ) -> None:
-        self.url, self.sound, self.start_s = url, what.sound, start_s
-        self.finalize_at = what.ends if finalize else []
-        self.asked_s: list[float] = []
+        self.url, self.audio, self.start_s = url, program.audio, start_s
+        self.finalize_at = program.ends if finalize else []
+        self.finalize_sent_s: list[float] = []
         self.chunk = RATE * chunk_ms // 1000
         self.sent_s: list[float] = []
-        self.ends: list[int] = []
+        self.chunk_ends: list[int] = []
         self.close_sent_s = 0.0
-        self.results = ClientResult(program)
-        self.seen: list[tuple[str, float, float]] = []
+        self.results = ClientResult(number)
+        self.shown: list[
+            tuple[str, float, float]
+        ] = []  # words since the last final: text, start, time of arrival
 
     async def run(self) -> ClientResult:
+        """Connect, send the audio, collect the results."""
         try:
             async with websockets.connect(
                 self.url, compression=None, max_size=2**22, open_timeout=60, ping_interval=None
@@ -118,29 +119,30 @@ class Client:
         return self.results
 
     async def send(self, socket: "websockets.ClientConnection") -> None:
-        """Each chunk leaves when its last sample has been spoken."""
+        """Send each chunk at the time at which a microphone would have recorded its last sample."""
         await asyncio.sleep(max(0.0, self.start_s - time.monotonic()))
         begin_s = time.monotonic()
-        for at in range(0, self.sound.size, self.chunk):
-            piece = self.sound[at : at + self.chunk]
+        for at in range(0, self.audio.size, self.chunk):
+            piece = self.audio[at : at + self.chunk]
             await asyncio.sleep(max(0.0, begin_s + (at + piece.size) / RATE - time.monotonic()))
             await socket.send(piece.tobytes())
             self.sent_s.append(time.monotonic())
-            self.ends.append(at + piece.size)
+            self.chunk_ends.append(at + piece.size)
             if self.finalize_at and at + piece.size >= self.finalize_at[0]:
-                # As a client does that knows by itself when somebody has finished speaking.
+                # Simulates a client with its own endpointing.
                 self.finalize_at = self.finalize_at[1:]
-                self.asked_s.append(time.monotonic())
+                self.finalize_sent_s.append(time.monotonic())
                 await socket.send('{"type":"Finalize"}')
         self.close_sent_s = time.monotonic()
         await socket.send('{"type":"CloseStream"}')
 
-    def spoken_s(self, position_s: float) -> float:
-        """When the sound up to this position had been sent."""
-        at = bisect_left(self.ends, round(position_s * RATE))
+    def sent_at(self, position_s: float) -> float:
+        """When the audio up to this position was sent."""
+        at = bisect_left(self.chunk_ends, round(position_s * RATE))
         return self.sent_s[min(at, len(self.sent_s) - 1)]
 
     def receive(self, message: dict[str, Any], now_s: float) -> None:
+        """Measure one message."""
         if message["type"] == "Error":
             self.results.error = f"{message['code']}: {message['message']}"
         if message["type"] != "Results":
@@ -148,36 +150,37 @@ class Client:
         words = message["channel"]["alternatives"][0]["words"]
         end_s = message["start"] + message["duration"]
         if not self.close_sent_s:
-            self.results.result_lag_s.append(now_s - self.spoken_s(end_s))
-        if words and not self.seen:
-            self.results.first_partial_s.append(now_s - self.spoken_s(words[0]["start"]))
+            self.results.audio_to_result.append(now_s - self.sent_at(end_s))
+        if words and not self.shown:
+            self.results.first_partial.append(now_s - self.sent_at(words[0]["start"]))
         for word in words:
-            if not any(word["word"] == text and abs(word["start"] - at) < 0.2 for text, at, _ in self.seen):
-                self.seen.append((word["word"], word["start"], now_s))
+            if not any(word["word"] == text and abs(word["start"] - at) < 0.2 for text, at, _ in self.shown):
+                self.shown.append((word["word"], word["start"], now_s))
         if message["is_final"]:
-            self.final(message, words, now_s)
+            self.receive_final(message, words, now_s)
 
-    def final(self, message: dict[str, Any], words: list[dict[str, Any]], now_s: float) -> None:
+    def receive_final(self, message: dict[str, Any], words: list[dict[str, Any]], now_s: float) -> None:
+        """Measure a final and the words in it."""
         self.results.finals.append(message["channel"]["alternatives"][0]["transcript"])
-        if message["from_finalize"] and self.asked_s:
-            self.results.finalize_s.append(now_s - self.asked_s.pop(0))
+        if message["from_finalize"] and self.finalize_sent_s:
+            self.results.finalize.append(now_s - self.finalize_sent_s.pop(0))
         for word in words:
             first_s = min(
-                (s for text, at, s in self.seen if text == word["word"] and abs(word["start"] - at) < 0.2),
+                (s for text, at, s in self.shown if text == word["word"] and abs(word["start"] - at) < 0.2),
                 default=now_s,
             )
-            self.results.word_s.append(first_s - self.spoken_s(word["end"]))
+            self.results.word.append(first_s - self.sent_at(word["end"]))
         if self.close_sent_s:
-            self.results.close_s.append(now_s - self.close_sent_s)
+            self.results.close.append(now_s - self.close_sent_s)
         elif message["speech_final"] and words:
-            self.results.endpoint_s.append(now_s - self.spoken_s(words[-1]["end"]))
-        self.seen = []
+            self.results.endpoint.append(now_s - self.sent_at(words[-1]["end"]))
+        self.shown = []
 
 
 async def run_streams(
     arguments: argparse.Namespace, server: str, programs: list[Program], streams: int
 ) -> list[ClientResult]:
-    """So many streams, started over two seconds."""
+    """Run this many streams; their starts are spread over two seconds."""
     rng = random.Random(streams)
     url = f"{server}/v1/listen?encoding=linear16&sample_rate={RATE}&interim_results=true"
     now_s = time.monotonic() + 0.5
@@ -196,17 +199,17 @@ async def run_streams(
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """In seconds, to the millisecond."""
+    """p50, p95 and p99 in seconds."""
     if not values:
         return {}
     return {f"p{p}": round(float(np.percentile(values, p)), 3) for p in (50, 95, 99)}
 
 
-def scrape(url: str) -> dict[str, list[tuple[float, float]]]:
-    """The server's own histograms: cumulative counts by upper bound."""
-    with urllib.request.urlopen(url.replace("ws", "http", 1) + "/metrics", timeout=30) as answer:
-        text = answer.read().decode()
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in HISTOGRAMS}
+def scrape(url: str) -> Histograms:
+    """The server's histograms: cumulative counts by upper bound."""
+    with urllib.request.urlopen(url.replace("ws", "http", 1) + "/metrics", timeout=30) as response:
+        text = response.read().decode()
+    found: Histograms = {name: [] for name in HISTOGRAMS}
     for line in text.splitlines():
         for name in HISTOGRAMS:
             if line.startswith(f"silica_{name}_seconds_bucket"):
@@ -215,35 +218,32 @@ def scrape(url: str) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def server_percentiles(
-    before: dict[str, list[tuple[float, float]]], after: dict[str, list[tuple[float, float]]]
-) -> dict[str, dict[str, float]]:
-    """Percentiles between two scrapes, straight lines within a bucket."""
-    message: dict[str, dict[str, float]] = {}
+def server_percentiles(before: Histograms, after: Histograms) -> dict[str, dict[str, float]]:
+    """Percentiles of the observations between two scrapes."""
+    found: dict[str, dict[str, float]] = {}
     for name in HISTOGRAMS:
         counts = [
             (b, n - (before[name][at][1] if before[name] else 0)) for at, (b, n) in enumerate(after[name])
         ]
         if counts and counts[-1][1]:
-            message[name] = {f"p{p}": round(within(counts, p / 100), 4) for p in (50, 95, 99)}
-    return message
+            found[name] = {f"p{p}": round(quantile(counts, p / 100), 4) for p in (50, 95, 99)}
+    return found
 
 
-def within(counts: Sequence[tuple[float, float]], share: float) -> float:
-    wanted, low, below = share * counts[-1][1], 0.0, 0.0
+def quantile(counts: Sequence[tuple[float, float]], fraction: float) -> float:
+    """A quantile of a cumulative histogram, interpolated linearly within its bucket."""
+    target, low, below = fraction * counts[-1][1], 0.0, 0.0
     for bound, count in counts:
-        if count >= wanted:
-            return (
-                low
-                if bound == float("inf")
-                else low + (bound - low) * (wanted - below) / max(1e-9, count - below)
-            )
+        if count >= target:
+            if bound == float("inf"):
+                return low
+            return low + (bound - low) * (target - below) / max(1e-9, count - below)
         low, below = bound, count
     return low
 
 
-def summary(results: Sequence[ClientResult], server: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """One object with everything that was felt."""
+def summarize(results: Sequence[ClientResult], server: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """The result of one run."""
 
     def all_of(name: str) -> list[float]:
         return [value for each in results for value in getattr(each, name)]
@@ -254,27 +254,27 @@ def summary(results: Sequence[ClientResult], server: dict[str, dict[str, float]]
         "errors": sorted({each.error for each in results if each.error})[:5],
         "finals": sum(len(each.finals) for each in results),
         "client_s": {
-            "sound_to_result": percentiles(all_of("result_lag_s")),
-            "first_partial": percentiles(all_of("first_partial_s")),
-            "word": percentiles(all_of("word_s")),
-            "speech_end_to_final": percentiles(all_of("endpoint_s")),
-            "finalize_to_final": percentiles(all_of("finalize_s")),
-            "close_to_last_final": percentiles([max(each.close_s) for each in results if each.close_s]),
+            "audio_to_result": percentiles(all_of("audio_to_result")),
+            "first_partial": percentiles(all_of("first_partial")),
+            "word": percentiles(all_of("word")),
+            "speech_end_to_final": percentiles(all_of("endpoint")),
+            "finalize_to_final": percentiles(all_of("finalize")),
+            "close_to_last_final": percentiles([max(each.close) for each in results if each.close]),
         },
         "server_s": server,
     }
 
 
 def in_time(result: dict[str, Any], limit_s: float) -> bool:
-    """Nobody failed, and results follow the sound."""
-    lag = result["client_s"]["sound_to_result"]
+    """Whether no stream failed and the p95 from audio to result is within the limit."""
+    lag = result["client_s"]["audio_to_result"]
     return not result["failed"] and bool(lag) and lag["p95"] <= limit_s
 
 
 def check_finals(
     results: Sequence[ClientResult], programs: list[Program], model: str, language_model: str
 ) -> dict[str, int]:
-    """Every final against the same model, windows and decoder in a plain loop on this thread."""
+    """Compares all finals with those of the same model, windows and decoder, without batching or threads."""
     from acoustic.runtime import open_backend
     from acoustic.windows import with_hop
     from service.scheduling.decode_worker import UtteranceTable
@@ -291,19 +291,19 @@ def check_finals(
     plan = with_hop(backend.config, backend.plan, 0.64)
     expected: dict[int, list[str]] = {}
     for number in sorted({each.program for each in results}):
-        samples = (programs[number].sound.astype(np.float32) / 32768)[None]
+        samples = (programs[number].audio.astype(np.float32) / 32768)[None]
         events = transcribe(
             lambda w: backend.forward([w])[0], samples, StreamSettings(), backend.config, plan, utterances
         )
         expected[number] = [event.text for event in events if isinstance(event, Final)]
-    same = [each.finals == expected[each.program] for each in results]
-    for each, equal in zip(results, same, strict=True):
-        if not equal and not each.error:
-            print(f"differs: {each.finals}\n    from {expected[each.program]}", file=sys.stderr)
-    return {"streams_checked": len(same), "streams_equal": sum(same)}
+    equal = [each.finals == expected[each.program] for each in results]
+    for each, same in zip(results, equal, strict=True):
+        if not same and not each.error:
+            print(f"differs: {each.finals}\n    expected {expected[each.program]}", file=sys.stderr)
+    return {"streams_checked": len(equal), "streams_equal": sum(equal)}
 
 
-def ramps(lowest: int, highest: int) -> Iterator[int]:
+def ramp(lowest: int, highest: int) -> Iterator[int]:
     """1, 2, 5, 10, 20, 50, ..., from `lowest` to `highest`."""
     scale = 1
     while True:
@@ -315,118 +315,84 @@ def ramps(lowest: int, highest: int) -> Iterator[int]:
         scale *= 10
 
 
-def keep(name: str, result: Any, arguments: argparse.Namespace) -> None:
-    """Into results/load.json, and the page that is made of it."""
-    folder = Path(__file__).parent / "results"
-    file = folder / "load.json"
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    kept[name] = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit.stdout.strip(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}",
-        "sound": ", ".join(path.name for path in arguments.audio),
+def save(name: str, runs: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    """Add the runs to results/load.json."""
+    file = Path(__file__).parent / "results" / "load.json"
+    saved = json.loads(file.read_text()) if file.exists() else {}
+    saved[name] = {
+        **provenance(),
+        "audio": ", ".join(path.name for path in arguments.audio),
         "note": arguments.note,
-        "runs": result,
+        "runs": runs,
     }
-    file.write_text(json.dumps(kept, indent=1) + "\n")
-    (folder / "load.md").write_text(page(kept))
-
-
-def page(kept: dict[str, Any]) -> str:
-    """Every kept measurement as a table."""
-    lines = [
-        "Measured by benchmarks/load.py: real-time streams of speech, the generator on the same machine."
-    ]
-    columns = ("sound_to_result", "first_partial", "word", "speech_end_to_final", "finalize_to_final")
-    for name, one in kept.items():
-        lines += ["", f"## {name}", ""]
-        lines += [
-            f"{one['date']}, commit {one['commit']}, {one['machine']}; {one['sound']}. {one['note']}",
-            "",
-        ]
-        heads = ("server", "streams", "failed", "finals equal", *columns, "chunk response (server)")
-        lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-        for run in one["runs"]:
-            check = run.get("check")
-            equal = f"{check['streams_equal']} of {check['streams_checked']}" if check else ""
-            figures = [shown(run["client_s"][column]) for column in columns]
-            response = shown(run["server_s"].get("chunk_response", {}))
-            cells = [run["server"], run["streams"], run["failed"], equal, *figures, response]
-            lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
-    return "\n".join([*lines, "", "Seconds: median / 95th percentile.", ""])
-
-
-def shown(figures: dict[str, float]) -> str:
-    """Median and 95th percentile."""
-    return f"{figures['p50']:.2f} / {figures['p95']:.2f}" if figures else ""
+    file.write_text(json.dumps(saved, indent=1) + "\n")
 
 
 def main() -> int:
+    """Run once, or search for the maximum."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--url", nargs="+", default=["ws://127.0.0.1:8765"], help="servers, loaded together")
-    parser.add_argument("--names", nargs="+", default=[], help="what to call these servers")
-    parser.add_argument("--keep", metavar="NAME", help="write the result into results/")
-    parser.add_argument("--note", default="", help="what else was going on, to be kept with it")
+    parser.add_argument(
+        "--url", nargs="+", default=["ws://127.0.0.1:8765"], help="servers, all loaded at the same time"
+    )
+    parser.add_argument("--names", nargs="+", default=[], help="labels of the servers (default: their URLs)")
+    parser.add_argument("--save", metavar="NAME", help="add the result to results/load.json")
+    parser.add_argument("--note", default="", help="conditions of the run, saved with the result")
     parser.add_argument("--finalize", action="store_true", help="send Finalize at the end of each recording")
     parser.add_argument("--audio", type=Path, nargs="+", required=True, help="files or folders of speech")
-    parser.add_argument("--streams", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of sound a stream, at least")
-    parser.add_argument("--programs", type=int, default=20, help="different pieces of sound")
-    parser.add_argument("--chunk-ms", type=int, default=100)
+    parser.add_argument("--streams", type=int, default=10, help="(default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="minimum length of a stream")
+    parser.add_argument("--programs", type=int, default=20, help="number of different streams")
+    parser.add_argument("--chunk-ms", type=int, default=100, help="length of a message")
     parser.add_argument(
-        "--ramp", type=int, metavar="MOST", help="more and more streams up to MOST, then bisect"
+        "--ramp", type=int, metavar="MAX", help="increase the streams up to MAX, then bisect for the maximum"
     )
-    parser.add_argument("--least", type=int, default=1, help="where the ramp begins")
-    parser.add_argument("--limit-s", type=float, default=2.5, help="p95 from sound to result that is in time")
-    parser.add_argument("--check", metavar="MODEL", help="compare every final with the plain loop")
-    parser.add_argument("--language-model", default="shipped", help="of the server, for --check")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--ramp-from", type=int, default=1, help="where the ramp starts")
+    parser.add_argument("--limit-s", type=float, default=2.5, help="limit of p95 from audio to result")
+    parser.add_argument("--check", metavar="MODEL", help="compare all finals with an unbatched run of MODEL")
+    parser.add_argument("--language-model", default="shipped", help="the server's, for --check")
+    parser.add_argument("--json", action="store_true", help="print one JSON line per run")
     arguments = parser.parse_args()
     programs = read_programs(arguments.audio, arguments.programs, arguments.seconds)
-
     names = arguments.names or arguments.url
     runs: list[dict[str, Any]] = []
 
-    async def together(streams: int) -> list[list[ClientResult]]:
+    async def run_servers(streams: int) -> list[list[ClientResult]]:
         return await asyncio.gather(
             *(run_streams(arguments, url, programs, streams) for url in arguments.url)
         )
 
-    def once(streams: int) -> bool:
+    def run(streams: int) -> bool:
         before = [scrape(url) for url in arguments.url]
-        fine = True
-        for at, results in enumerate(asyncio.run(together(streams))):
+        passed = True
+        for at, results in enumerate(asyncio.run(run_servers(streams))):
             server = server_percentiles(before[at], scrape(arguments.url[at]))
-            result = {"server": names[at], **summary(results, server)}
+            result = {"server": names[at], **summarize(results, server)}
             if arguments.check:
                 result["check"] = check_finals(results, programs, arguments.check, arguments.language_model)
             print(json.dumps(result, indent=None if arguments.json else 2), flush=True)
             runs.append(result)
-            fine = fine and in_time(result, arguments.limit_s)
-        if arguments.keep:
-            keep(arguments.keep, runs, arguments)
-        return fine
+            passed = passed and in_time(result, arguments.limit_s)
+        if arguments.save:
+            save(arguments.save, runs, arguments)
+        return passed
 
     if not arguments.ramp:
-        return 0 if once(arguments.streams) else 1
+        return 0 if run(arguments.streams) else 1
     good, bad = 0, arguments.ramp + 1
-    for streams in ramps(arguments.lowest, arguments.ramp):
-        if not once(streams):
+    for streams in ramp(arguments.ramp_from, arguments.ramp):
+        if not run(streams):
             bad = streams
             break
         good = streams
     while bad - good > max(1, good // 10):
         middle = (good + bad) // 2
-        if once(middle):
+        if run(middle):
             good = middle
         else:
             bad = middle
-    print(json.dumps({"most_streams_in_time": good, "limit_s": arguments.limit_s}))
+    print(json.dumps({"max_streams_in_time": good, "limit_s": arguments.limit_s}))
     return 0
 
 

@@ -1,12 +1,11 @@
-"""The folder that scripts/train_shipped_model.sh learns from, made in three minutes: all training speech as plain WAV.
+"""Prepares the data folder of scripts/train_shipped_model.sh: all training speech as WAV.
 
     python scripts/gather_speech.py SHARED MIRROR DATA
 
-SHARED is the developers' material, MIRROR holds snapshots of the repositories that its collect/sources.jsonl and
-more_sources.jsonl beside this file name. DATA gets `shared` (its training clips decoded, the rest as links) and
-`collected` (what collect.py cuts, which takes 25 minutes where it writes Opus and starts a git for each clip). WAV
-under the clips' own names: the manifests stay as they are, and training need not decode again and again. What is there
-already is left alone.
+SHARED is the developers' data folder; MIRROR holds clones of the repositories that SHARED/collect/sources.jsonl and
+scripts/more_sources.jsonl name. DATA gets `shared` (training clips decoded, everything else as links) and `collected`
+(the clips that SHARED/collect/collect.py cuts). Clips keep their file names, so the manifests stay valid. Existing
+clips are kept. Takes three minutes: collect.py alone, which encodes Opus and starts one git process per clip, takes 25.
 """
 
 import argparse
@@ -18,7 +17,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -29,16 +28,17 @@ from training.data.audio import read_clip
 
 
 def main() -> None:
+    """Link, decode, collect."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("shared", type=Path)
-    parser.add_argument("mirror", type=Path)
-    parser.add_argument("data", type=Path)
+    parser.add_argument("shared", type=Path, help="the developers' data folder")
+    parser.add_argument("mirror", type=Path, help="folder of git clones")
+    parser.add_argument("data", type=Path, help="output folder")
     arguments = parser.parse_args()
     shared, data = arguments.shared.resolve(), arguments.data.resolve()
     if not (shared / "speech").is_dir():
-        parser.error(f"{shared} has no folder `speech`: it is not the developers' material")
+        parser.error(f"{shared} has no folder `speech`: it is not the developers' data folder")
     for entry in sorted(shared.iterdir()):
         if entry.name != "speech":
             _link(entry, data / "shared" / entry.name)
@@ -65,7 +65,7 @@ def _decode(folder: Path, copy: Path, pool: Any) -> int:
     names = [json.loads(line)["audio"] for line in (folder / "manifest.jsonl").read_text().splitlines()]
     for _ in pool.imap_unordered(functools.partial(_decode_clip, folder, copy), names, chunksize=32):
         pass
-    shutil.copy(folder / "manifest.jsonl", copy)  # last: a folder that has one is whole
+    shutil.copy(folder / "manifest.jsonl", copy)  # last: marks the folder as complete
     return len(names)
 
 
@@ -76,26 +76,26 @@ def _decode_clip(folder: Path, copy: Path, name: str) -> None:
 
 
 def _write(samples: NDArray[np.int16], target: Path, kbit: int) -> None:
-    """WAV whatever the name says; readers go by the content."""
+    """Writes WAV whatever the suffix says: readers detect the format from the content. Replaces collect.write_opus."""
     with target.open("wb") as file:
         soundfile.write(file, samples, SAMPLE_RATE, format="WAV", subtype="PCM_16")
 
 
 def _collector(path: Path) -> Any:
-    """The module collect.py with its two slow parts replaced."""
+    """The module collect.py with its Opus encoder and its git calls replaced."""
     spec = importlib.util.spec_from_file_location("collect", path)
     if spec is None or spec.loader is None:
         sys.exit(f"{path} cannot be read")
     collect: Any = importlib.util.module_from_spec(spec)
-    sys.modules["collect"] = collect  # its worker processes find their functions by this name
+    sys.modules["collect"] = collect  # its worker processes import their functions by this name
     spec.loader.exec_module(collect)
     collect.write_opus = _write
-    collect.subprocess = OneGit()
+    collect.subprocess = BatchGit()
     return collect
 
 
-class OneGit:
-    """Stands in for the module `subprocess`: one git for each repository hands out all of its files."""
+class BatchGit:
+    """Replaces the module `subprocess`: reads all files of a repository through one `git cat-file --batch`."""
 
     CalledProcessError = subprocess.CalledProcessError
 
@@ -103,7 +103,7 @@ class OneGit:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-        """`git --git-dir=... cat-file blob NAME` by the git that runs already; anything else as ever."""
+        """Handles `git --git-dir=... cat-file blob NAME`; passes other commands on."""
         if command[2:4] != ["cat-file", "blob"]:
             return subprocess.run(command, **options)
         return subprocess.CompletedProcess(command, 0, self._blob(command[1], command[4]))
@@ -114,18 +114,13 @@ class OneGit:
                 ["git", git_dir, "cat-file", "--batch"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
         git = self._running[git_dir]
-        asked, answered = _pipe(git.stdin), _pipe(git.stdout)
-        asked.write(f"{name}\n".encode())
-        asked.flush()
-        size = int(answered.readline().split()[2])
-        content = answered.read(size)
-        answered.read(1)  # a line end
+        assert git.stdin is not None and git.stdout is not None
+        git.stdin.write(f"{name}\n".encode())
+        git.stdin.flush()
+        size = int(git.stdout.readline().split()[2])
+        content = git.stdout.read(size)
+        git.stdout.read(1)  # line break
         return content
-
-
-def _pipe(end: IO[bytes] | None) -> IO[bytes]:
-    assert end is not None  # asked for when git was started
-    return end
 
 
 if __name__ == "__main__":

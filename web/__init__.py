@@ -1,1 +1,1 @@
-"""The page that browsers get: files only, served by service/http/pages.py. No Python lives here."""
+"""The web page as static files, served by service/http/pages.py. No Python code."""

@@ -1,40 +1,41 @@
-// Wires the page together: button, keys, settings, files. What is heard lives in session/, what is seen in views/.
+// Wires the page together: record button, keyboard, settings, files. Sessions are in session/, rendering is in views/.
 
-import { minutes } from "./session/export.js";
+import { formatDuration } from "./session/export.js";
 import { transcribeFile } from "./session/file.js";
 import { Recording } from "./session/recording.js";
 import { Failure } from "./session/failures.js";
-import { hotwordsOf } from "./session/protocol.js";
-import { EMPTY } from "./session/transcript.js";
+import { parseHotwords } from "./session/protocol.js";
+import { EMPTY_TRANSCRIPT } from "./session/transcript.js";
 import { Settings } from "./views/settings.js";
 import { LOW_CONFIDENCE, SessionView } from "./views/session-view.js";
-import { followWords } from "./views/tooltip.js";
-import { Waveform, loudness } from "./views/waveform.js";
+import { attachWordTooltip } from "./views/tooltip.js";
+import { Waveform, barHeight } from "./views/waveform.js";
 
 const byId = (id) => document.getElementById(id);
-const FILES_AT_ONCE = 2;
-const SPOKEN_KEPT = 20; // lines kept for screen readers
-const STATE_WORDS = {
+const MAX_CONCURRENT_FILES = 2;
+const MAX_ANNOUNCED_LINES = 20; // lines kept in the live region for screen readers
+const LAG_WARNING_S = 3;
+const STATE_LABELS = {
   idle: "Ready",
   connecting: "Connecting",
   listening: "Listening",
-  reconnecting: "Connection lost, what you say is kept",
-  finishing: "Last words",
+  reconnecting: "Connection lost, audio is buffered",
+  finishing: "Finishing",
 };
 
-const NO_SOUND = "No sound arrives. Is the right microphone chosen under Settings, and is it switched on?";
+const NO_INPUT_HINT = "No audio from the microphone. Check that the right one is selected under Settings and is not muted.";
 
 const waveform = new Waveform(byId("waveform"));
 const settings = new Settings(byId("settings"));
 let recording = null;
 
-// --- telling people ---
+// --- status, failures, announcements ---
 
 function setState(state) {
-  const words = STATE_WORDS[state];
+  const label = STATE_LABELS[state];
   document.body.dataset.state = state;
-  byId("connection-words").textContent = words;
-  byId("announcement").textContent = words;
+  byId("connection-label").textContent = label;
+  byId("announcement").textContent = label;
   byId("speak-label").textContent = state === "idle" ? "Speak" : "Stop";
   document.title = state === "listening" ? "● Silica" : "Silica";
 }
@@ -48,15 +49,15 @@ function showFailure(failure) {
   byId("failure").dataset.code = failure.code ?? "server";
 }
 
-// A finished line for screen readers; what is marked for the eye as doubtful is said too.
+// Adds a closed line to the live region. Low-confidence words are listed as well when they are highlighted on screen.
 function announceLine(words) {
-  const spoken = byId("spoken");
+  const log = byId("closed-lines");
   const line = document.createElement("p");
-  const unsure = settings.doubts ? words.filter((word) => word.confidence < LOW_CONFIDENCE) : [];
-  const said = words.map((word) => word.text).join(" ");
-  line.textContent = unsure.length ? `${said} (unsure: ${unsure.map((word) => word.text).join(", ")})` : said;
-  spoken.append(line);
-  while (spoken.childElementCount > SPOKEN_KEPT) spoken.firstElementChild.remove();
+  const uncertain = settings.highlightUncertain ? words.filter((word) => word.confidence < LOW_CONFIDENCE) : [];
+  const text = words.map((word) => word.text).join(" ");
+  line.textContent = uncertain.length ? `${text} (uncertain: ${uncertain.map((word) => word.text).join(", ")})` : text;
+  log.append(line);
+  while (log.childElementCount > MAX_ANNOUNCED_LINES) log.firstElementChild.remove();
 }
 
 function addSession(title, { cancellable = false, cancel = () => {} } = {}) {
@@ -65,7 +66,7 @@ function addSession(title, { cancellable = false, cancel = () => {} } = {}) {
     title,
     cancellable,
     on: {
-      say: announceLine,
+      lineClosed: announceLine,
       cancel,
       remove() {
         removeSession(view);
@@ -74,7 +75,7 @@ function addSession(title, { cancellable = false, cancel = () => {} } = {}) {
     },
   });
   byId("sessions").append(view.node);
-  view.show(EMPTY);
+  view.show(EMPTY_TRANSCRIPT);
   return view;
 }
 
@@ -83,38 +84,37 @@ function removeSession(view) {
   byId("welcome").hidden = byId("sessions").childElementCount > 0;
 }
 
-// Follows the newest words, unless the reader has scrolled up.
-function follow(change) {
+// Applies a change and scrolls to the newest words, unless the user has scrolled up.
+function keepScrolledToEnd(change) {
   const atEnd = innerHeight + scrollY >= document.documentElement.scrollHeight - 120;
   change();
   if (atEnd) scrollTo({ top: document.documentElement.scrollHeight });
 }
 
-// --- speaking ---
+// --- live recording ---
 
-// What every session of this page asks the server for.
 function requestOptions() {
-  return { model: settings.model, hotwords: hotwordsOf(settings.hotwords), written: settings.written };
+  return { model: settings.model, hotwords: parseHotwords(settings.hotwords), smartFormat: settings.smartFormat };
 }
 
-function describeReconnects({ breaks, lostS }) {
-  if (!breaks) return "";
-  const times = breaks === 1 ? "once" : `${breaks} times`;
-  const missing = lostS ? `${lostS.toFixed(1)} s of sound are missing` : "nothing is missing";
-  return `The connection was lost ${times} and came back; ${missing}.`;
+function describeReconnects({ reconnects, lostS }) {
+  if (!reconnects) return "";
+  const times = reconnects === 1 ? "once" : `${reconnects} times`;
+  const missing = lostS ? `${lostS.toFixed(1)} s of audio are missing` : "no audio is missing";
+  return `The connection was lost and restored ${times}; ${missing}.`;
 }
 
-function showFacts({ elapsedS, latencyS, lagS, quality }) {
-  byId("elapsed").textContent = minutes(elapsedS);
+function showStats({ elapsedS, latencyS, lagS, inputLevel }) {
+  byId("elapsed").textContent = formatDuration(elapsedS);
   byId("latency").textContent = latencyS === null ? "–" : `${latencyS.toFixed(1)} s`;
   byId("lag").textContent = lagS === null ? "–" : `${lagS.toFixed(1)} s`;
-  byId("lag").classList.toggle("warn", lagS > 3);
-  showLevel(quality);
+  byId("lag").classList.toggle("warn", lagS > LAG_WARNING_S);
+  showInputLevel(inputLevel);
 }
 
-function showLevel(quality) {
-  byId("level").textContent = quality;
-  byId("level").classList.toggle("warn", quality === "too loud" || quality === "silent");
+function showInputLevel(inputLevel) {
+  byId("level").textContent = inputLevel;
+  byId("level").classList.toggle("warn", inputLevel === "too loud" || inputLevel === "silent");
 }
 
 async function start() {
@@ -122,52 +122,51 @@ async function start() {
   setState("connecting");
   const now = new Date().toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
   let view = null;
-  let served = false; // whether the server ever listened; without that there is nothing to show
+  let connected = false; // without a connection there is no transcript to show
   waveform.reset();
-  const mine = new Recording({
+  recording = new Recording({
     base: location.href,
     key: settings.key,
     deviceId: settings.microphone,
-    raw: !settings.processing,
+    browserProcessing: settings.browserProcessing,
     options: requestOptions(),
     on: {
       state: (state) => {
-        served ||= state === "listening";
+        connected ||= state === "listening";
         setState(state);
       },
       started: () => {
         document.body.classList.remove("fresh");
         view = addSession(`Microphone, ${now}`);
-        follow(() => {});
+        keepScrolledToEnd(() => {});
         settings.fillMicrophones();
       },
-      sound: ({ rms }) => {
+      audio: ({ rms }) => {
         waveform.add(rms);
-        byId("halo").style.transform = `scale(${(1 + loudness(rms) * 0.4).toFixed(3)})`;
+        byId("halo").style.transform = `scale(${(1 + barHeight(rms) * 0.4).toFixed(3)})`;
       },
-      transcript: (transcript) => follow(() => view.show(transcript)),
-      facts: (facts) => {
-        waveform.markProcessed(facts.heardS);
-        showFacts(facts);
-        view?.note(minutes(facts.elapsedS));
-        view?.mention(describeReconnects(facts));
-        view?.hint(facts.quality === "silent" ? NO_SOUND : "Listening");
+      transcript: (transcript) => keepScrolledToEnd(() => view.show(transcript)),
+      stats: (stats) => {
+        waveform.setProcessed(stats.processedS);
+        showStats(stats);
+        view?.setMeta(formatDuration(stats.elapsedS));
+        view?.setRemark(describeReconnects(stats));
+        view?.setPlaceholder(stats.inputLevel === "silent" ? NO_INPUT_HINT : "Listening");
       },
-      note: (text) => view?.note(text),
+      notice: (text) => view?.setMeta(text),
       failure: showFailure,
       done: () => {
-        view?.ended();
-        if (view && !served) removeSession(view);
+        view?.finish();
+        if (view && !connected) removeSession(view);
         byId("halo").style.transform = "";
-        showLevel("–");
+        showInputLevel("–");
         byId("lag").textContent = "–";
         recording = null;
         setState("idle");
       },
     },
   });
-  recording = mine;
-  await mine.start();
+  await recording.start();
 }
 
 function toggle() {
@@ -177,8 +176,8 @@ function toggle() {
 
 byId("speak").onclick = toggle;
 addEventListener("keydown", (event) => {
-  const free = event.target === document.body || event.target === byId("main");
-  if (event.code === "Space" && free && !event.repeat && !byId("settings").open) {
+  const unfocused = event.target === document.body || event.target === byId("main");
+  if (event.code === "Space" && unfocused && !event.repeat && !byId("settings").open) {
     event.preventDefault();
     toggle();
   }
@@ -189,42 +188,41 @@ byId("failure-close").onclick = () => {
 };
 byId("open-settings").onclick = () => settings.open();
 settings.onchange = () => {
-  document.body.classList.toggle("doubts", settings.doubts);
-  settings.fillModels(location.href); // with a new key there may be others
+  document.body.classList.toggle("highlight-uncertain", settings.highlightUncertain);
+  settings.fillModels(location.href); // the list of models depends on the API key
 };
 settings.onchange();
 
 // --- files ---
 
-const waitingFiles = [];
+const queue = [];
 let activeFiles = 0;
 
 function addFiles(files) {
   let first = null;
   for (const file of files) {
-    const control = new AbortController();
-    const waiting = { file, control };
-    waiting.view = addSession(file.name, { cancellable: true, cancel: () => cancelFile(waiting) });
-    waiting.view.note("waiting");
-    waitingFiles.push(waiting);
-    first ??= waiting.view;
-    nextFile();
+    const entry = { file, control: new AbortController() };
+    entry.view = addSession(file.name, { cancellable: true, cancel: () => cancelFile(entry) });
+    entry.view.setMeta("waiting");
+    queue.push(entry);
+    first ??= entry.view;
+    transcribeNext();
   }
   first?.node.scrollIntoView();
 }
 
-function cancelFile(waiting) {
-  waiting.control.abort();
-  const at = waitingFiles.indexOf(waiting);
-  if (at < 0) return; // being heard: ends by the signal
-  waitingFiles.splice(at, 1);
-  waiting.view.note("cancelled");
-  waiting.view.ended("");
+function cancelFile(entry) {
+  entry.control.abort();
+  const at = queue.indexOf(entry);
+  if (at < 0) return; // already running: the abort signal ends it
+  queue.splice(at, 1);
+  entry.view.setMeta("cancelled");
+  entry.view.finish("");
 }
 
-async function nextFile() {
-  if (activeFiles >= FILES_AT_ONCE || !waitingFiles.length) return;
-  const { file, view, control } = waitingFiles.shift();
+async function transcribeNext() {
+  if (activeFiles >= MAX_CONCURRENT_FILES || !queue.length) return;
+  const { file, view, control } = queue.shift();
   activeFiles += 1;
   try {
     await transcribeFile(file, {
@@ -233,22 +231,20 @@ async function nextFile() {
       options: requestOptions(),
       signal: control.signal,
       on: {
-        progress: (share, words) => {
-          view.progress(share);
-          view.note(words);
+        progress: (fraction, label) => {
+          view.setProgress(fraction);
+          view.setMeta(label);
         },
         transcript: (transcript) => view.show(transcript),
       },
     });
   } catch (error) {
-    if (control.signal.aborted) view.note("cancelled");
-    else {
-      view.failed(error instanceof Failure ? error : new Failure("server", String(error)));
-    }
+    if (control.signal.aborted) view.setMeta("cancelled");
+    else view.showFailure(error instanceof Failure ? error : new Failure("server", String(error)));
   } finally {
     activeFiles -= 1;
-    view.ended(control.signal.aborted ? "" : undefined);
-    nextFile();
+    view.finish(control.signal.aborted ? "" : undefined);
+    transcribeNext();
   }
 }
 
@@ -259,26 +255,26 @@ byId("file-input").onchange = ({ target }) => {
 };
 
 let dragDepth = 0;
-const carriesFiles = (event) => event.dataTransfer?.types.includes("Files");
+const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
 addEventListener("dragenter", (event) => {
-  if (!carriesFiles(event)) return;
+  if (!hasFiles(event)) return;
   dragDepth += 1;
   document.body.classList.add("dropping");
 });
 addEventListener("dragleave", (event) => {
-  if (!carriesFiles(event)) return;
+  if (!hasFiles(event)) return;
   dragDepth = Math.max(0, dragDepth - 1);
   if (!dragDepth) document.body.classList.remove("dropping");
 });
-addEventListener("dragover", (event) => { if (carriesFiles(event)) event.preventDefault(); });
+addEventListener("dragover", (event) => { if (hasFiles(event)) event.preventDefault(); });
 addEventListener("drop", (event) => {
-  if (!carriesFiles(event)) return;
+  if (!hasFiles(event)) return;
   event.preventDefault();
   dragDepth = 0;
   document.body.classList.remove("dropping");
   addFiles(event.dataTransfer.files);
 });
 
-followWords(byId("sessions"), byId("tip"), byId("announcement"));
+attachWordTooltip(byId("sessions"), byId("tip"), byId("announcement"));
 waveform.draw();
 addEventListener("beforeunload", (event) => { if (recording) event.preventDefault(); });

@@ -51,15 +51,15 @@ def accuracy() -> str:
                 name,
                 f"{one['clips']}",
                 f"{one['words']:,}",
-                *(percent(one.get(way)) for way in ("greedy", "with_lm", "rescored")),
+                *(percent(one.get(way)) for way in ("greedy", "beam", "rescored")),
                 speed(one),
-                f"{one['streams_unlike_the_whole']}",
+                f"{one['streams_differing']}",
             )
             for name, one in conditions.items()
         ]
         head = ("set", "clips", "words", "greedy", "beam", "rescored", "speed", "differ")
         lines += [f"## {model}", "", *table(head, rows)]
-    silence = found["words_an_hour_of_silence_and_noise"]
+    silence = found["words_per_hour_without_speech"]
     rows = [(model, f"{words:.0f}") for model, words in silence.items()]
     lines += ["## Words in silence and noise", ""]
     lines += ["Words written in one hour of audio without speech.", ""]
@@ -69,7 +69,7 @@ def accuracy() -> str:
 
 
 def latency() -> str:
-    """What is waited for where computing takes no time."""
+    """Algorithmic latency, without computing time."""
     return text(
         [
             *heading("Latency", "latency", {}),
@@ -93,7 +93,7 @@ def load() -> str:
         "",
     ]
     columns = (
-        ("sound_to_result", "audio to result"),
+        ("audio_to_result", "audio to result"),
         ("first_partial", "first interim result"),
         ("word", "word"),
         ("speech_end_to_final", "end of speech to final"),
@@ -138,13 +138,14 @@ def decoding() -> str:
         ]
         rows.append((one["frames"], f"{one['bits_per_frame']}", f"{one['width']}", *speeds))
     lines += table(("frames", "bits", "beam width", "Silica", "pyctcdecode", "flashlight-text"), rows)
-    age, push = found["age"], found["one_push"]
+    utterance, push = found["long_utterance"], found["one_push"]
     lines += [
         "## Long utterances",
         "",
-        f"{age['minutes']} minutes in one utterance: {age['first_third_ms_a_minute']} ms for a minute of audio in the "
-        f"first third, {age['last_third_ms_a_minute']} ms in the last; {age['state_kib_after_a_third']} KiB of "
-        f"state after a third, {age['state_kib_at_the_end']} KiB at the end. One push of 0.64 s takes "
+        f"{utterance['minutes']} minutes in one utterance: {utterance['first_third_ms_per_minute']} ms per minute of "
+        f"audio in the first third, {utterance['last_third_ms_per_minute']} ms in the last; "
+        f"{utterance['state_kib_after_first_third']} KiB of state after the first third, "
+        f"{utterance['state_kib_at_end']} KiB at the end. One push of 0.64 s takes "
         f"{push['push_ms_median']} ms (median, very soft frames, width 128).",
         "",
         "## Keyterms",
@@ -152,13 +153,13 @@ def decoding() -> str:
     ]
     rows = [(f"{one['hotwords']}", f"{one['times_real_time']:,} x") for one in found["hotwords"]]
     lines += table(("keyterms", "speed"), rows)
-    said = found["hotword_recall"][0]["said"]
+    spoken = found["hotword_recall"][0]["spoken"]
     lines += [
-        f"Of {said} spoken words that the language model does not know, all of them given as keyterms:",
+        f"Recall of {spoken} spoken words that are not in the language model, all given as keyterms:",
         "",
     ]
     rows = [
-        (f"{one['weight']:g}", f"{one['found']}", f"{one['invented']}", f"{one['wer_percent']:.2f} %")
+        (f"{one['weight']:g}", f"{one['found']}", f"{one['inserted']}", f"{one['wer_percent']:.2f} %")
         for one in found["hotword_recall"]
     ]
     lines += table(("weight", "found", "inserted wrongly", "WER"), rows)
@@ -180,45 +181,45 @@ def interim_results() -> str:
             continue
         rows = [
             (
-                row["search"].replace("model in the box", "shipped n-gram"),
+                row["search"],
                 f"{row['agreement']}",
-                f"{row['taken_back_a_word']}",
-                f"{row['seen_after_s']:.2f} s",
-                f"{row['seen_for_good_after_s']:.2f} s",
-                f"{row['seen_for_good_after_s_95']:.2f} s",
+                f"{row['revisions_per_word']}",
+                f"{row['first_shown_s']:.2f} s",
+                f"{row['stable_s']:.2f} s",
+                f"{row['stable_p95_s']:.2f} s",
                 f"{row['wer_percent']:.2f} %",
             )
             for row in one["rows"]
         ]
         lines += [f"## {model}, {one['clips']} clips", ""]
-        head = ("search", "agreement", "changes a final word", "shown after", "stable after", "95 %", "WER")
+        head = ("search", "agreement", "revisions per word", "first shown", "stable", "stable p95", "WER")
         lines += table(head, rows)
     return text(lines)
 
 
 def confidence() -> str:
-    """How well confidences say how often a word is right."""
+    """Calibration of word confidences."""
     found = read("calibration.json")
     lines = [
         *heading("Word confidence", "calibration", found),
-        "How well a word's confidence predicts whether it is right, on clips that the mapping was not fitted on. The "
-        "calibration error is the mean distance between confidence and share of right words (0 is best), the area "
-        "under the ROC curve says how well confidences rank right before wrong words (1 is best). `noise`: noise at "
-        "20, 10 and 5 dB.",
+        "How well a word's confidence predicts whether the word is correct, on clips that the mapping was not fitted "
+        "on. The calibration error is the mean difference between confidence and fraction of correct words (0 is "
+        "best), the area under the ROC curve (AUC) measures how well confidences separate correct from wrong words (1 "
+        "is best). `noise`: noise at 20, 10 and 5 dB.",
         "",
     ]
     rows = [
         (
             name,
             f"{one['words']:,}",
-            percent(one["right"]),
+            percent(one["correct"]),
             f"{one['mean_confidence']:.3f}",
             f"{one['expected_calibration_error']:.3f}",
-            f"{one['area_under_the_curve']:.3f}",
+            f"{one['roc_auc']:.3f}",
         )
         for name, one in found["curves"].items()
     ]
-    head = ("set", "words", "right", "mean confidence", "calibration error", "area under ROC")
+    head = ("set", "words", "correct", "mean confidence", "calibration error", "ROC AUC")
     lines += table(head, rows)
     return text(lines)
 
@@ -290,7 +291,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 def speed(one: Mapping[str, float]) -> str:
     """Times real time, without and (where measured) with rescoring."""
-    rescored = one.get("times_real_time_ranked")
+    rescored = one.get("times_real_time_rescored")
     return f"{one['times_real_time']:.0f}" + (f" / {rescored:.0f}" if rescored else "")
 
 

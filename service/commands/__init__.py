@@ -1,7 +1,7 @@
 """The `silica` command line: finds the commands, parses the arguments and prints known errors as one line.
 
-A command is a module here (or in a package of the entry point group `silica.verbs`) with HELP, add_arguments and run.
-Its docstring is the description in --help. Heavy imports belong in `run`, so that --help is fast.
+A command is a module here, or in a package of the entry point group `silica.commands`, with HELP, add_arguments and
+run. Its docstring is the description in --help. Heavy imports belong in `run`, so that --help is fast.
 """
 
 import argparse
@@ -27,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
 
 def command_modules() -> dict[str, ModuleType]:
     """The module of every command, by the command's name."""
-    packages = [__name__, *(entry.value for entry in entry_points(group="silica.verbs"))]
+    packages = [__name__, *(entry.value for entry in entry_points(group="silica.commands"))]
     found: dict[str, ModuleType] = {}
     for package in packages:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):

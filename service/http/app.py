@@ -17,7 +17,7 @@ from service.http.peers import Peers
 from service.http.responses import response_middleware
 from service.logs import log_event
 from service.metrics import Metrics
-from service.scheduling.served_models import ServedModels
+from service.served_models import ServedModels
 from service.settings import Settings
 
 # Routes that are added when their module is installed: module -> function that takes the application.

@@ -10,7 +10,7 @@ from service.auth.keys import ApiKeys
 from service.http.client_streams import ClientStreams
 from service.http.peers import Peers
 from service.metrics import Metrics
-from service.scheduling.served_models import ServedModels
+from service.served_models import ServedModels
 from service.settings import Settings
 
 

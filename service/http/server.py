@@ -14,7 +14,7 @@ from service.http.app_state import APP_STATE
 from service.http.peers import Peers
 from service.logs import log_event
 from service.metrics import Metrics
-from service.scheduling.served_models import ServedModels
+from service.served_models import ServedModels
 from service.settings import Settings
 from service.startup.preflight import cannot_listen, check_exposed, keys_file, open_keys, tls_context
 from service.startup.startup_banner import address

@@ -9,8 +9,8 @@ from acoustic.windows import WindowOutput
 from service.metrics import Metrics
 from service.scheduling.decode_worker import DecodeResult
 from service.scheduling.device import LocalDevice
-from service.scheduling.served_models import ModelReloader, recognizer_options
 from service.scheduling.shared_counters import SharedCounters
+from service.served_models import ModelReloader, recognizer_options
 from service.session.messages import WindowKey
 from service.settings import Settings
 from service.workers.ipc import (

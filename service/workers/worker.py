@@ -31,7 +31,7 @@ async def serve(channel: socket.socket, settings: Any, counters: Any, folder: Pa
     from service.http.peers import Peers
     from service.http.server import Server
     from service.metrics import Metrics
-    from service.scheduling.served_models import ServedModels
+    from service.served_models import ServedModels
     from service.workers.ipc import DeviceReplaced, IpcConnection, Rejected, StoreChanged, WorkerReady
     from service.workers.remote_device import SupervisorClient
 

@@ -12,9 +12,9 @@ def test_gpu_table(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = table["latency_ms"]
     assert [(row["seconds"], row["batch"]) for row in rows] == [(0.5, 1), (0.5, 2)]
     assert all(row[name] > 0 for row in rows for name in ("avg", "p90", "p95", "p99", "graph_avg"))
-    shown = benchmark.shown(table).splitlines()
-    assert shown[1] == "| model | seconds | batch | avg ms | p90 | p95 | p99 | graph alone |"
-    assert shown[3].startswith("| tiny fp32 | 0.5 | 1 |")
+    lines = benchmark.markdown(table).splitlines()
+    assert lines[1] == "| model | seconds | batch | avg ms | p90 | p95 | p99 | graph only |"
+    assert lines[3].startswith("| tiny fp32 | 0.5 | 1 |")
     assert table["commit"] and table["machine"]
 
 

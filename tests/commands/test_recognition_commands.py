@@ -206,7 +206,7 @@ def test_decoder_settings_are_validated(clips: Path, capsys: pytest.CaptureFixtu
     line = ["transcribe", str(clips / "clip0.wav"), "--model", "tiny", "--language-model", "none"]
     assert main([*line, "--blank-penalty", "0.5"]) == 0
     assert main([*line, "--blank-penalty", "-1"]) == 2
-    assert "blank_penalty may not be negative" in capsys.readouterr().err
+    assert "blank_penalty must not be negative" in capsys.readouterr().err
 
 
 def test_duplicate_names_for_log_probabilities_are_an_error(

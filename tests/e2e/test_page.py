@@ -69,7 +69,7 @@ LOW_CONTRAST = """() => {
     const text = walker.currentNode.data.trim();
     const node = walker.currentNode.parentElement;
     if (!text || !node.checkVisibility({ visibilityProperty: true })) continue;
-    if (node.closest(".unseen, .skip, .dropzone")) continue;
+    if (node.closest(".visually-hidden, .skip, .dropzone")) continue;
     const style = getComputedStyle(node);
     check(text, node, style.color, parseFloat(style.fontSize), Number(style.fontWeight));
   }
@@ -226,23 +226,23 @@ def test_the_transcript_can_be_copied_and_saved(recorded_session: RecordedSessio
 def test_confidence_is_shown_on_hover_and_by_arrow_keys(recorded_session: RecordedSession) -> None:
     page, words = recorded_session.page, shown_words(recorded_session.page)
     page.locator(".word").first.hover()
-    expect(page.get_by_role("tooltip")).to_contain_text("% sure")
+    expect(page.get_by_role("tooltip")).to_contain_text("% confidence")
     page.mouse.move(0, 0)
     expect(page.get_by_role("tooltip")).to_be_hidden()
     page.locator(".lines").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    expect(page.get_by_role("tooltip")).to_contain_text("% sure")
+    expect(page.get_by_role("tooltip")).to_contain_text("% confidence")
     expect(page.locator("#announcement")).to_contain_text(f"{words[1]}: ")
     page.keyboard.press("Escape")
     expect(page.get_by_role("tooltip")).to_be_hidden()
 
 
 def test_screen_readers_get_each_line_once(recorded_session: RecordedSession) -> None:
-    message = (
+    lines = (
         recorded_session.page.get_by_role("log", name="Recognized speech").locator("p").all_text_contents()
     )
-    assert " ".join(message).split() == shown_words(recorded_session.page)
+    assert " ".join(lines).split() == shown_words(recorded_session.page)
 
 
 def test_every_control_has_a_name_and_is_reachable_by_tab(recorded_session: RecordedSession) -> None:
@@ -272,9 +272,9 @@ def test_text_has_enough_contrast_and_motion_can_be_reduced(
     text_file.write_text("text, not audio. " * 50)
     page.emulate_media(reduced_motion="reduce")
     page.set_input_files("#file-input", text_file)
-    expect(page.get_by_role("alert").first).to_contain_text("could not read this sound", timeout=LONG_MS)
-    page.evaluate("document.body.classList.add('doubts')")
-    page.evaluate("document.querySelector('.word').dataset.doubt = 'much'")
+    expect(page.get_by_role("alert").first).to_contain_text("could not decode this audio", timeout=LONG_MS)
+    page.evaluate("document.body.classList.add('highlight-uncertain')")
+    page.evaluate("document.querySelector('.word').dataset.confidence = 'very-low'")
     page.evaluate("document.querySelector('#failure').hidden = false")
     page.evaluate("document.querySelector('#welcome').hidden = false")
     schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
@@ -322,7 +322,7 @@ def test_several_files_are_transcribed_and_invalid_ones_show_their_error(
     empty.touch()
     text_file.write_text("text, not audio. " * 50)
     page.set_input_files("#file-input", [text_file, empty, good])
-    for path, message in ((text_file, "could not read this sound"), (empty, "This file is empty.")):
+    for path, message in ((text_file, "could not decode this audio"), (empty, "This file is empty.")):
         section = page.locator(".session", has_text=path.name)
         expect(section.get_by_role("alert")).to_contain_text(message, timeout=LONG_MS)
     expect(page.get_by_role("button", name="Remove")).to_have_count(3, timeout=LONG_MS)
@@ -401,7 +401,7 @@ def test_a_broken_connection_is_resumed_without_loss(page: Page, server: ServerP
     wait_for_state(page, "idle")
     expect(page.locator("#failure")).to_be_hidden()
     expect(page.locator(".remark")).to_have_text(
-        "The connection was lost 2 times and came back; nothing is missing."
+        "The connection was lost and restored 2 times; no audio is missing."
     )
     assert page.evaluate("breaks") == len(cuts) - 1 == 2
     audio = b""

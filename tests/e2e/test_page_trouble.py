@@ -71,7 +71,7 @@ def test_a_lost_session_is_restarted_and_a_full_server_is_reported(
 
     other = open_page(page_with_microphone, small_server)
     other.click("#speak")
-    expect(other.get_by_role("alert")).to_contain_text("The server is full right now", timeout=LONG_MS)
+    expect(other.get_by_role("alert")).to_contain_text("The server is full.", timeout=LONG_MS)
     expect(other.locator("body[data-state=idle]")).to_be_attached(timeout=LONG_MS)
     expect(other.locator(".session")).to_have_count(0)
     other.screenshot(path=tmp_path / "full.png")
@@ -79,7 +79,9 @@ def test_a_lost_session_is_restarted_and_a_full_server_is_reported(
 
     before = page.locator(".session .word").all_text_contents()
     page.evaluate(CUT)
-    expect(page.get_by_role("alert")).to_contain_text("A new one goes on by itself", timeout=LONG_MS)
+    expect(page.get_by_role("alert")).to_contain_text(
+        "A new session continues automatically", timeout=LONG_MS
+    )
     expect(page.locator("body[data-state=listening]")).to_be_attached(timeout=LONG_MS)
     words = page.locator(".session .word")
     expect(words.nth(len(before) + 1)).to_be_attached(timeout=LONG_MS)
@@ -88,7 +90,7 @@ def test_a_lost_session_is_restarted_and_a_full_server_is_reported(
     expect(page.locator("body[data-state=idle]")).to_be_attached(timeout=LONG_MS)
     after = words.all_text_contents()
     assert after[: len(before)] == before and len(after) > len(before)
-    tooltips = [words.nth(index).get_attribute("data-about") or "" for index in range(len(after))]
+    tooltips = [words.nth(index).get_attribute("data-details") or "" for index in range(len(after))]
     starts = [float(re.findall(r"([\d.]+) – ", one)[0]) for one in tooltips]
     assert starts == sorted(starts) and starts[-1] > 3
     page.context.close()
@@ -100,7 +102,7 @@ def test_a_break_longer_than_the_buffer_is_reported_and_a_new_session_starts(
     """The page buffers two minutes of audio; here five seconds, so that a break of ten is too long."""
     page = open_page(page_with_microphone, server)
     buffer_limit = re.compile(r"BYTES_PER_SECOND \* 120")
-    page.route("**/session/listen.js", lambda route: shorten_buffer(route, buffer_limit))
+    page.route("**/session/live-session.js", lambda route: shorten_buffer(route, buffer_limit))
     page.reload()
     page.click("#speak")
     expect(page.locator(".word").first).to_be_attached(timeout=LONG_MS)
@@ -111,13 +113,13 @@ def test_a_break_longer_than_the_buffer_is_reported_and_a_new_session_starts(
     page.screenshot(path=tmp_path / "away.png")
     before = page.locator(".session .word").all_text_contents()
     page.evaluate("away = false")
-    expect(page.get_by_role("alert")).to_contain_text("came back too late", timeout=LONG_MS)
+    expect(page.get_by_role("alert")).to_contain_text("too long to resume", timeout=LONG_MS)
     expect(page.locator("body[data-state=listening]")).to_be_attached(timeout=LONG_MS)
     expect(page.locator(".session .word").nth(len(before) + 3)).to_be_attached(timeout=LONG_MS)
     page.click("#speak")
     expect(page.locator("body[data-state=idle]")).to_be_attached(timeout=LONG_MS)
     assert page.locator(".session .word").all_text_contents()[: len(before)] == before
-    missing = re.search(r"once and came back; ([\d.]+) s of sound are missing", page.inner_text(".remark"))
+    missing = re.search(r"restored once; ([\d.]+) s of audio are missing", page.inner_text(".remark"))
     assert missing is not None and float(missing[1]) >= 1
     page.context.close()
 
@@ -133,8 +135,8 @@ def shorten_buffer(route: Route, buffer_limit: re.Pattern[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "expected", "advice"),
     [
-        (("--use-fake-device-for-media-stream",), "switched off for this page", "Allow it"),
-        ((), "No microphone was found", "Plug one in"),
+        (("--use-fake-device-for-media-stream",), "access is blocked", "Allow it"),
+        ((), "No microphone was found", "Connect one"),
     ],
 )
 def test_missing_permission_and_missing_microphone_are_reported(

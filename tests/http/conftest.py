@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosedError
 
 from service.http.server import Server
 from service.metrics import Metrics
-from service.scheduling.served_models import ServedModels
+from service.served_models import ServedModels
 from service.settings import Settings
 
 ServerFactory = Callable[..., contextlib.AbstractAsyncContextManager[Server]]

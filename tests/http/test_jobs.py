@@ -27,7 +27,7 @@ from service.jobs import runner
 from service.jobs.job import Job
 from service.jobs.recordings import AudioFormat, decode_file, transcribe
 from service.jobs.store import JobStore
-from service.scheduling.served_models import ServedModels
+from service.served_models import ServedModels
 from service.session.events import Closed
 from service.settings import Settings
 from service.stream import Stream

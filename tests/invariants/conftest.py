@@ -14,7 +14,7 @@ from service.http.server import Server
 from service.metrics import Metrics
 from service.recognizer import Recognizer
 from service.scheduling.decode_worker import UtteranceTable
-from service.scheduling.served_models import ServedModels
+from service.served_models import ServedModels
 from service.settings import Settings
 from tests.invariants.fake_model import PROMPTS, make_fake_model, speech
 from tests.invariants.streaming import make_recognizer

@@ -10,8 +10,15 @@ import pytest
 import torch
 
 from acoustic.constants import SAMPLE_RATE
-from training import augment
+from training.augment.band_limit import band_limit, telephone
+from training.augment.chain import AugmentedBatch, NoiseBanks, augment_batch
+from training.augment.codecs import a_law, bit_crush, mu_law, through_codec
 from training.augment.config import NO_AUGMENT, AugmentConfig
+from training.augment.level import mix
+from training.augment.reverb import reverberate, simulate_rirs
+from training.augment.spec_augment import spec_augment, spec_cutout
+from training.augment.speed import change_speed
+from training.augment.vtlp import apply_vtlp
 from training.data.audio import read_clip
 
 torch.set_num_threads(1)
@@ -35,7 +42,7 @@ def test_speed_changes_pitch_and_length_of_each_row_by_its_factor() -> None:
     audio = tone(1000.0, rows=3)
     lengths = torch.tensor([16000, 16000, 8000])
     factors = torch.tensor([0.85, 1.0, 1.15])
-    fast, new = augment.change_speed(audio, lengths, factors)
+    fast, new = change_speed(audio, lengths, factors)
     assert torch.allclose(fast[1, :16000], audio[1])
     assert [abs(peak_hertz(fast[i, : int(new[i])]) - 1000 * f) for i, f in enumerate([0.85, 1, 1.15])] == (
         pytest.approx([0, 0, 0], abs=10)
@@ -45,14 +52,14 @@ def test_speed_changes_pitch_and_length_of_each_row_by_its_factor() -> None:
 
 
 def test_speed_does_not_alias() -> None:
-    fast, _ = augment.change_speed(tone(7500.0), torch.tensor([16000]), torch.tensor([1.15]))
+    fast, _ = change_speed(tone(7500.0), torch.tensor([16000]), torch.tensor([1.15]))
     middle = fast[0, 1000:-1000]
     assert float(middle.square().mean().sqrt()) < 0.005
 
 
 def test_vtlp_moves_frequencies_but_not_time() -> None:
     factors = torch.tensor([0.9, 1.12])
-    warped = augment.apply_vtlp(tone(1000.0, rows=2), factors, factors)
+    warped = apply_vtlp(tone(1000.0, rows=2), factors, factors)
     assert warped.shape == (2, 16000)
     assert peak_hertz(warped[0]) == pytest.approx(900, abs=5)
     assert peak_hertz(warped[1]) == pytest.approx(1120, abs=5)
@@ -62,7 +69,7 @@ def test_vtlp_moves_frequencies_but_not_time() -> None:
 def test_vtlp_with_two_factors_moves_low_and_high_frequencies_differently() -> None:
     low, high = torch.tensor([1.12, 0.9]), torch.tensor([0.9, 1.12])
     for hertz, position in ((300.0, 4.5 / 45.2), (6000.0, 40.9 / 45.2)):  # mel of the tone / mel of 8 kHz
-        warped = augment.apply_vtlp(tone(hertz, rows=2), low, high)
+        warped = apply_vtlp(tone(hertz, rows=2), low, high)
         for row in range(2):
             expected = hertz * float(low[row] + position * (high[row] - low[row]))
             assert peak_hertz(warped[row]) == pytest.approx(expected, rel=0.02)
@@ -70,7 +77,7 @@ def test_vtlp_with_two_factors_moves_low_and_high_frequencies_differently() -> N
 
 def test_vtlp_with_factor_one_changes_nothing() -> None:
     audio = torch.randn(2, 8000, generator=torch.Generator().manual_seed(1)) * 0.1
-    assert torch.allclose(augment.apply_vtlp(audio, torch.ones(2), torch.ones(2)), audio, atol=2e-3)
+    assert torch.allclose(apply_vtlp(audio, torch.ones(2), torch.ones(2)), audio, atol=2e-3)
 
 
 def test_mix_reaches_the_snr_over_the_row_without_its_padding() -> None:
@@ -80,7 +87,7 @@ def test_mix_reaches_the_snr_over_the_row_without_its_padding() -> None:
     audio *= torch.arange(16000)[None] < lengths[:, None]
     noise = torch.randn(3, 16000, generator=generator)
     snr_db = torch.tensor([0.0, 10.0, 20.0])
-    added = augment.mix(audio, lengths, noise, snr_db) - audio
+    added = mix(audio, lengths, noise, snr_db) - audio
     for row, length in enumerate(lengths.tolist()):
         ratio = 10 * torch.log10(audio[row].square().sum() / added[row].square().sum())
         assert float(ratio) == pytest.approx(float(snr_db[row]), abs=0.01)
@@ -91,25 +98,25 @@ def test_mix_leaves_rows_unchanged_where_signal_or_noise_is_silent() -> None:
     silent = torch.zeros(1, 1000)
     voice = torch.randn(1, 1000)
     lengths = torch.tensor([1000])
-    assert torch.equal(augment.mix(silent, lengths, voice, torch.zeros(1)), silent)
-    assert torch.equal(augment.mix(voice, lengths, silent, torch.zeros(1)), voice)
+    assert torch.equal(mix(silent, lengths, voice, torch.zeros(1)), silent)
+    assert torch.equal(mix(voice, lengths, silent, torch.zeros(1)), voice)
 
 
 def test_telephone_passes_its_band_only() -> None:
-    inside = augment.telephone(tone(1000.0), "a")
+    inside = telephone(tone(1000.0), "a")
     assert float(inside.square().mean().sqrt()) == pytest.approx(0.3 / math.sqrt(2), rel=0.05)
     for outside in (100.0, 5000.0):
-        assert float(augment.telephone(tone(outside))[0, 2000:-2000].square().mean().sqrt()) < 0.01
+        assert float(telephone(tone(outside))[0, 2000:-2000].square().mean().sqrt()) < 0.01
 
 
 def test_band_limit_per_row() -> None:
     audio = tone(6500.0, rows=2)
-    kept = augment.band_limit(audio, torch.tensor([0.0, 0.0]), torch.tensor([8000.0, 5600.0]))
+    kept = band_limit(audio, torch.tensor([0.0, 0.0]), torch.tensor([8000.0, 5600.0]))
     assert torch.allclose(kept[0], audio[0], atol=1e-4)
     assert float(kept[1, 500:-500].abs().max()) < 0.01
 
 
-@pytest.mark.parametrize("law", [augment.mu_law, augment.a_law])
+@pytest.mark.parametrize("law", [mu_law, a_law])
 def test_companding_has_the_snr_and_levels_of_eight_bits(law: Callable[[torch.Tensor], torch.Tensor]) -> None:
     audio = tone(440.0)
     coded = law(audio)
@@ -119,12 +126,12 @@ def test_companding_has_the_snr_and_levels_of_eight_bits(law: Callable[[torch.Te
 
 
 def test_bit_crush_leaves_two_to_the_power_of_bits_levels() -> None:
-    assert len(torch.unique(augment.bit_crush(tone(440.0), torch.tensor([4.0])))) <= 17
+    assert len(torch.unique(bit_crush(tone(440.0), torch.tensor([4.0])))) <= 17
 
 
 @pytest.mark.parametrize("codec", ["opus", "mp3", "amr", "g722"])
 def test_real_codecs_keep_length_and_pitch(codec: str) -> None:
-    decoded = augment.through_codec(tone(1000.0)[0].numpy(), codec, 16000)
+    decoded = through_codec(tone(1000.0)[0].numpy(), codec, 16000)
     assert decoded.dtype == np.float32
     assert len(decoded) == 16000
     assert peak_hertz(torch.from_numpy(decoded)) == pytest.approx(1000, abs=15)
@@ -136,7 +143,7 @@ def test_real_codecs_keep_timing_within_five_milliseconds(codec: str, spoken: Pa
     clip = read_clip(spoken / "2.wav")
     before, after = (
         np.convolve(np.abs(audio), np.ones(320) / 320, "same")
-        for audio in (clip, augment.through_codec(clip, codec, 16000))
+        for audio in (clip, through_codec(clip, codec, 16000))
     )
     size = 2 * len(clip)
     match = np.fft.irfft(
@@ -147,7 +154,7 @@ def test_real_codecs_keep_timing_within_five_milliseconds(codec: str, spoken: Pa
 
 
 def test_simulated_rirs_start_with_the_direct_path_and_decay() -> None:
-    responses = augment.simulate_rirs(16, torch.Generator().manual_seed(3), decay_s=(0.2, 0.5))
+    responses = simulate_rirs(16, torch.Generator().manual_seed(3), decay_s=(0.2, 0.5))
     assert torch.isfinite(responses).all()
     assert float(responses[:, :2].amax(1).min()) > 0.9
     early = responses[:, :1600].square().sum(1)
@@ -160,7 +167,7 @@ def test_reverberation_keeps_timing_and_energy() -> None:
     audio[0, 1000] = 0.5
     response = torch.zeros(1, 3000)
     response[0, 500], response[0, 900] = 1.0, 0.5
-    wet = augment.reverberate(audio, torch.tensor([8000]), response)
+    wet = reverberate(audio, torch.tensor([8000]), response)
     assert int(wet[0].abs().argmax()) == 1000
     assert float(wet.square().sum()) == pytest.approx(0.25, rel=1e-3)
     assert float(wet[0, 1400] / wet[0, 1000]) == pytest.approx(0.5, abs=1e-3)
@@ -170,14 +177,14 @@ def test_feature_masks_stay_within_their_maximum_widths() -> None:
     generator = torch.Generator().manual_seed(4)
     features = torch.ones(8, 64, 200)
     lengths = torch.full((8,), 200)
-    masked = augment.spec_augment(
+    masked = spec_augment(
         features, lengths, generator, time_masks=1, freq_masks=1, time_width=30, freq_width=9
     )
     for row in masked:
         assert int((row.sum(0) == 0).sum()) <= 30
         assert int((row.sum(1) == 0).sum()) <= 9
     assert float(masked.mean()) < 1.0
-    cut = augment.spec_cutout(features, lengths, generator, cutout_masks=2, time_width=20, freq_width=10)
+    cut = spec_cutout(features, lengths, generator, cutout_masks=2, time_width=20, freq_width=10)
     assert 1 - 2 * 200 / (64 * 200) <= float(cut.mean()) < 1.0
 
 
@@ -186,8 +193,8 @@ def test_the_chain_is_reproducible_with_a_seed_and_differs_between_seeds() -> No
     lengths = torch.tensor([12000, 11000, 10000, 9000, 8000, 7000])
     config = AugmentConfig(competing_speaker=0.5, reverb=0.5, telephone=0.5)
 
-    def augmented(seed: int) -> augment.AugmentedBatch:
-        return augment.augment_batch(audio, lengths, config, torch.Generator().manual_seed(seed))
+    def augmented(seed: int) -> AugmentedBatch:
+        return augment_batch(audio, lengths, config, torch.Generator().manual_seed(seed))
 
     first, again, other = augmented(7), augmented(7), augmented(8)
     assert torch.equal(first.audio, again.audio)
@@ -209,16 +216,14 @@ def test_the_ramp_reaches_full_strength_at_its_last_step() -> None:
 
 def test_the_chain_at_strength_zero_changes_nothing() -> None:
     audio = torch.randn(3, 4000) * 0.1
-    result = augment.augment_batch(
-        audio, lengths_of(audio), AugmentConfig(level=0.0).scaled(0.0), torch.Generator()
-    )
+    result = augment_batch(audio, lengths_of(audio), AugmentConfig(level=0.0).scaled(0.0), torch.Generator())
     assert torch.equal(result.audio, audio)
 
 
 def test_silence_rows_hold_noise_within_the_level_range() -> None:
     audio = tone(500.0, rows=200)
     config = replace(NO_AUGMENT, silence=0.3, silence_db=(-60.0, -20.0))
-    result = augment.augment_batch(audio, lengths_of(audio), config, torch.Generator().manual_seed(5))
+    result = augment_batch(audio, lengths_of(audio), config, torch.Generator().manual_seed(5))
     silent = torch.tensor(result.silent)
     assert 30 < len(silent) < 90
     speech = torch.ones(200, dtype=torch.bool)
@@ -235,8 +240,8 @@ def test_the_chain_uses_the_noise_and_rirs_of_the_banks() -> None:
         speed=0, vtlp=0, competing_speaker=0, reverb=1.0, measured_rir_share=1.0, noise=1.0, noise_snr_db=(0.0, 0.0),
         band_limit=0, telephone=0, bit_crush=0, level=0,
     )  # fmt: skip
-    banks = augment.NoiseBanks(noise=tone(3000.0)[0], responses=torch.eye(1, 100))
-    result = augment.augment_batch(audio, lengths_of(audio), config, torch.Generator().manual_seed(9), banks)
+    banks = NoiseBanks(noise=tone(3000.0)[0], responses=torch.eye(1, 100))
+    result = augment_batch(audio, lengths_of(audio), config, torch.Generator().manual_seed(9), banks)
     added = result.audio[0] - audio[0]
     assert peak_hertz(added) == pytest.approx(3000, abs=5)
 
@@ -249,6 +254,6 @@ def test_the_chain_gives_the_same_result_on_a_gpu() -> None:
     audio = torch.fft.irfft(spectrum)
     lengths = lengths_of(audio)
     config = AugmentConfig()
-    cpu = augment.augment_batch(audio, lengths, config, torch.Generator().manual_seed(2))
-    gpu = augment.augment_batch(audio.cuda(), lengths, config, torch.Generator().manual_seed(2))
+    cpu = augment_batch(audio, lengths, config, torch.Generator().manual_seed(2))
+    gpu = augment_batch(audio.cuda(), lengths, config, torch.Generator().manual_seed(2))
     assert torch.allclose(cpu.audio, gpu.audio.cpu(), atol=0.02)

@@ -135,4 +135,4 @@ def test_averaging_checkpoints_uses_the_given_shares(small_network: ModelConfig,
         torch.testing.assert_close(weights[0], torch.full_like(weights[0], expected))
         assert made.card["title"] == "6.0"
     refused = mean("--shares", "1")
-    assert refused.returncode == 2 and "3 states want as many shares" in refused.stderr
+    assert refused.returncode == 2 and "--shares needs 3 numbers" in refused.stderr

@@ -1,4 +1,4 @@
-"""scripts/speak_text.py: which sentences are spoken, and what is changed between the network and the vocoder."""
+"""scripts/speak_text.py: the selection of sentences and the perturbation of the voice."""
 
 import importlib.util
 import lzma
@@ -31,7 +31,7 @@ def script():
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Speech for training and for a test with transcripts, and text that shares sentences with both."""
+    """Training and test clips with transcripts, and texts that share sentences with both."""
     speech = tmp_path / "shared" / "speech"
     for folder, text in (("train-crowd", KNOWN), ("dev", TESTED)):
         (speech / folder).mkdir(parents=True)
@@ -39,48 +39,48 @@ def data(tmp_path: Path) -> Path:
     (tmp_path / "shared" / "text").mkdir()
     lines = [KNOWN, KNOWN, f"{KNOWN}.", f"Indeed {TESTED}.", "In 1999 it was sold for five pounds."]
     lines += [f"{NEW} {day}!" for day in ("today", "daily", "now")]
-    for name, said in (
+    for name, texts in (
         ("general_tatoeba", lines),
-        ("general_wikisplit", ["Nobody may say what is share-alike."]),
+        ("general_wikisplit", ["This sentence is under a share-alike licence."]),
     ):
         with lzma.open(tmp_path / "shared" / "text" / f"{name}.txt.xz", "wt") as file:
-            file.write("\n".join(said))
+            file.write("\n".join(texts))
     return tmp_path
 
 
-def test_new_words_come_first_and_what_is_tested_never(script, data: Path) -> None:
-    folder, draw = data / "shared" / "text", random.Random(1)
-    texts, heard = script.texts_and_words(data, folder, draw)
-    assert heard == Counter(KNOWN.split())
+def test_sentences_with_new_words_come_first_and_test_transcripts_are_excluded(script, data: Path) -> None:
+    folder, rng = data / "shared" / "text", random.Random(1)
+    texts, recorded = script.select_texts(data, folder, rng)
+    assert recorded == Counter(KNOWN.split())
     assert not any("estuary" in text or "1999" in text or "share-alike" in text for text in texts)
-    order = list(script.chosen(texts, heard, draw))
+    order = list(script.by_new_words(texts, recorded, rng))
     assert sorted(order) == sorted(texts)
     assert order[0].startswith(NEW) and KNOWN in order[-1]
-    turns = list(script.mixed(texts, script.texts_and_words(data, folder, draw)[1], draw))
+    order = list(script.interleaved(texts, script.select_texts(data, folder, rng)[1], rng))
     assert (
-        turns[0].startswith(NEW)
-        and sorted(turns[::2]) == sorted(texts)
-        and sorted(turns[1::2]) == sorted(texts)
+        order[0].startswith(NEW)
+        and sorted(order[::2]) == sorted(texts)
+        and sorted(order[1::2]) == sorted(texts)
     )
 
 
-def test_another_mouth_moves_the_formants_and_another_melody_the_pitch(script) -> None:
+def test_warping_moves_formants_and_scaling_moves_the_pitch(script) -> None:
     peak = np.zeros((601, 3), np.float32)
     peak[100] = 1.0
     for seed in range(20):
-        low, high = (script._mouth(601, pitch, np.random.default_rng(seed)) for pitch in (0.5, 1.2))
+        low, high = (script._frequency_warp(601, pitch, np.random.default_rng(seed)) for pitch in (0.5, 1.2))
         assert (np.diff(low) >= 0).all() and low[0] == 0 and low[-1] <= 600
-        where = [int(script._stretched(peak, mouth)[:, 0].argmax()) for mouth in (low, high)]
-        assert where[0] < where[1]  # the lower voice has the longer tract
-    melody = np.array([0.0, 180.0, 220.0, 200.0, 12.0], np.float32)
-    sung = script._sung(melody, 0.5, 0.5)
-    assert sung[0] == 0 and sung[-1] == 12
-    middle = 0.5 * np.exp(np.log([180, 220, 200]).mean())
-    assert sung[1:4] == pytest.approx(middle * (np.array([180, 220, 200]) * 0.5 / middle) ** 0.5, rel=1e-5)
-    assert script._sung(np.full(3, 12.0, np.float32), 0.5, 1.0).tolist() == [12.0] * 3
+        peaks = [int(script._warped(peak, warp)[:, 0].argmax()) for warp in (low, high)]
+        assert peaks[0] < peaks[1]  # the lower voice has the longer vocal tract
+    contour = np.array([0.0, 180.0, 220.0, 200.0, 12.0], np.float32)
+    scaled = script._scaled_pitch(contour, 0.5, 0.5)
+    assert scaled[0] == 0 and scaled[-1] == 12
+    mean = 0.5 * np.exp(np.log([180, 220, 200]).mean())
+    assert scaled[1:4] == pytest.approx(mean * (np.array([180, 220, 200]) * 0.5 / mean) ** 0.5, rel=1e-5)
+    assert script._scaled_pitch(np.full(3, 12.0, np.float32), 0.5, 1.0).tolist() == [12.0] * 3
 
 
-def test_sentences_are_spoken_and_the_same_again(data: Path) -> None:
+def test_synthesis_is_reproducible(data: Path) -> None:
     pytest.importorskip("hibari", reason="the synthesizer is not installed: pip install hibari-tts==0.2.1")
     first = run(data, "first", "--hours", "0.002")
     assert first.returncode == 0, first.stderr
@@ -94,29 +94,27 @@ def test_sentences_are_spoken_and_the_same_again(data: Path) -> None:
         assert one.text == other.text and one.audio.read_bytes() == other.audio.read_bytes()
 
 
-def test_whole_books_are_read_as_they_are_and_the_most_by_chance(
-    script, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_text_is_sampled(script, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = data / "library"
     library.mkdir()
     (library / "books_whole.txt").write_text(
         "".join(f"{NEW} {name}.\n" for name in ("here", "there", "nowhere"))
     )
-    assert len(script.texts_and_words(data, library, random.Random(1))[0]) == 3
-    monkeypatch.setattr(script, "MOST", 2)
-    some = {tuple(script.texts_and_words(data, library, random.Random(seed))[0]) for seed in range(9)}
-    assert len(some) > 1 and all(len(texts) == 2 for texts in some)
+    assert len(script.select_texts(data, library, random.Random(1))[0]) == 3
+    monkeypatch.setattr(script, "MAX_SENTENCES", 2)
+    samples = {tuple(script.select_texts(data, library, random.Random(seed))[0]) for seed in range(9)}
+    assert len(samples) > 1 and all(len(texts) == 2 for texts in samples)
 
 
-def test_what_is_missing_is_named(data: Path) -> None:
-    refused = run(data / "shared", "out")
-    assert refused.returncode == 2 and "gather_speech.py" in refused.stderr
+def test_missing_inputs_are_errors(data: Path) -> None:
+    result = run(data / "shared", "out")
+    assert result.returncode == 2 and "gather_speech.py" in result.stderr
     if importlib.util.find_spec("hibari") is None:
-        refused = run(data, "out")
-        assert refused.returncode == 2 and "pip install hibari-tts" in refused.stderr
+        result = run(data, "out")
+        assert result.returncode == 2 and "pip install hibari-tts" in result.stderr
     else:
-        refused = run(data, "out", "--texts", str(data))
-        assert refused.returncode == 2 and "none of the texts" in refused.stderr
+        result = run(data, "out", "--texts", str(data))
+        assert result.returncode == 2 and "none of the texts" in result.stderr
 
 
 def run(data: Path, out: str, *options: str) -> subprocess.CompletedProcess[str]:

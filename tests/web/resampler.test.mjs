@@ -1,16 +1,16 @@
-// The browser's resampler keeps every sample, whatever the cut, and neither colours nor folds the sound.
+// The resampler: exact length, independence from how the input is split, frequency response, conversion to PCM.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { Resampler, toPcm16 } from "../../web/sound/resampler.js";
+import { Resampler, toPcm16 } from "../../web/audio/resampler.js";
 
 const sine = (rate, hertz, samples) => Float32Array.from({ length: samples }, (_, i) => Math.sin((2 * Math.PI * hertz * i) / rate));
 
-function whole(from, to, sound, sizes = [sound.length]) {
+function resample(from, to, input, sizes = [input.length]) {
   const resampler = new Resampler(from, to);
   const parts = [];
-  for (let at = 0, turn = 0; at < sound.length; turn += 1) {
+  for (let at = 0, turn = 0; at < input.length; turn += 1) {
     const size = Math.max(1, sizes[turn % sizes.length]);
-    parts.push(...resampler.push(sound.subarray(at, at + size)));
+    parts.push(...resampler.push(input.subarray(at, at + size)));
     at += size;
   }
   parts.push(...resampler.finish());
@@ -18,41 +18,41 @@ function whole(from, to, sound, sizes = [sound.length]) {
 }
 
 for (const rate of [8000, 11025, 16000, 22050, 32000, 44100, 48000, 96000]) {
-  test(`${rate} Hz: the count is exact and a tone keeps its place and size`, () => {
+  test(`${rate} Hz: the length is exact and a tone keeps its phase and amplitude`, () => {
     const seconds = 0.5;
-    const sound = sine(rate, 1000, rate * seconds + 7);
-    const out = whole(rate, 16000, sound);
-    assert.equal(out.length, Math.ceil((sound.length * 16000) / rate));
+    const input = sine(rate, 1000, rate * seconds + 7);
+    const out = resample(rate, 16000, input);
+    assert.equal(out.length, Math.ceil((input.length * 16000) / rate));
     const ideal = sine(16000, 1000, out.length);
-    let worst = 0;
-    for (let i = 200; i < out.length - 200; i += 1) worst = Math.max(worst, Math.abs(out[i] - ideal[i]));
-    assert.ok(worst < 2e-3, `largest error ${worst}`);
+    let maxError = 0;
+    for (let i = 200; i < out.length - 200; i += 1) maxError = Math.max(maxError, Math.abs(out[i] - ideal[i]));
+    assert.ok(maxError < 2e-3, `maximum error ${maxError}`);
   });
 
-  test(`${rate} Hz: how the sound is cut changes no bit`, () => {
-    const sound = Float32Array.from({ length: 4321 }, (_, i) => Math.sin(i * i * 1e-4) * 0.7);
-    const once = whole(rate, 16000, sound);
-    for (const sizes of [[128], [1], [7, 1000, 3, 128, 441]]) assert.deepEqual(whole(rate, 16000, sound, sizes), once);
+  test(`${rate} Hz: the output does not depend on how the input is split`, () => {
+    const input = Float32Array.from({ length: 4321 }, (_, i) => Math.sin(i * i * 1e-4) * 0.7);
+    const once = resample(rate, 16000, input);
+    for (const sizes of [[128], [1], [7, 1000, 3, 128, 441]]) assert.deepEqual(resample(rate, 16000, input, sizes), once);
   });
 }
 
-test("what 16 kHz cannot hold is silenced, not folded", () => {
+test("frequencies above 8 kHz are removed without aliasing", () => {
   for (const rate of [44100, 48000]) {
-    const out = whole(rate, 16000, sine(rate, 9500, rate / 2));
-    const loudest = out.subarray(300, out.length - 300).reduce((most, value) => Math.max(most, Math.abs(value)), 0);
-    assert.ok(loudest < 1e-3, `${loudest} at ${rate} Hz`);
+    const out = resample(rate, 16000, sine(rate, 9500, rate / 2));
+    const peak = out.subarray(300, out.length - 300).reduce((max, value) => Math.max(max, Math.abs(value)), 0);
+    assert.ok(peak < 1e-3, `${peak} at ${rate} Hz`);
   }
 });
 
-test("nothing in, nothing out", () => {
+test("no input gives no output", () => {
   const resampler = new Resampler(44100, 16000);
   assert.equal(resampler.push(new Float32Array(0)).length + resampler.finish().length, 0);
 });
 
-test("a rate of zero is refused", () => {
-  assert.throws(() => new Resampler(0, 16000), /above zero/);
+test("a sample rate of zero is an error", () => {
+  assert.throws(() => new Resampler(0, 16000), /positive/);
 });
 
-test("sixteen bits: full scale, silence, and clipping instead of wrapping", () => {
+test("16-bit PCM: silence, full scale, clipping", () => {
   assert.deepEqual([...toPcm16(Float32Array.of(0, 1, -1, 1.5, -7))], [0, 32767, -32767, 32767, -32767]);
 });

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from acoustic.constants import SAMPLE_RATE
-from training.augment import NoiseBanks
+from training.augment.chain import NoiseBanks
 from training.data.audio import Samples, read_clip
 from training.errors import TrainingError
 

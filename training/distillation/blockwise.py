@@ -24,7 +24,7 @@ from acoustic.features.front_end import FrontEnd
 from acoustic.network import Network
 from acoustic.network.folding import fold
 from acoustic.network.modules import PaddingMasks, SubBlock, convolve, prefers_time_major, time_major
-from training.augment import NoiseBanks, augment_batch
+from training.augment.chain import NoiseBanks, augment_batch
 from training.augment.config import TRANSFORMS, AugmentConfig, SpecAugmentConfig
 from training.augment.sampling import random_rows
 from training.data.audio import ClipError, read_clip

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from acoustic.config import FeatureConfig
 from acoustic.constants import SAMPLE_RATE
-from training.augment import NoiseBanks
+from training.augment.chain import NoiseBanks
 from training.data.batch_shapes import BatchShape, shape_of
 from training.data.loader import Batch, Shard, batch_seed, encode
 from training.data.manifests import Clip

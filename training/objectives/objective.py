@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from acoustic.config import ModelConfig
 from acoustic.features.front_end import FrontEnd
-from training.augment import NoiseBanks, augment_batch, mask_features
+from training.augment.chain import NoiseBanks, augment_batch
 from training.augment.config import NO_AUGMENT, NO_SPEC_AUGMENT, AugmentConfig, SpecAugmentConfig
+from training.augment.spec_augment import mask_features
 from training.data.features import DITHER, batch_features
 from training.data.loader import Batch, batch_seed
 from training.objectives.ctc import ctc

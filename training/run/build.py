@@ -14,7 +14,7 @@ from acoustic.architectures import ARCHITECTURES
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import ModelConfig
 from acoustic.network import build
-from training.augment import NoiseBanks
+from training.augment.chain import NoiseBanks
 from training.data.batch_shapes import BatchShape, batch_shapes
 from training.data.loader import Loader, Shard, filter_clips
 from training.data.manifests import Clip, read_manifest

@@ -3,12 +3,13 @@
 import contextlib
 import csv
 import io
-import os
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
+
+from acoustic.files import replacing_file
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -146,12 +147,10 @@ def _drop_later_records(path: Path, step: int) -> None:
     rows = [
         row for row in csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))) if _is_before(row, step)
     ]
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with partial.open("w", encoding="utf-8", newline="") as file:
+    with replacing_file(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
-    partial.replace(path)
 
 
 def _is_before(row: Mapping[str, Any], step: int) -> bool:

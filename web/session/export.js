@@ -1,45 +1,47 @@
-// A transcript as a file: text, SubRip, WebVTT, JSON. Cues break at pauses and never inside a word.
+// Exports a transcript as text, SubRip, WebVTT or JSON. The cue rules are those of service/output/subtitles.py.
 
-export const CUE = { lineCharacters: 42, lines: 2, longestS: 6, shortestS: 1, pauseS: 0.6 };
+import { wordsOf } from "./transcript.js";
 
-// Words to cues {startS, endS, lines[]}: a new cue at a pause, when two lines are full, or after six seconds.
-export function cues(words) {
-  const found = [];
+export const CUE = { lineCharacters: 42, maxLines: 2, maxS: 6, minS: 1, pauseS: 0.6 };
+
+// Groups words into cues {startS, endS, lines[]}. A new cue starts at a pause, when the lines are full or after `maxS`.
+export function cuesOf(words) {
+  const cues = [];
   let open = [];
   const close = () => {
-    if (open.length) found.push({ startS: open[0].startS, endS: open.at(-1).endS, lines: balanced(open) });
+    if (open.length) cues.push({ startS: open[0].startS, endS: open.at(-1).endS, lines: balanceLines(open) });
     open = [];
   };
   for (const word of words) {
     const previous = open.at(-1);
     if (previous) {
-      const full = wrapped([...open, word]).length > CUE.lines;
-      if (word.startS - previous.endS >= CUE.pauseS || word.endS - open[0].startS > CUE.longestS || full) close();
+      const full = wrapWords([...open, word]).length > CUE.maxLines;
+      if (word.startS - previous.endS >= CUE.pauseS || word.endS - open[0].startS > CUE.maxS || full) close();
     }
     open.push(word);
   }
   close();
-  return found.map((cue, index) => {
-    // A flash of text cannot be read: short cues stay up, but never into the next one.
-    const next = found[index + 1];
-    const wished = Math.max(cue.endS, cue.startS + CUE.shortestS);
-    return { ...cue, endS: next ? Math.max(cue.endS, Math.min(wished, next.startS)) : wished };
+  return cues.map((cue, index) => {
+    // Short cues are extended to `minS`, but not into the next cue.
+    const next = cues[index + 1];
+    const extended = Math.max(cue.endS, cue.startS + CUE.minS);
+    return { ...cue, endS: next ? Math.max(cue.endS, Math.min(extended, next.startS)) : extended };
   });
 }
 
-// As few lines as needed, as equal as words allow: a lone last word is hard to read.
-function balanced(words) {
-  const wanted = wrapped(words).length;
-  const whole = words.map((word) => word.text).join(" ").length;
-  const longest = Math.max(...words.map((word) => word.text.length));
-  for (let width = Math.max(longest, Math.floor(whole / wanted)); width < CUE.lineCharacters; width += 1) {
-    const lines = wrapped(words, width);
-    if (lines.length <= wanted) return lines;
+// Wraps words into as few lines as possible, of similar length.
+function balanceLines(words) {
+  const lineCount = wrapWords(words).length;
+  const characters = words.map((word) => word.text).join(" ").length;
+  const longestWord = Math.max(...words.map((word) => word.text.length));
+  for (let width = Math.max(longestWord, Math.floor(characters / lineCount)); width < CUE.lineCharacters; width += 1) {
+    const lines = wrapWords(words, width);
+    if (lines.length <= lineCount) return lines;
   }
-  return wrapped(words);
+  return wrapWords(words);
 }
 
-function wrapped(words, width = CUE.lineCharacters) {
+function wrapWords(words, width = CUE.lineCharacters) {
   const lines = [""];
   for (const { text } of words) {
     const line = lines.at(-1);
@@ -49,16 +51,17 @@ function wrapped(words, width = CUE.lineCharacters) {
   return lines;
 }
 
-export function clock(seconds, mark) {
+// A subtitle timestamp, 00:01:02,345 with the decimal separator of the format.
+export function formatTimestamp(seconds, separator) {
   const total = Math.max(0, Math.round(seconds * 1000));
   const pad = (value, digits) => String(value).padStart(digits, "0");
   const hours = pad(Math.floor(total / 3600000), 2);
   const minutes = pad(Math.floor(total / 60000) % 60, 2);
-  return `${hours}:${minutes}:${pad(Math.floor(total / 1000) % 60, 2)}${mark}${pad(total % 1000, 3)}`;
+  return `${hours}:${minutes}:${pad(Math.floor(total / 1000) % 60, 2)}${separator}${pad(total % 1000, 3)}`;
 }
 
-// As people write it: 0:07, 1:02:03.
-export function minutes(seconds) {
+// A duration for display: 0:07, 1:02:03.
+export function formatDuration(seconds) {
   const whole = Math.max(0, Math.floor(seconds));
   const parts = [Math.floor(whole / 60) % 60, whole % 60].map((part) => String(part).padStart(2, "0"));
   const hours = Math.floor(whole / 3600);
@@ -70,15 +73,15 @@ export function toText(transcript) {
 }
 
 export function toSrt(transcript) {
-  return allCues(transcript)
-    .map((cue, i) => `${i + 1}\n${clock(cue.startS, ",")} --> ${clock(cue.endS, ",")}\n${cue.lines.join("\n")}\n`)
+  return cuesOf(wordsOf(transcript))
+    .map((cue, i) => `${i + 1}\n${formatTimestamp(cue.startS, ",")} --> ${formatTimestamp(cue.endS, ",")}\n${cue.lines.join("\n")}\n`)
     .join("\n");
 }
 
 export function toVtt(transcript) {
   const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-  const body = allCues(transcript)
-    .map((cue) => `${clock(cue.startS, ".")} --> ${clock(cue.endS, ".")}\n${cue.lines.map(escaped).join("\n")}\n`);
+  const body = cuesOf(wordsOf(transcript))
+    .map((cue) => `${formatTimestamp(cue.startS, ".")} --> ${formatTimestamp(cue.endS, ".")}\n${cue.lines.map(escaped).join("\n")}\n`);
   return ["WEBVTT\n", ...body].join("\n");
 }
 
@@ -93,13 +96,9 @@ export function toJson(transcript) {
   return `${JSON.stringify({ text: segments.map((segment) => segment.text).join(" "), segments }, null, 2)}\n`;
 }
 
-function allCues(transcript) {
-  return cues(transcript.lines.flatMap((line) => line.words));
-}
-
 export const FORMATS = {
-  txt: { type: "text/plain", write: toText },
-  srt: { type: "application/x-subrip", write: toSrt },
-  vtt: { type: "text/vtt", write: toVtt },
-  json: { type: "application/json", write: toJson },
+  txt: { type: "text/plain", serialize: toText },
+  srt: { type: "application/x-subrip", serialize: toSrt },
+  vtt: { type: "text/vtt", serialize: toVtt },
+  json: { type: "application/json", serialize: toJson },
 };

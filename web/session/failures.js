@@ -1,46 +1,47 @@
-// Every way in which speaking to the page can fail, in words for the person in front of it. No browser API in here.
+// Every failure the page can report, as a message and advice for the user. No browser API.
 
-const WORDS = {
-  permission: ["The microphone is switched off for this page.",
-    "Allow it with the icon beside the address, then press the button again."],
-  "no-device": ["No microphone was found.", "Plug one in, or pick another under Settings, then press the button again."],
-  "device-busy": ["The microphone could not be opened.", "Another program may be holding it. Close that one and try again."],
-  "device-lost": ["The microphone went away.", "What was said until then is kept. Plug it in and press the button again."],
-  insecure: ["This address may not use the microphone.",
-    "Browsers allow it only over https, or on localhost. Files can still be dropped here."],
-  unsupported: ["This browser cannot capture sound for the page.", "A current Firefox, Chrome, Edge or Safari can."],
-  capacity: ["The server is full right now.", "Nothing was recorded. Try again in a moment."],
-  key: ["The server wants a key.", "Put it under Settings; it stays in this tab only."],
-  draining: ["The server is starting, or being restarted.", "What was said until then is kept. Try again in a moment."],
-  idle: ["The server heard nothing for a while and ended the session.", "Press the button to go on."],
-  network: ["The connection to the server is gone.",
-    "The words until then stay; what was said since is lost. Check the network and press the button again."],
-  unreachable: ["The server cannot be reached.", "Check the network, or whether the server runs, then try again."],
-  "begun-anew": ["The server had lost this session.",
-    "A new one goes on by itself. Nothing that was said is missing; its last words are being heard again."],
-  "begun-with-gap": ["The connection came back too late to go on where it stopped.",
-    "A new session goes on by itself. What was said in between is missing."],
-  "full-again": ["The server lost this session and is full now.",
-    "What was said until then is kept. Press the button again in a moment."],
-  "resume-lost": ["The connection came back too late to go on where it stopped.",
-    "What was said until then is kept; words in between may be missing."],
-  "too-large": ["This file is larger than the server takes.", "Compress it, as Opus or MP3, or split it."],
-  "empty-file": ["This file is empty.", "Nothing was recorded in it, or it was not copied whole."],
-  "bad-audio": ["The server could not read this sound.", "Ogg, WebM, FLAC, MP3, WAV and MP4 are read, also the sound of a film; is the file complete?"],
-  server: ["The server reported a failure.", "What was said until then is kept. Press the button to go on."],
+const MESSAGES = {
+  permission: ["Microphone access is blocked for this page.",
+    "Allow it with the icon next to the address, then press the button again."],
+  "no-device": ["No microphone was found.", "Connect one or select another under Settings, then press the button again."],
+  "device-busy": ["The microphone could not be opened.", "Another program may be using it. Close that program and try again."],
+  "device-lost": ["The microphone was disconnected.", "The transcript so far is kept. Reconnect it and press the button again."],
+  insecure: ["This page may not use the microphone.",
+    "Browsers allow it only over HTTPS or on localhost. You can still open audio files."],
+  unsupported: ["This browser cannot capture audio.", "Use a current version of Firefox, Chrome, Edge or Safari."],
+  capacity: ["The server is full.", "Nothing was recorded. Try again in a moment."],
+  key: ["The server requires a valid API key.", "Enter it under Settings. It is stored for this tab only."],
+  draining: ["The server is starting or restarting.", "The transcript so far is kept. Try again in a moment."],
+  idle: ["The server received no audio for a while and ended the session.", "Press the button to continue."],
+  network: ["The connection to the server was lost.",
+    "The transcript so far is kept; audio after it is lost. Check the network and press the button again."],
+  unreachable: ["The server cannot be reached.", "Check the network and whether the server is running, then try again."],
+  restarted: ["The server no longer has this session.",
+    "A new session continues automatically. No audio is missing; the last words are transcribed again."],
+  "restarted-with-gap": ["The connection was down for too long to resume the session.",
+    "A new session continues automatically. The audio in between is missing."],
+  "capacity-on-restart": ["The server no longer has this session and is full.",
+    "The transcript so far is kept. Press the button again in a moment."],
+  "resume-lost": ["The session could not be resumed.",
+    "The transcript so far is kept; some words may be missing."],
+  "too-large": ["This file is larger than the server accepts.", "Compress it, for example as Opus or MP3, or split it."],
+  "empty-file": ["This file is empty.", "Check that the recording was saved and copied completely."],
+  "bad-audio": ["The server could not decode this audio.",
+    "Supported: Ogg, WebM, FLAC, MP3, WAV, MP4 and the audio track of videos. Check that the file is complete."],
+  server: ["The server reported an error.", "The transcript so far is kept. Press the button to continue."],
 };
 
 export class Failure extends Error {
   constructor(code, detail = "") {
-    const known = WORDS[code] ? code : "server";
-    super(WORDS[known][0]);
+    const known = MESSAGES[code] ? code : "server";
+    super(MESSAGES[known][0]);
     this.code = known;
-    this.advice = WORDS[known][1];
-    this.detail = detail; // the server's or the browser's own words
+    this.advice = MESSAGES[known][1];
+    this.detail = detail; // the original error text from the server or the browser
   }
 }
 
-// The server's error codes (docs/reference/protocol.md) as ours.
+// Maps the server's error codes (docs/reference/protocol.md) to the codes above.
 const SERVER_CODES = {
   capacity: "capacity", draining: "draining", idle: "idle", key: "key", audio: "bad-audio", containers: "capacity",
   "DATA-0000": "bad-audio", "DATA-0001": "bad-audio", "KEY-0000": "key", "NET-0001": "idle", "SLOW-0000": "network",
@@ -51,7 +52,7 @@ export function failureFromCode(code, detail = "") {
   return new Failure(SERVER_CODES[code] ?? "server", detail);
 }
 
-// A refused HTTP request as a Failure.
+// For a refused HTTP request.
 export function failureFromStatus(status, detail = "") {
   if (status === 401 || status === 403) return new Failure("key", detail);
   if (status === 429 || status === 503) return new Failure("capacity", detail);
@@ -61,11 +62,11 @@ export function failureFromStatus(status, detail = "") {
   return new Failure("server", detail);
 }
 
-// A websocket close as a Failure, or null for a normal end.
+// For a websocket close; null for a normal end.
 export function failureFromClose(code, reason = "") {
   if (code === 1000) return null;
-  const said = reason.match(/^[A-Z]+(-\d+)?/)?.[0];
-  if (said && SERVER_CODES[said]) return new Failure(SERVER_CODES[said], reason);
+  const serverCode = reason.match(/^[A-Z]+(-\d+)?/)?.[0];
+  if (serverCode && SERVER_CODES[serverCode]) return new Failure(SERVER_CODES[serverCode], reason);
   if (code === 1012) return new Failure("draining", reason);
   if (code === 1013) return new Failure("capacity", reason);
   if (code === 1001 || code === 1005 || code === 1006) return new Failure("network", reason);

@@ -1,52 +1,54 @@
-// One recording: microphone and live session joined, with the figures that people see while they speak.
-// Keeps the transcript; draws nothing.
+// One live recording: connects the microphone to a LiveSession, keeps the transcript and measures latency, lag and
+// input level. No rendering.
 
-import { openMicrophone } from "../sound/capture.js";
+import { openMicrophone } from "../audio/capture.js";
 import { Failure } from "./failures.js";
-import { LiveSession } from "./listen.js";
+import { LiveSession } from "./live-session.js";
 import { BYTES_PER_SECOND, secondsOf } from "./protocol.js";
-import { EMPTY, settled, afterRestart, withResults } from "./transcript.js";
+import { EMPTY_TRANSCRIPT, afterRestart, closeTranscript, withResults } from "./transcript.js";
 
-const LATENCIES_KEPT = 20;
-const QUIET_BLOCKS = 75; // three seconds of 40 ms blocks
-const SILENT = 0.0008; // a dead input, not a quiet room
-const CLIPPED = 0.985;
+const MAX_LATENCIES = 20;
+const LEVEL_BLOCKS = 75; // 3 s of 40 ms blocks
+const SILENT_PEAK = 0.0008; // below the noise of any working microphone
+const QUIET_PEAK = 0.03;
+const CLIPPED_PEAK = 0.985;
 
 export class Recording {
-  constructor({ base, key, deviceId, raw, options, on }) {
-    Object.assign(this, { base, key, deviceId, raw, options, on });
-    this.transcript = EMPTY;
+  // on: {state(name), started(), audio({rms, peak}), transcript(t), stats(s), notice(text), failure(f), done()}.
+  constructor({ base, key, deviceId, browserProcessing, options, on }) {
+    Object.assign(this, { base, key, deviceId, browserProcessing, options, on });
+    this.transcript = EMPTY_TRANSCRIPT;
     this.sentBytes = 0;
-    this.begin = 0; // page clock at the first sample
-    this.heardS = 0;
+    this.startMs = 0; // performance.now() at the first sample
+    this.processedS = 0;
     this.lagS = null;
     this.latencies = [];
     this.latestWordEndS = 0;
-    this.recent = []; // peaks of the last blocks
+    this.recentPeaks = [];
     this.stopping = false;
-    this.away = false; // the connection is lost and has not come back yet
-    this.breaks = 0; // times it came back
-    this.lostS = 0; // sound that no server has heard
+    this.disconnected = false;
+    this.reconnects = 0;
+    this.lostS = 0; // audio that never reached the server
   }
 
   async start() {
     try {
       this.microphone = await openMicrophone({
         deviceId: this.deviceId,
-        raw: this.raw,
-        onSound: (sound) => this.sound(sound),
+        browserProcessing: this.browserProcessing,
+        onAudio: (block) => this.handleAudio(block),
         onLost: (code) => {
           this.on.failure(new Failure(code));
           this.stop();
         },
-        onGap: (seconds) => this.on.note(`the device lost ${seconds.toFixed(2)} s of sound`),
+        onGap: (seconds) => this.on.notice(`the device dropped ${seconds.toFixed(2)} s of audio`),
       });
     } catch (error) {
       this.on.failure(error instanceof Failure ? error : new Failure("unsupported", String(error)));
       this.on.done();
       return;
     }
-    if (this.stopping) { // pressed again while the browser was asking
+    if (this.stopping) { // stopped while the browser asked for permission
       await this.microphone.stop();
       this.on.done();
       return;
@@ -57,98 +59,99 @@ export class Recording {
       key: this.key,
       options: this.options,
       on: {
-        state: (state) => this.state(state),
-        message: (message) => this.message(message),
-        restarted: (taken) => this.restarted(taken),
-        done: (failure) => this.done(failure),
+        state: (state) => this.handleState(state),
+        message: (message) => this.handleMessage(message),
+        restarted: (restart) => this.handleRestart(restart),
+        done: (failure) => this.handleDone(failure),
       },
     });
     this.session.start();
   }
 
-  state(state) {
-    if (this.away && state === "listening") this.breaks += 1;
-    if (state === "listening" || state === "reconnecting") this.away = state === "reconnecting";
-    if (!this.stopping || this.away) this.on.state(state);
-    else if (state === "listening") this.on.state("finishing");
-  }
-
   async stop() {
     if (this.stopping) {
-      if (this.away) this.session?.cancel(); // pressed again: not waited for any longer
+      if (this.disconnected) this.session?.cancel(); // a second press gives up reconnecting
       return;
     }
     this.stopping = true;
     if (!this.microphone) return;
-    if (!this.away) this.on.state("finishing");
+    if (!this.disconnected) this.on.state("finishing");
     await this.microphone.stop();
     this.session?.finish();
   }
 
-  sound({ pcm, rms, peak }) {
-    if (!this.session) return;
-    if (!this.begin) this.begin = performance.now() - (secondsOf(pcm.byteLength) * 1000);
-    this.sentBytes += pcm.byteLength;
-    this.recent.push(peak);
-    if (this.recent.length > QUIET_BLOCKS) this.recent.shift();
-    this.session.send(pcm);
-    this.on.sound({ rms, peak });
-    this.facts();
+  handleState(state) {
+    if (this.disconnected && state === "listening") this.reconnects += 1;
+    if (state === "listening" || state === "reconnecting") this.disconnected = state === "reconnecting";
+    if (!this.stopping || this.disconnected) this.on.state(state);
+    else if (state === "listening") this.on.state("finishing");
   }
 
-  message(message) {
+  handleAudio({ pcm, rms, peak }) {
+    if (!this.session) return;
+    if (!this.startMs) this.startMs = performance.now() - (secondsOf(pcm.byteLength) * 1000);
+    this.sentBytes += pcm.byteLength;
+    this.recentPeaks.push(peak);
+    if (this.recentPeaks.length > LEVEL_BLOCKS) this.recentPeaks.shift();
+    this.session.send(pcm);
+    this.on.audio({ rms, peak });
+    this.reportStats();
+  }
+
+  handleMessage(message) {
     if (message.type === "Results") {
       const before = this.transcript;
       this.transcript = withResults(before, message);
-      this.heardS = Math.max(this.heardS, message.start + message.duration);
-      this.measure(message);
+      this.processedS = Math.max(this.processedS, message.start + message.duration);
+      this.measureLatency(message);
       if (this.transcript !== before) this.on.transcript(this.transcript);
     } else if (message.type === "Heartbeat") {
-      this.heardS = Math.max(this.heardS, message.processed_s ?? 0);
+      this.processedS = Math.max(this.processedS, message.processed_s ?? 0);
       this.lagS = message.lag_s ?? this.lagS;
     }
-    this.facts();
+    this.reportStats();
   }
 
-  restarted({ fromS, lostS }) {
+  handleRestart({ fromS, lostS }) {
     this.lostS += lostS;
     this.transcript = afterRestart(this.transcript, { fromS, lostS });
     this.on.transcript(this.transcript);
-    this.on.failure(lostS ? new Failure("begun-with-gap", `${lostS.toFixed(1)} s of sound, until ${fromS.toFixed(1)} s`)
-      : new Failure("begun-anew"));
+    this.on.failure(lostS
+      ? new Failure("restarted-with-gap", `${lostS.toFixed(1)} s of audio are missing before ${fromS.toFixed(1)} s`)
+      : new Failure("restarted"));
   }
 
-  // The time from the end of a word to the moment it is first read here.
-  measure(message) {
+  async handleDone(failure) {
+    this.stopping = true;
+    await this.microphone.stop();
+    this.transcript = closeTranscript(this.transcript);
+    this.on.transcript(this.transcript);
+    if (failure) this.on.failure(failure);
+    else if (this.startMs) this.processedS = secondsOf(this.sentBytes);
+    this.reportStats();
+    this.on.done();
+  }
+
+  // Word latency: from the end of the word to the first result that contains it.
+  measureLatency(message) {
     const last = message.channel?.alternatives?.[0]?.words?.at(-1);
     if (!last || last.end <= this.latestWordEndS || this.stopping) return;
     this.latestWordEndS = last.end;
-    this.latencies.push((performance.now() - this.begin) / 1000 - last.end);
-    if (this.latencies.length > LATENCIES_KEPT) this.latencies.shift();
+    this.latencies.push((performance.now() - this.startMs) / 1000 - last.end);
+    if (this.latencies.length > MAX_LATENCIES) this.latencies.shift();
   }
 
-  facts() {
+  reportStats() {
     const elapsedS = this.sentBytes / BYTES_PER_SECOND;
-    this.on.facts({
+    this.on.stats({
       elapsedS,
-      heardS: this.heardS,
-      lagS: this.away ? elapsedS - this.heardS : this.lagS, // a server that is away tells nothing
-      breaks: this.breaks,
+      processedS: this.processedS,
+      lagS: this.disconnected ? elapsedS - this.processedS : this.lagS, // no heartbeats without a connection
+      reconnects: this.reconnects,
       lostS: this.lostS,
       latencyS: median(this.latencies),
-      quality: qualityOf(this.recent),
+      inputLevel: inputLevelOf(this.recentPeaks),
     });
-  }
-
-  async done(failure) {
-    this.stopping = true;
-    await this.microphone.stop();
-    this.transcript = settled(this.transcript);
-    this.on.transcript(this.transcript);
-    if (failure) this.on.failure(failure);
-    else if (this.begin) this.heardS = secondsOf(this.sentBytes);
-    this.facts();
-    this.on.done();
   }
 }
 
@@ -158,12 +161,12 @@ export function median(values) {
   return sorted[Math.floor(sorted.length / 2)];
 }
 
-// What the level says about the microphone, in a word.
-export function qualityOf(peaks) {
+// A label for the input level, from the peaks of the most recent blocks.
+export function inputLevelOf(peaks) {
   if (!peaks.length) return "–";
   const highest = Math.max(...peaks);
-  if (peaks.length >= QUIET_BLOCKS && highest < SILENT) return "silent";
-  if (highest > CLIPPED) return "too loud";
-  if (highest < 0.03) return "quiet";
+  if (peaks.length >= LEVEL_BLOCKS && highest < SILENT_PEAK) return "silent";
+  if (highest > CLIPPED_PEAK) return "too loud";
+  if (highest < QUIET_PEAK) return "quiet";
   return "good";
 }

@@ -1,8 +1,8 @@
-// What has been said: server results in, lines and words out. Values only: each change returns a new transcript.
+// The transcript as immutable values: takes server results, returns lines of words. No rendering, no network.
 
-export const EMPTY = Object.freeze({ lines: Object.freeze([]), partial: null });
+export const EMPTY_TRANSCRIPT = Object.freeze({ lines: Object.freeze([]), partial: null });
 
-// One server `Results` message (Deepgram's shape). A final never changes; a partial is replaced by the next one.
+// Applies one `Results` message (Deepgram's format). Finals never change; each partial replaces the previous one.
 export function withResults(transcript, message) {
   const alternative = message.channel?.alternatives?.[0];
   if (!alternative) return transcript;
@@ -17,7 +17,7 @@ export function withResults(transcript, message) {
     return { ...transcript, partial: words.length ? { channel, words, stableWords: message.stable_words ?? 0 } : null };
   }
   if (!words.length) {
-    return { lines: closedLast(transcript.lines, channel, message.speech_final), partial: null };
+    return { lines: closeLastLine(transcript.lines, channel, message.speech_final), partial: null };
   }
   const last = transcript.lines.at(-1);
   const line = last && !last.closed && last.channel === channel
@@ -27,18 +27,18 @@ export function withResults(transcript, message) {
   return { lines: [...before, line], partial: null };
 }
 
-function closedLast(lines, channel, speechFinal) {
+function closeLastLine(lines, channel, speechFinal) {
   const last = lines.at(-1);
   if (!speechFinal || !last || last.closed || last.channel !== channel) return lines;
   return [...lines.slice(0, -1), { ...last, closed: true }];
 }
 
-// The same transcript with every line closed and the partial kept as a last line (the connection is gone for good).
-export function settled(transcript) {
+// Closes every line and keeps the partial as a last line marked `interim`. For sessions that end without a final.
+export function closeTranscript(transcript) {
   const lines = transcript.lines.map((line) => (line.closed ? line : { ...line, closed: true }));
   const { partial } = transcript;
   if (partial?.words.length) {
-    lines.push({ id: lines.length, channel: partial.channel, words: partial.words, closed: true, unsettled: true });
+    lines.push({ id: lines.length, channel: partial.channel, words: partial.words, closed: true, interim: true });
   }
   return { lines, partial: null };
 }
@@ -47,26 +47,26 @@ export function wordsOf(transcript) {
   return transcript.lines.flatMap((line) => line.words);
 }
 
-// A new session took over and hears everything from `fromS` on (again). Where sound before that was lost, the words
-// that were open in it stay as they stood; otherwise they stay open until the new session has heard them again.
+// Prepares the transcript for a replacement session that starts at `fromS`. If audio before `fromS` was lost, the
+// partial's words in it are kept as an interim line; otherwise the new session transcribes them again.
 export function afterRestart(transcript, { fromS, lostS }) {
   const { partial } = transcript;
   if (!lostS || !partial) return transcript;
   const words = partial.words.filter((word) => word.startS < fromS);
-  return settled({ ...transcript, partial: words.length ? { ...partial, words } : null });
+  return closeTranscript({ ...transcript, partial: words.length ? { ...partial, words } : null });
 }
 
-// A later session of the same recording: its times counted from the recording's first sound.
-export function shifted(message, byS) {
+// Shifts the times of a message from a replacement session, so that they count from the start of the recording.
+export function shiftTimes(message, byS) {
   if (!byS) return message;
-  const moved = { ...message };
+  const shifted = { ...message };
   for (const name of ["start", "timestamp", "last_word_end", "received_s", "processed_s"]) {
-    if (typeof message[name] === "number") moved[name] = message[name] + byS;
+    if (typeof message[name] === "number") shifted[name] = message[name] + byS;
   }
-  if (!message.channel?.alternatives) return moved;
+  if (!message.channel?.alternatives) return shifted;
   const alternatives = message.channel.alternatives.map((alternative) => ({
     ...alternative,
     words: (alternative.words ?? []).map((word) => ({ ...word, start: word.start + byS, end: word.end + byS })),
   }));
-  return { ...moved, channel: { ...message.channel, alternatives } };
+  return { ...shifted, channel: { ...message.channel, alternatives } };
 }

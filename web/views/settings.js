@@ -1,35 +1,35 @@
-// The settings dialog: microphone, model, hotwords, key. Kept in this browser; the key only until the tab closes.
+// The settings dialog: microphone, model, hotwords, options, API key. Stored in this browser; the key for this tab only.
 
-import { listMicrophones } from "../sound/capture.js";
+import { listMicrophones } from "../audio/capture.js";
 
-const KEPT = ["microphone", "model", "hotwords"];
+const TEXT_FIELDS = ["microphone", "model", "hotwords"];
 
-function stored(store, name) {
+function load(storage, name) {
   try {
-    return store.getItem(`silica.${name}`) ?? "";
+    return storage.getItem(`silica.${name}`) ?? "";
   } catch {
-    return ""; // storage may be forbidden; the page works without
+    return ""; // storage may be blocked; the page works without it
   }
 }
 
-function store(where, name, value) {
+function save(storage, name, value) {
   try {
-    where.setItem(`silica.${name}`, value);
-  } catch { /* see above */ }
+    storage.setItem(`silica.${name}`, value);
+  } catch { /* see load */ }
 }
 
 export class Settings {
   constructor(dialog) {
     this.dialog = dialog;
-    this.field = (name) => dialog.querySelector(`#${name}`);
+    this.field = (id) => dialog.querySelector(`#${id}`);
     this.onchange = () => {};
-    this.selected = { microphone: stored(localStorage, "microphone"), model: stored(localStorage, "model") };
-    this.field("hotwords").value = stored(localStorage, "hotwords");
-    this.field("key").value = stored(sessionStorage, "key");
-    this.field("processing").checked = stored(localStorage, "processing") === "yes";
-    this.field("written").checked = stored(localStorage, "written") !== "no";
-    this.field("doubts").checked = stored(localStorage, "doubts") === "yes";
-    dialog.addEventListener("change", () => this.keep());
+    this.selected = { microphone: load(localStorage, "microphone"), model: load(localStorage, "model") };
+    this.field("hotwords").value = load(localStorage, "hotwords");
+    this.field("key").value = load(sessionStorage, "key");
+    this.field("browser-processing").checked = load(localStorage, "browserProcessing") === "yes";
+    this.field("smart-format").checked = load(localStorage, "smartFormat") !== "no";
+    this.field("highlight-uncertain").checked = load(localStorage, "highlightUncertain") === "yes";
+    dialog.addEventListener("change", () => this.saveAll());
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
     navigator.mediaDevices?.addEventListener?.("devicechange", () => this.fillMicrophones());
   }
@@ -38,44 +38,43 @@ export class Settings {
   get model() { return this.field("model").value; }
   get hotwords() { return this.field("hotwords").value; }
   get key() { return this.field("key").value.trim(); }
-  get processing() { return this.field("processing").checked; }
-  get written() { return this.field("written").checked; }
-  get doubts() { return this.field("doubts").checked; }
+  get browserProcessing() { return this.field("browser-processing").checked; }
+  get smartFormat() { return this.field("smart-format").checked; }
+  get highlightUncertain() { return this.field("highlight-uncertain").checked; }
 
   open() {
     this.fillMicrophones();
     this.dialog.showModal();
   }
 
-  keep() {
-    for (const name of KEPT) store(localStorage, name, this.field(name).value);
-    store(localStorage, "processing", this.processing ? "yes" : "no");
-    store(localStorage, "written", this.written ? "yes" : "no");
-    store(localStorage, "doubts", this.doubts ? "yes" : "no");
-    store(sessionStorage, "key", this.key);
+  saveAll() {
+    for (const name of TEXT_FIELDS) save(localStorage, name, this.field(name).value);
+    for (const name of ["browserProcessing", "smartFormat", "highlightUncertain"]) {
+      save(localStorage, name, this[name] ? "yes" : "no");
+    }
+    save(sessionStorage, "key", this.key);
     this.selected = { microphone: this.microphone, model: this.model };
     this.onchange();
   }
 
   async fillMicrophones() {
     const found = await listMicrophones().catch(() => []);
-    fill(this.field("microphone"), found.map(({ id, label }) => [id, label]), this.selected.microphone);
+    fillOptions(this.field("microphone"), found.map(({ id, label }) => [id, label]), this.selected.microphone);
   }
 
-  // Names only; a server without the list keeps its own choice.
   async fillModels(base) {
     try {
       const headers = this.key ? { Authorization: `Bearer ${this.key}` } : {};
-      const answer = await fetch(new URL("/v1/models", base), { headers });
-      if (!answer.ok) return;
-      const { data } = await answer.json();
-      fill(this.field("model"), data.map(({ id }) => [id, id]), this.selected.model);
-    } catch { /* the page works without the list */ }
+      const response = await fetch(new URL("/v1/models", base), { headers });
+      if (!response.ok) return;
+      const { data } = await response.json();
+      fillOptions(this.field("model"), data.map(({ id }) => [id, id]), this.selected.model);
+    } catch { /* without the list, the server's default model is used */ }
   }
 }
 
-// The first option (no choice) stays; a wish that is not on offer is forgotten for now.
-function fill(select, options, selected) {
+// Replaces all options but the first (the default). Selects `selected` if it is available, otherwise the default.
+function fillOptions(select, options, selected) {
   while (select.options.length > 1) select.remove(1);
   for (const [value, text] of options) select.add(new Option(text, value));
   select.value = options.some(([value]) => value === selected) ? selected : "";

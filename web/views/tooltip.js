@@ -1,20 +1,20 @@
-// One tooltip for all words: shows what `data-about` says, on hover, on touch, and with the arrow keys in a transcript.
+// One tooltip for all words: shows `data-details` on hover, on touch, and with the arrow keys inside a transcript.
 
 const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
 
-// `told` is a live region: what the keys have come to is said there.
-export function followWords(root, tip, textOf) {
-  let shownFor = null;
+// `announcement` is the live region in which words reached by arrow key are announced.
+export function attachWordTooltip(root, tip, announcement) {
+  let current = null;
   const hide = () => {
     tip.hidden = true;
-    shownFor?.classList.remove("current");
-    shownFor = null;
+    current?.classList.remove("current");
+    current = null;
   };
   const show = (node) => {
     hide();
-    shownFor = node;
+    current = node;
     node.classList.add("current");
-    tip.textContent = node.dataset.about;
+    tip.textContent = node.dataset.details;
     tip.hidden = false;
     const word = node.getBoundingClientRect();
     const box = tip.getBoundingClientRect();
@@ -23,8 +23,8 @@ export function followWords(root, tip, textOf) {
     tip.style.top = `${word.top > box.height + 14 ? word.top - box.height - 8 : word.bottom + 8}px`;
   };
   root.addEventListener("pointerover", ({ target }) => {
-    if (!target.dataset?.about) hide();
-    else if (target !== shownFor) show(target);
+    if (!target.dataset?.details) hide();
+    else if (target !== current) show(target);
   });
   root.addEventListener("pointerleave", hide);
   root.addEventListener("focusout", hide);
@@ -33,13 +33,13 @@ export function followWords(root, tip, textOf) {
     if (!step || !event.target.classList.contains("lines")) return;
     event.preventDefault();
     const words = [...event.target.querySelectorAll(".word")];
-    const at = words.indexOf(shownFor);
+    const at = words.indexOf(current);
     const next = words[at < 0 ? (step > 0 ? 0 : words.length - 1) : Math.min(words.length - 1, Math.max(0, at + step))];
     if (!next) return;
     next.scrollIntoView({ block: "nearest" });
     show(next);
-    textOf.textContent = `${next.textContent}: ${next.dataset.about}`;
+    announcement.textContent = `${next.textContent}: ${next.dataset.details}`;
   });
-  addEventListener("scroll", ({ target }) => { if (target === document && !shownFor?.closest(".lines:focus")) hide(); }, { passive: true });
+  addEventListener("scroll", ({ target }) => { if (target === document && !current?.closest(".lines:focus")) hide(); }, { passive: true });
   addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
 }

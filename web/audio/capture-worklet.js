@@ -1,5 +1,5 @@
-// Runs on the browser's audio thread: mixes to mono, resamples to 16 kHz, posts blocks of 16-bit sound with their level.
-// Knows nothing of the network; everything it was given comes out, in order, before it says `ended`.
+// Runs on the browser's audio thread: mixes to mono, resamples to 16 kHz, posts blocks of 16-bit audio with their level.
+// After "stop" it posts the remaining samples and then `ended`.
 
 import { Resampler, toPcm16 } from "./resampler.js";
 
@@ -17,7 +17,7 @@ class Capture extends AudioWorkletProcessor {
     this.port.onmessage = ({ data }) => {
       if (data === "stop" && this.running) {
         this.running = false;
-        this.take(this.resampler.finish());
+        this.append(this.resampler.finish());
         this.post();
         this.port.postMessage({ type: "ended", received: this.resampler.received, sent: this.resampler.emitted });
       }
@@ -31,11 +31,11 @@ class Capture extends AudioWorkletProcessor {
       this.port.postMessage({ type: "gap", frames: currentFrame - this.expectedFrame });
     }
     this.expectedFrame = currentFrame + channels[0].length;
-    this.take(this.resampler.push(mixed(channels)));
+    this.append(this.resampler.push(mixToMono(channels)));
     return true;
   }
 
-  take(samples) {
+  append(samples) {
     let at = 0;
     while (at < samples.length) {
       const part = samples.subarray(at, at + BLOCK_SAMPLES - this.filled);
@@ -57,12 +57,12 @@ class Capture extends AudioWorkletProcessor {
     }
     const pcm = toPcm16(samples).buffer;
     const rms = Math.sqrt(square / samples.length);
-    this.port.postMessage({ type: "sound", pcm, rms, peak }, [pcm]);
+    this.port.postMessage({ type: "audio", pcm, rms, peak }, [pcm]);
     this.filled = 0;
   }
 }
 
-function mixed(channels) {
+function mixToMono(channels) {
   if (channels.length === 1) return channels[0];
   const mono = new Float32Array(channels[0].length);
   for (const channel of channels) for (let i = 0; i < mono.length; i += 1) mono[i] += channel[i] / channels.length;

@@ -1,8 +1,8 @@
-// The microphone: asks for it, runs the worklet, hands out 16 kHz blocks. Every refusal becomes a Failure code.
+// Microphone capture: opens the device, runs the audio worklet, delivers 16 kHz blocks. Errors become Failure codes.
 
 import { Failure } from "../session/failures.js";
 
-const FLUSH_MS = 1000; // an audio thread that answers no longer than this is given up
+const FLUSH_TIMEOUT_MS = 1000; // limit for the audio thread to deliver its last block
 const WORKLET = new URL("./capture-worklet.js", import.meta.url);
 
 export async function listMicrophones() {
@@ -13,9 +13,10 @@ export async function listMicrophones() {
     .map((device, index) => ({ id: device.deviceId, label: device.label || `Microphone ${index + 1}` }));
 }
 
-// Starts capture. `onSound({pcm, rms, peak})` gets every 40 ms, `onLost(code)` is told when the device goes away.
-// `raw` switches the browser's own echo cancelling, noise suppression and gain control off.
-export async function openMicrophone({ deviceId = "", raw = true, onSound, onLost, onGap = () => {} }) {
+// Starts capture. Calls `onAudio({pcm, rms, peak})` every 40 ms, `onLost(code)` when the device disappears and
+// `onGap(seconds)` when the device drops audio. `browserProcessing` enables echo cancellation, noise suppression and
+// automatic gain control in the browser.
+export async function openMicrophone({ deviceId = "", browserProcessing = false, onAudio, onLost, onGap = () => {} }) {
   if (!window.isSecureContext) throw new Failure("insecure");
   if (!navigator.mediaDevices?.getUserMedia || !window.AudioWorkletNode) throw new Failure("unsupported");
   let stream;
@@ -24,15 +25,15 @@ export async function openMicrophone({ deviceId = "", raw = true, onSound, onLos
       audio: {
         ...(deviceId ? { deviceId: { exact: deviceId } } : {}),
         channelCount: { ideal: 1 },
-        echoCancellation: !raw,
-        noiseSuppression: !raw,
-        autoGainControl: !raw,
+        echoCancellation: browserProcessing,
+        noiseSuppression: browserProcessing,
+        autoGainControl: browserProcessing,
       },
     });
   } catch (error) {
-    throw new Failure(codeOf(error), error.message);
+    throw new Failure(failureCodeOf(error), error.message);
   }
-  const context = new AudioContext({ latencyHint: "interactive" }); // the device's own rate
+  const context = new AudioContext({ latencyHint: "interactive" }); // at the device's own sample rate
   try {
     await context.audioWorklet.addModule(WORKLET);
     await context.resume();
@@ -43,12 +44,12 @@ export async function openMicrophone({ deviceId = "", raw = true, onSound, onLos
   }
   const source = context.createMediaStreamSource(stream);
   const capture = new AudioWorkletNode(context, "silica-capture", { numberOfInputs: 1, numberOfOutputs: 0 });
-  let ended;
-  const allSent = new Promise((resolve) => { ended = resolve; });
+  let resolveEnded;
+  const ended = new Promise((resolve) => { resolveEnded = resolve; });
   capture.port.onmessage = ({ data }) => {
-    if (data.type === "sound") onSound(data);
+    if (data.type === "audio") onAudio(data);
     else if (data.type === "gap") onGap(data.frames / context.sampleRate);
-    else if (data.type === "ended") ended(data);
+    else if (data.type === "ended") resolveEnded(data);
   };
   source.connect(capture);
   const [track] = stream.getAudioTracks();
@@ -56,7 +57,7 @@ export async function openMicrophone({ deviceId = "", raw = true, onSound, onLos
 
   const stop = async () => {
     capture.port.postMessage("stop");
-    await Promise.race([allSent, new Promise((resolve) => { setTimeout(resolve, FLUSH_MS); })]);
+    await Promise.race([ended, new Promise((resolve) => { setTimeout(resolve, FLUSH_TIMEOUT_MS); })]);
     source.disconnect();
     for (const each of stream.getTracks()) each.stop();
     await context.close();
@@ -65,7 +66,7 @@ export async function openMicrophone({ deviceId = "", raw = true, onSound, onLos
   return {
     rate: context.sampleRate,
     label: track.label,
-    // Resolves when the last sample has been handed to onSound; asking twice is as good as once.
+    // Resolves when the last sample has been passed to onAudio. Idempotent.
     stop() {
       stopped ??= stop();
       return stopped;
@@ -73,7 +74,7 @@ export async function openMicrophone({ deviceId = "", raw = true, onSound, onLos
   };
 }
 
-function codeOf(error) {
+function failureCodeOf(error) {
   switch (error.name) {
     case "NotAllowedError":
     case "SecurityError":
