@@ -30,8 +30,8 @@ UPDATE_HINT = "The file is damaged or was written by a newer Silica: update this
 MAX_CHANNELS = 16_384
 MAX_BLOCKS = 256
 MIN_MEMORY_FRAMES = 500
-"""Minimum `memory_frames` of causal normalization. Half of it is longer than any window, so the statistics are halved at
-most once in a window (`acoustic.runtime.batch_state` relies on this)."""
+"""Minimum `memory_frames` of causal normalization. Half of it is longer than any window, so the statistics are halved
+at most once in a window (`acoustic.runtime.batch_state` relies on this)."""
 
 
 @dataclass(frozen=True)
