@@ -38,7 +38,7 @@ at most once in a window (`acoustic.runtime.batch_state` relies on this)."""
 class FeatureConfig:
     """The log-mel front end of a model and the normalization of its features.
 
-    normalize: `utterance` (mean and deviation of the whole utterance), `fixed` (the constants `mean` and
+    normalize: `utterance` (mean and deviation of the complete utterance), `fixed` (the constants `mean` and
     `deviation`), `running` (statistics of the stream up to the end of a window, with those constants as a prior of
     `prior_frames` frames; older frames decay once `memory_frames` are exceeded) or `causal` (statistics of the stream
     up to each frame, with the same prior; they are halved whenever they hold `memory_frames` frames).

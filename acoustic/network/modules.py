@@ -264,7 +264,7 @@ def init_near_current_step(weight: Tensor, right: int) -> None:
 
     With equally large weights, a stack of one-sided kernels starts with its largest response about a second in the
     past and trains worse (docs/background/what-we-learned.md). Layers without a bypass keep equal weights: they need
-    the whole kernel.
+    the full kernel.
     """
     distance = torch.arange(weight.shape[-1] - 1 - right, -1 - right, -1).abs()
     envelope = torch.exp(-distance / (weight.shape[-1] * INIT_DECAY))

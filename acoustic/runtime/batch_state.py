@@ -132,5 +132,5 @@ def load_states(rows: Tensor, windows: Sequence[Window], initial: StreamState) -
 
 
 def next_states(windows: Sequence[Window], rows: Tensor) -> Sequence[Tensor]:
-    """The stream states after a run. Each is a copy: a view would keep the whole batch in memory."""
+    """The stream states after a run. Each is a copy: a view would keep the entire batch in memory."""
     return [row.clone() for row in rows[: len(windows)].unbind()]

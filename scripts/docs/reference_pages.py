@@ -241,7 +241,7 @@ def models_page() -> str:
     """What a model file holds, and the architectures known by name."""
     lines = [
         *heading("Model files", "acoustic/architectures.py"),
-        "A model is one safetensors file. Its header has three entries beside the tensors: `format`, `config` (the "
+        "A model is one safetensors file. Besides the tensors its header has three entries: `format`, `config` (the "
         "keys below, as JSON) and `card` (title, licence, sources, figures, INT8 ranges, search settings). Weights "
         "are stored in FP32, in FP16, or in INT8 with one scale for each output channel (the tensor "
         "`NAME.int8_scale`). `silica models show MODEL` prints all of it.",

@@ -153,7 +153,7 @@ def test_only_bucket_lengths_are_captured_and_kept(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_stream_state_owns_its_memory(name: str) -> None:
-    """A view would keep the whole batch in memory until its last stream ends."""
+    """A view would keep the entire batch in memory until its last stream ends."""
     backend = open_on_cpu(name)
     windows = [windows_of(backend, seed)[1] for seed in range(4)]
     states = [output.state for output in backend.forward(windows)]

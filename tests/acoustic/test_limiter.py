@@ -44,7 +44,7 @@ def test_quiet_audio_is_unchanged() -> None:
     np.testing.assert_array_equal(limit(soft), soft)
 
 
-def test_loud_audio_is_forgotten() -> None:
+def test_the_gain_recovers_after_loud_audio() -> None:
     soft = noise(20, -32.0)
     after = limit(np.concatenate([noise(20, -8.0), soft]))[20 * SECOND :]
     assert level_db(after[:SECOND]) < -42.0

@@ -84,7 +84,7 @@ def test_one_sided_kernels_are_initialized_near_the_current_step() -> None:
     energy = kernel.detach().square().mean((0, 1))
     assert int(energy.argmax()) == 6 and energy[5:8].sum() > 0.9 * energy.sum()
     assert float(energy.sum()) == pytest.approx(1.0, rel=0.2)
-    # Without a bypass the whole kernel is initialized equally.
+    # Without a bypass the full kernel is initialized equally.
     network = build(ModelConfig("head", replace(FEATURES, mels=256), (replace(block, residual="none"),)))
     (kernel,) = (weight for name, weight in network.named_parameters() if "depthwise" in name)
     energy = kernel.detach().square().mean((0, 1))

@@ -1,4 +1,4 @@
-"""Stream state: a stream without left context equals the whole recording, whatever its windows."""
+"""Stream state: a stream without left context equals the complete recording, whatever its windows."""
 
 from dataclasses import replace
 from functools import cache

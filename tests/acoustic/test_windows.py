@@ -178,7 +178,7 @@ def test_the_buffer_is_bounded() -> None:
 
 
 def test_window_features_equal_the_recordings() -> None:
-    """The features of a window's samples equal those frames of the whole recording."""
+    """The features of a window's samples equal those frames of the complete recording."""
     front_end = FrontEnd(TINY.features)
     samples = np.random.default_rng(1).normal(0, 0.1, 16_123).astype(np.float32)
     expected = front_end.features(samples).numpy()
