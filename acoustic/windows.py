@@ -97,8 +97,8 @@ class WindowOutput:
 def default_plan(config: ModelConfig, *, stateful: bool = False) -> WindowPlan:
     """The default windows of a model.
 
-    Short contexts are used in full: the stream then has the outputs of the complete recording. For symmetric models, which
-    are trained on complete utterances, the values come from docs/benchmarks/windows.md.
+    Short contexts are used in full: the stream then has the outputs of the complete recording. For symmetric models,
+    which are trained on complete utterances, the values come from docs/benchmarks/windows.md.
     stateful: the backend supports stream state; it is used where `supports_stream_state` says so. Models with causal
     normalization always use it.
     """
