@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from acoustic import catalogue
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.runtime import Backend, open_backend
 from acoustic.windows import Window, WindowOutput, WindowPlan, windows_of, with_hop
 from benchmarks.load import RATE, read_programs

@@ -50,7 +50,7 @@ class ErrorCode(StrEnum):
     ORIGIN = "origin", 403, 1008, "ORIGIN", "a page of another origin, or another host name"
     FORBIDDEN = "forbidden", 403, 1008, "FORBIDDEN", "the key has no permission for this"
     # The request is invalid.
-    UPGRADE = "upgrade", 426, 1008, "UPGRADE", "a websocket address was requested with plain HTTP"
+    UPGRADE = "upgrade", 426, 1008, "UPGRADE", "a websocket route was requested with plain HTTP"
     REQUEST = "request", 400, 1008, "DATA-0001", "a parameter or a message is wrong"
     MODEL = "model", 404, 1008, "MODEL", "no such model"
     CHANNELS = "channels", 400, 1008, "CHANNELS", "a stream has 1 to 8 channels"
@@ -72,7 +72,7 @@ class ErrorCode(StrEnum):
         "Send audio, or KeepAlive every 3 to 5 s.",
     )
     SLOW_READER = "slow_reader", 408, 1008, "SLOW-0000", "the client does not read its messages"
-    GONE = "gone", 499, 1011, "GONE", "the client disconnected before the answer; only logged"
+    GONE = "gone", 499, 1011, "GONE", "the client disconnected before the response; only logged"
     # The server fails.
     CLOSED = "closed", 500, 1011, "INTERNAL", "the stream is closed"
     DECODER = "decoder", 500, 1011, "INTERNAL", "the decode worker failed"

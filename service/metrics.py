@@ -58,7 +58,7 @@ class Metrics:
         self.sessions = self._counter("sessions", "Streams accepted since the start.")
         self.sessions_closed = self._counter(
             "sessions_closed",
-            "Streams closed, by reason: finished, cancelled, failed, lost, drained.",
+            "Streams closed, by reason: finished, cancelled, failed, drained, left, lost, slow_reader, ...",
             ("code",),
         )
         self.sessions_resumed = self._counter(
@@ -85,7 +85,7 @@ class Metrics:
             LATENCY_S,
         )
 
-        # Engine and decoders: set by `scheduling`.
+        # Engine and decode workers: set by `scheduling`.
         self.batch_size = self._histogram(
             "batch_size", "Windows in a batch, observed when the batch starts.", BATCH
         )

@@ -1,6 +1,7 @@
-"""The API that every endpoint uses: a Recognizer opens streams; a Stream takes audio and emits events.
+"""The API that every route uses: a Recognizer opens streams; a Stream takes audio and emits events.
 
-Everything here runs on one event loop; the engine's and the decoder's workers do the work. No wire format or HTTP here.
+Everything here runs on one event loop; network and beam search run in the workers of the device. No wire format or HTTP
+here.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from service.stream import Stream
 
 __all__ = ["Capacity", "Recognizer", "RecognizerOptions", "Stream", "StreamSettings"]
 
-SWEEP_INTERVAL_S = 0.5
+TIMEOUT_CHECK_INTERVAL_S = 0.5
 """One timer checks the timeouts of all idle and parked streams."""
 FINALS_TIMEOUT_S = 10.0
 """How long a stopping recognizer waits for the finals of its streams."""
@@ -54,7 +55,7 @@ class Capacity:
 
 
 class Recognizer:
-    """Opens streams while there is capacity; owns planner, engine and decode workers."""
+    """Opens streams of one model while there is capacity, and runs them on a device, its own or the supervisor's."""
 
     def __init__(
         self,
@@ -78,8 +79,8 @@ class Recognizer:
         self._streams: dict[str, Stream] = {}
         self._parked: dict[str, tuple[Stream, float]] = {}
         self._reported_parked = 0
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._sweep_at_s = float("inf")
+        self._timeout_timer: asyncio.TimerHandle | None = None
+        self._next_check_s = float("inf")
         self._hop_pinned = False
         self._all_closed = asyncio.Event()
         self._started = False
@@ -99,7 +100,7 @@ class Recognizer:
         self.metrics.model.labels(self.model_name, config.name, self.device.kind, self.device.precision).set(
             1
         )
-        self._sweep()
+        self._check_timeouts()
 
     async def stop(self, drain_timeout_s: float = 0.0) -> None:
         """Refuse new streams, wait up to `drain_timeout_s` for open ones, then finish the rest and stop."""
@@ -113,8 +114,8 @@ class Recognizer:
                 stream.cancel("drained")
             self._parked.clear()
             self._count_parked()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        if self._timeout_timer is not None:
+            self._timeout_timer.cancel()
         await self.device.stop()
 
     def retire(self) -> None:
@@ -124,7 +125,7 @@ class Recognizer:
 
     @property
     def ready(self) -> bool:
-        """Whether it is warmed up, workers of both kinds run, and it is not draining."""
+        """Whether it is warmed up, engine and decode workers run, and it is not draining."""
         return self._started and not self._draining and self.device.alive
 
     @property
@@ -144,7 +145,7 @@ class Recognizer:
         self._streams[stream.id] = stream
         self._count(settings, +1)
         self.metrics.sessions.inc()
-        self.device.pin(stream.id, OpenStream(settings.n_best, hotwords, settings.decoder))
+        self.device.add_stream(stream.id, OpenStream(settings.n_best, hotwords, settings.decoder))
         stream.start(self.model_name)
         return stream
 
@@ -171,13 +172,13 @@ class Recognizer:
         if stream is None or stream.settings.owner != owner or not stream.can_resume(after):
             raise ServiceError(
                 ErrorCode.RESUME,
-                "The stream cannot be resumed: it is unknown, expired, or no longer has all results you have not seen.",
-                "Open a new stream and send the audio again from the end of your last final.",
+                "The session cannot be resumed: it is unknown, expired, or lacks results that you have not received.",
+                "Start a new session and send the audio again from the end of your last final.",
             )
         del self._parked[stream_id]
         self._count_parked()
         self.metrics.sessions_resumed.inc()
-        stream.unpark()
+        stream.resume()
         return stream
 
     def pin_hop(self, hop_s: float | None) -> None:
@@ -190,7 +191,7 @@ class Recognizer:
     def capacity(self) -> Capacity:
         """Current use and capacity."""
         return Capacity(
-            round(self._counter("live") + self._counter("batch")),
+            round(self._counter("live") + self._counter("file")),
             self._stream_capacity(),
             len(self._parked),
             self._counter("hop_s"),
@@ -230,10 +231,10 @@ class Recognizer:
         if stream in self._streams:
             self._streams[stream].decoded(answer)
 
-    def decoder_lost(self, stream: str) -> None:
+    def decode_worker_lost(self, stream: str) -> None:
         """The stream's decode worker was replaced."""
         if stream in self._streams:
-            self._streams[stream].worker_lost()
+            self._streams[stream].decode_worker_lost()
 
     def stream_abandoned(self, stream: str) -> None:
         """The stream crashed its decode worker repeatedly."""
@@ -256,7 +257,7 @@ class Recognizer:
         if settings.priority == "live":
             full = self._counter("live") + settings.channels > self._stream_capacity()
         else:
-            full = self._counter("batch") >= FILE_STREAMS_PER_EXECUTOR * max(1, self._counter("alive"))
+            full = self._counter("file") >= FILE_STREAMS_PER_EXECUTOR * max(1, self._counter("alive"))
         if full:
             raise ServiceError(
                 ErrorCode.CAPACITY,
@@ -286,7 +287,7 @@ class Recognizer:
         if settings.priority == "live":
             self.counters.add(f"live:{self.model_name}", change * settings.channels)
         else:
-            self.counters.add(f"batch:{self.model_name}", change)
+            self.counters.add(f"file:{self.model_name}", change)
         self._all_closed.clear()
         self.metrics.sessions_open.inc(change)
 
@@ -295,14 +296,14 @@ class Recognizer:
         self.metrics.sessions_parked.inc(len(self._parked) - self._reported_parked)
         self._reported_parked = len(self._parked)
 
-    def _sweep(self) -> None:
+    def _check_timeouts(self) -> None:
         """Close streams after their idle timeout, and parked ones after the resume timeout.
 
-        Time in which this process did not run (a late timer) counts for neither: it could not read any message.
+        Time in which this process did not run (a late timer) does not count: it read no messages meanwhile.
         """
         now_s = self.now_s()
-        stall_s = max(0.0, now_s - self._sweep_at_s)
-        self._sweep_at_s = now_s + SWEEP_INTERVAL_S
+        stall_s = max(0.0, now_s - self._next_check_s)
+        self._next_check_s = now_s + TIMEOUT_CHECK_INTERVAL_S
         for stream_id, (stream, deadline_s) in self._parked.items():
             self._parked[stream_id] = (stream, deadline_s + stall_s)
         for stream in list(self._streams.values()):
@@ -323,7 +324,9 @@ class Recognizer:
                 del self._parked[stream_id]
                 stream.cancel("lost")
         self._count_parked()
-        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep)
+        self._timeout_timer = asyncio.get_running_loop().call_later(
+            TIMEOUT_CHECK_INTERVAL_S, self._check_timeouts
+        )
 
     async def _wait_until_closed(self, timeout_s: float) -> None:
         if self._streams and timeout_s > 0:
@@ -333,7 +336,7 @@ class Recognizer:
                 return
 
 
-def new_stream_id(row: int) -> str:
-    """A random id. With several server processes, it starts with the number of the process that has the stream."""
-    name = str(uuid.uuid4())
-    return f"{row:02x}{name[2:]}" if row else name
+def new_stream_id(worker: int) -> str:
+    """A random UUID. With `--workers`, its first two hex digits are the number of the stream's worker process."""
+    id = str(uuid.uuid4())
+    return f"{worker:02x}{id[2:]}" if worker else id

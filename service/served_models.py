@@ -60,7 +60,7 @@ class ModelReloader:
                 try:
                     await self._replace_model(model)
                 except Exception as error:
-                    # The old model stays in use: a broken file must not stop the service.
+                    # The old model stays in use: an invalid file must not stop the service.
                     self._metrics.model_reloads.labels("failed").inc()
                     log_event(logging.ERROR, "model not reloaded", model=model, reason=str(error))
                     raise
@@ -141,8 +141,8 @@ class ServedModels:
             task.cancel()
         await asyncio.gather(*self._retiring.values(), return_exceptions=True)
         ending = [*self._serving.values(), *self._retiring]
+        self._retiring.clear()
         await asyncio.gather(*(recognizer.stop(drain_timeout_s) for recognizer in ending))
-        await asyncio.gather(*(one.stop(drain_timeout_s) for one in ending))
 
     async def _start_recognizer(self, name: str) -> Recognizer:
         device: Literal["cpu", "cuda"] = self.settings.device
@@ -161,7 +161,7 @@ class ServedModels:
     async def _retire(self, old: Recognizer) -> None:
         """Free a replaced model once its streams have finished, without waiting for that here."""
         old.retire()
-        # Longer than at shutdown: these streams should not notice the reload.
+        # Longer than at shutdown, so that a reload does not end open streams.
         ending = asyncio.create_task(
             old.stop(drain_timeout_s=max(self.settings.drain_timeout_s, RETIRE_TIMEOUT_S))
         )

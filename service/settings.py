@@ -82,7 +82,7 @@ class Settings:
     hops_s: tuple[float, ...] = setting(
         (0.16, 0.32, 0.64, 1.28),
         "recognition",
-        "seconds of new audio per window, rising; the longer ones are used under load",
+        "seconds of new audio per window, increasing; the longer ones are used under load",
         low=0.02,
         high=10.0,
     )
@@ -152,7 +152,7 @@ class Settings:
         high=600,
     )
     max_parked_sessions: int = setting(
-        256, "limits", "maximum disconnected sessions kept for resuming", low=0, high=100000
+        256, "limits", "maximum disconnected sessions that can be resumed", low=0, high=100000
     )
     idle_timeout_s: float = setting(
         10.0, "limits", "close a stream after this many seconds without audio or KeepAlive", low=1, high=3600
@@ -234,7 +234,7 @@ KINDS: Mapping[str, Any] = types.MappingProxyType(typing.get_type_hints(Settings
 def load_settings(
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
-    line: Mapping[str, Any] | None = None,
+    command_line: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Read the TOML file (or that of SILICA_CONFIG), the environment and the command line; the later one overrides.
 
@@ -250,7 +250,7 @@ def load_settings(
         variable = f"SILICA_{name.upper()}"
         if variable in environment:
             given[name] = check(name, environment[variable], f"environment variable {variable}")
-    for name, value in (line or {}).items():
+    for name, value in (command_line or {}).items():
         if name in KINDS and value is not None:
             given[name] = check(name, value, f"--{name.replace('_', '-')}")
     return _check_combinations(replace(Settings(), **given))
@@ -349,7 +349,7 @@ def _check_combinations(settings: Settings) -> Settings:
         )
     if list(settings.hops_s) != sorted(set(settings.hops_s)) or not settings.hops_s:
         raise ServiceError(
-            ErrorCode.SETTINGS, "hops_s must be one or more rising numbers, such as 0.16,0.32,0.64."
+            ErrorCode.SETTINGS, "hops_s must be one or more increasing numbers, such as 0.16,0.32,0.64."
         )
     return settings
 

@@ -1,6 +1,6 @@
-"""One client's stream on the event loop: carries out the session's effects, applies back-pressure, delivers events.
+"""The driver of one session on the event loop: carries out its effects, applies back-pressure, delivers events.
 
-The session decides. Opening and resuming a stream is the recognizer's.
+What happens in the stream is decided in service/session/; streams are opened, parked and resumed in recognizer.py.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from service.session.messages import (
     Cancel,
     Configured,
     Decoded,
+    DecodeWorkerLost,
     Disconnected,
     Emit,
     EndUtterance,
@@ -41,7 +42,6 @@ from service.session.messages import (
     RunWindow,
     WindowDone,
     WindowKey,
-    WorkerLost,
 )
 from service.session.session import Session, SessionState
 from service.session.stream_settings import StreamSettings
@@ -107,7 +107,7 @@ class Stream:
         self._slot_free: asyncio.Future[None] | None = None
         self._all_processed: asyncio.Future[None] | None = None
 
-    # ---- for endpoints
+    # ---- for routes
 
     async def push(self, samples: npt.NDArray[np.float32]) -> None:
         """Add audio [channels, n], float32, 16 kHz. Waits while too much is unprocessed (back-pressure).
@@ -188,7 +188,7 @@ class Stream:
         reader_id = self._reader_id
         self._wake(self._event_ready)
         self._event_log.rewind(after)
-        # A parked stream has no reader: a late one must not take events meant for the client that resumes.
+        # A parked stream has no reader: a previous one must not take events of the client that resumes.
         while reader_id == self._reader_id and self.session.state is not SessionState.PARKED:
             entry = self._event_log.next()
             if entry is None:
@@ -209,7 +209,7 @@ class Stream:
     # ---- for the recognizer
 
     def start(self, model: str) -> None:
-        """The stream is accepted."""
+        """The recognizer has accepted the stream."""
         self._apply(Configured(self.id, model))
 
     def window_done(self, key: WindowKey, output: WindowOutput) -> None:
@@ -243,18 +243,18 @@ class Stream:
             self._metrics.chunk_response_s.observe(max(0.0, now_s - ready_s))
         self._measure_progress()
 
-    def worker_lost(self) -> None:
-        """The decode worker was replaced: replay its state."""
-        self._apply(WorkerLost())
+    def decode_worker_lost(self) -> None:
+        """The decode worker was replaced: send the frames of open utterances to the new one."""
+        self._apply(DecodeWorkerLost())
 
     def park(self) -> None:
-        """The client disconnected."""
+        """The client disconnected; it may resume."""
         self._reader_id += 1
         self._wake(self._event_ready)
         self._apply(Disconnected())
 
-    def unpark(self) -> None:
-        """The client is back."""
+    def resume(self) -> None:
+        """The client has resumed."""
         self.last_activity_s = self._host.now_s()
         self._apply(Resumed())
 
@@ -320,7 +320,7 @@ class Stream:
             elif isinstance(effect, Emit):
                 self._emit(effect.event)
             elif isinstance(effect, Release):
-                self._host.device.release(self.id, list(self._ready_s))
+                self._host.device.remove_stream(self.id, list(self._ready_s))
                 self._ready_s.clear()
                 self._serial_ready_s.clear()
                 self._buffered, self._buffered_samples = [], 0
@@ -328,7 +328,7 @@ class Stream:
             self._apply(
                 Fail(
                     ErrorCode.SLOW_READER,
-                    "The events of this stream are not being read.",
+                    "The events of this stream are not read.",
                     "Read faster, or request fewer events.",
                 )
             )

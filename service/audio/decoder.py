@@ -72,7 +72,7 @@ class AudioDecoder:
             yield samples
 
     async def read(self, file: BinaryIO) -> AsyncIterator[Samples]:
-        """Decode a whole file, instead of `push` and `finish`. `file.tell()` is the progress.
+        """Decode a file to its end, instead of `push` and `finish`. `file.tell()` is the progress.
 
         The decoder process of a container gets the file descriptor and can seek: an MP4 index may be at the end.
         """
@@ -85,7 +85,7 @@ class AudioDecoder:
             yield samples
 
     async def flush(self) -> AsyncIterator[Samples]:
-        """Return buffered PCM: the bytes held for detection and the resampler's tail. More may be pushed later."""
+        """Return buffered PCM: the bytes that wait for detection and the resampler's tail. More may be pushed later."""
         if self._inner is None and self._head:
             start, self._head = self._head, b""
             self._inner = self._open_inner(start)

@@ -93,7 +93,7 @@ class SocketFile:
 
 
 class InputFile:
-    """A file as libav's source. Every read reports progress to the server, also when there is no output yet."""
+    """A file as libav's source. Every read reports progress to the server, even if there is no output yet."""
 
     def __init__(self, descriptor: int, socket_file: SocketFile, seekable: bool) -> None:
         self._file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 (open until the process ends)
@@ -102,7 +102,7 @@ class InputFile:
             self.seek, self.tell = self._file.seek, self._file.tell
 
     def read(self, size: int) -> bytes:
-        """Read. A disk error is reported with its errno, so that the server does not blame the audio."""
+        """Read. A disk error is reported with its errno, since it is no error of the audio."""
         self._socket_file.send(BARRIER_REACHED)
         try:
             return self._file.read(size)
@@ -205,7 +205,7 @@ def map_channels(samples: Samples, output_channels: int, mix: bool) -> Samples:
 
 
 def run_child(socket_file: SocketFile, source: Source, request: dict[str, Any]) -> None:
-    """The life of one child. Never returns."""
+    """Run one child to its end. Never returns."""
     try:
         socket_file.send(HELLO, str(os.getpid()).encode())
         decode(socket_file, source, request["format"], request["channels"], request["mix"])

@@ -1,4 +1,4 @@
-"""Local audio files in any format PyAV reads, as float32 at 16 kHz: whole or in blocks.
+"""Local audio files in any format PyAV reads, as float32 at 16 kHz: complete or in blocks.
 
 For files that the user of this process names. Untrusted input is decoded in `decoder_process` instead.
 """
@@ -29,13 +29,13 @@ RAW_SUFFIXES = (".raw", ".pcm", ".sln", ".ulaw", ".alaw", ".gsm")
 
 
 def read_file(path: str | Path, max_length_s: float = MAX_LENGTH_S) -> Samples:
-    """The whole file as [channels, samples]."""
+    """The complete file as [channels, samples]."""
     blocks = list(read_blocks(path, max_length_s))
     return np.concatenate(blocks, axis=1)
 
 
 def read_mono(path: str | Path, max_length_s: float = MAX_LENGTH_S) -> Samples:
-    """The whole file as one channel: the mean of its channels."""
+    """The complete file as one channel: the mean of its channels."""
     return np.concatenate([block.mean(axis=0) for block in read_blocks(path, max_length_s)])
 
 

@@ -1,6 +1,6 @@
 """API keys: the file of their hashes, and the limits of each key. Requests are authenticated in http/auth.py.
 
-A key has 32 random bytes, so SHA-256 suffices: a slow password hash would protect no better and delay every handshake.
+A key has 32 random bytes, so SHA-256 suffices: a slow password hash would add no security and delay every handshake.
 The key itself is shown once, when it is made.
 """
 
@@ -136,7 +136,7 @@ def revoke_key(file: Path, name_or_id: str) -> Key:
 
 
 class ApiKeys:
-    """The valid keys, with the open streams and today's usage of each. Follows changes of the file."""
+    """The valid keys, with the open streams and today's usage of each. Reloads the file when it changes."""
 
     def __init__(self, file: Path | None, usage: Usage | None = None) -> None:
         """Without `usage`, usage is not counted and limits are not enforced: for commands, not for servers."""
@@ -156,7 +156,7 @@ class ApiKeys:
 
     def reload_if_changed(self, now_s: float) -> None:
         """Reload the file if it has changed, checking at most every `CHECK_INTERVAL_S`. While it cannot be parsed, the
-        previous keys stay valid, so that a mistake in a manual edit ends no streams.
+        previous keys stay valid, so that an error in a manual edit ends no streams.
         """
         if self.file is None or now_s - self._checked_s < CHECK_INTERVAL_S:
             return

@@ -122,7 +122,7 @@ class Usage:
                     database.execute("DELETE FROM streams WHERE process = ?", (process,))
 
     def _open(self, file: Path) -> sqlite3.Connection:
-        """The database; if the file cannot be opened, one in memory, so that each process counts alone."""
+        """The database; if the file cannot be opened, one in memory, so that each process counts only its own usage."""
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             database = sqlite3.connect(file, timeout=2.0, isolation_level=None)
@@ -138,7 +138,7 @@ class Usage:
 
     @contextlib.contextmanager
     def _access(self) -> Iterator[sqlite3.Connection]:
-        """The database. If it fails, the process goes on counting in memory, without shared limits."""
+        """The database. If it fails, the process counts in memory only, without shared limits."""
         try:
             yield self._database
         except (sqlite3.Error, OSError) as error:

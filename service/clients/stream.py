@@ -23,7 +23,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from service.clients import KEY_ADVICE, server_address, tls_error
-from service.clients.replay import ReplayLog, SentMessage
+from service.clients.resend_log import ResendLog, SentMessage
 from service.errors import ErrorCode, ServiceError, find_error_code
 
 Message = dict[str, Any]
@@ -40,7 +40,8 @@ MAX_UNACKNOWLEDGED_BYTES = 8 * 1024 * 1024
 
 
 class StreamClient:
-    """A live session with a server. Sending and reading may run in different tasks of one event loop."""
+    """One live stream to a server, over one or more connections and sessions. Sending and reading may run in different
+    tasks of one event loop."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class StreamClient:
         rate = int(str(self.query.get("sample_rate") or (8000 if encoding in ("mulaw", "alaw") else 16000)))
         width, channels = BYTES_PER_SAMPLE.get(encoding), int(str(self.query.get("channels", 1)))
         mono = self.query.get("multichannel") != "true" or channels == 1
-        self.log = ReplayLog(width * channels if width and mono else None, rate)
+        self.log = ResendLog(width * channels if width and mono else None, rate)
         self._max_bytes = int(
             min(MAX_UNACKNOWLEDGED_BYTES, MAX_UNACKNOWLEDGED_S * rate * (width or 4) * channels)
         )
@@ -107,7 +108,7 @@ class StreamClient:
     # --- public interface ---
 
     async def send(self, audio: bytes) -> None:
-        """Send audio of any length. Waits while too much is unacknowledged; raises the error that ended the session."""
+        """Send audio of any length. Waits while too much is unacknowledged; raises the error that ended the stream."""
         async with self._changed:
             await self._changed.wait_for(
                 lambda: self.log.unacknowledged_bytes < self._max_bytes or self.state == "closed"
@@ -120,7 +121,7 @@ class StreamClient:
         """Request final results for all audio sent so far."""
         await self._command({"type": "Finalize"})
 
-    async def mark(self, name: str) -> None:
+    async def place_marker(self, name: str) -> None:
         """Request a Marker message after the results of all audio sent so far."""
         await self._command({"type": "Marker", "name": name})
 
@@ -131,7 +132,7 @@ class StreamClient:
             self._finishing = True
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """The server's messages, up to Metadata; ServiceError when the session fails."""
+        """The server's messages, up to Metadata; ServiceError when the stream fails."""
         while True:
             message = await self._inbox.get()
             if message is None:
@@ -157,7 +158,7 @@ class StreamClient:
     # --- the connection ---
 
     async def _run(self) -> None:
-        """Connect and reconnect until the session ends or the time limit is over."""
+        """Connect and reconnect until the stream ends or the time limit is over."""
         loop = asyncio.get_running_loop()
         wait_s, lost_s = self._initial_backoff_s, loop.time()
         try:
@@ -275,7 +276,7 @@ class StreamClient:
         if code in FATAL_CLOSE_CODES or (code == 1011 and "NET-0001" in (socket.close_reason or "")):
             raise self._error_of_close(code, socket.close_reason or "")
         if code in (1012, 1011, 1000) and self.session is not None:
-            # The server closed the session in order; the audio without a final result needs a new one.
+            # The server ended the session regularly; the audio without a final result needs a new one.
             self._restart()
         return False, started
 
@@ -288,7 +289,7 @@ class StreamClient:
             self.log.acknowledge(started["received_bytes"], started["received_commands"])
             if not started["resumed"]:
                 self.sequence = 0
-            self._pending = self.log.resume()
+            self._pending = self.log.unacknowledged_messages()
             self._changed.notify_all()
         self._set_state("listening")
 

@@ -60,7 +60,7 @@ async def _send(
     except ServiceError:
         if client.state == "closed":
             return  # the reader of the messages gets the error
-        await client.finish()  # otherwise the reader would wait for ever
+        await client.finish()  # otherwise the reader would wait forever
         raise
 
 

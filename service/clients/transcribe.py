@@ -28,7 +28,7 @@ OnTranscript = Callable[[FileTranscript], None]
 async def transcribe_files(
     files: list[str], arguments: argparse.Namespace, progress: Any, on_transcript: OnTranscript
 ) -> None:
-    """Upload one file after the other."""
+    """Upload the files one after the other."""
     from service.clients.recordings import RecordingsClient
 
     async with RecordingsClient(arguments.server, arguments.key) as client:
@@ -117,7 +117,7 @@ async def transcribe_as_jobs(
 
 
 async def stream_files(files: list[str], arguments: argparse.Namespace, on_transcript: OnTranscript) -> None:
-    """Stream one file after the other in real time and show the results live."""
+    """Stream the files one after the other in real time and show the results live."""
     from service.clients.file_microphone import FileMicrophone
     from service.clients.stream import StreamClient
     from service.clients.terminal_display import TerminalDisplay, run_session

@@ -80,14 +80,14 @@ class TranscriptBuilder:
 
 def format_lines(lines: Iterable[Line], output_format: Format) -> str:
     """The session in a file format."""
-    kept = list(lines)
-    words = [word for line in kept for word in line.words]
+    lines = list(lines)
+    words = [word for line in lines for word in line.words]
     if output_format == "srt":
         return to_srt(words)
     if output_format == "vtt":
         return to_vtt(words)
     if output_format == "text":
-        return "".join(f"{line.text}\n" for line in kept)
+        return "".join(f"{line.text}\n" for line in lines)
     segments = [
         {
             "start": line.words[0].start_s,
@@ -98,6 +98,6 @@ def format_lines(lines: Iterable[Line], output_format: Format) -> str:
                 for w in line.words
             ],
         }
-        for line in kept
+        for line in lines
     ]
-    return json.dumps({"text": " ".join(line.text for line in kept), "segments": segments}) + "\n"
+    return json.dumps({"text": " ".join(line.text for line in lines), "segments": segments}) + "\n"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 HELP = "measure the throughput of an acoustic model"
 
 HOPS_S = (0.16, 0.32, 0.64, 1.28)
-WHOLE_S = 15.0
+RECORDING_S = 15.0
 WARM_UP_RUNS = 2
 
 
@@ -109,7 +109,7 @@ def _set_barrier(barrier: Any) -> None:
 
 
 def _measure(job: tuple[Any, ...]) -> dict[str, Any]:
-    """In one process: seconds per window for each hop and batch size, and the speed on a whole recording."""
+    """In one process: seconds per window for each hop and batch size, and the speed on a recording."""
     import numpy as np
     import torch
 
@@ -130,8 +130,9 @@ def _measure(job: tuple[Any, ...]) -> dict[str, Any]:
         for batch in batches:
             elapsed_s = _seconds_per_window(backend, audio, plan, batch, seconds)
             windows.append((plan.hop_frames / backend.config.frames_per_second, batch, elapsed_s))
-    whole_s = _median_s(lambda: backend.recording_log_probs(audio[: int(WHOLE_S * SAMPLE_RATE)]), seconds)
-    return {"precision": backend.precision, "windows": windows, "whole": WHOLE_S / whole_s}
+    recording = audio[: int(RECORDING_S * SAMPLE_RATE)]
+    recording_s = _median_s(lambda: backend.recording_log_probs(recording), seconds)
+    return {"precision": backend.precision, "windows": windows, "recording_speed": RECORDING_S / recording_s}
 
 
 def _seconds_per_window(backend: "Backend", audio: Any, plan: Any, batch: int, seconds: float) -> float:
@@ -175,7 +176,7 @@ def _combine(measured: list[dict[str, Any]], model: str, device: str, processes:
         "precision": measured[0]["precision"],
         "processes": processes,
         "streamed": [asdict(result) for result in results],
-        "whole_times_real_time_per_process": statistics.fmean(one["whole"] for one in measured),
+        "whole_times_real_time_per_process": statistics.fmean(one["recording_speed"] for one in measured),
     }
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lm.score import ErrorCounts
-    from service.embedded.cli_options import EmbeddedRecognizer
+    from service.embedded.recognizer import EmbeddedRecognizer
 
 HELP = "measure WER and speed on recordings with reference transcripts"
 
@@ -73,12 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import track
 
-    from service.embedded.cli_options import EmbeddedRecognizer
+    from service.embedded.cli_options import recognizer_from_arguments
     from service.errors import ErrorCode, ServiceError
 
     reject_unused_windows(arguments)
     lines = recordings(arguments.manifest, arguments.limit)
-    recognizer = EmbeddedRecognizer.from_arguments(arguments)
+    recognizer = recognizer_from_arguments(arguments)
     if arguments.save_log_probs:
         _reject_duplicate_names(lines)
         arguments.save_log_probs.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def _reject_duplicate_names(lines: Sequence[dict[str, Any]]) -> None:
 
 
 def reject_unused_windows(arguments: argparse.Namespace) -> None:
-    """Window options have no effect on whole recordings."""
+    """Window options have no effect without --streamed."""
     from service.errors import ErrorCode, ServiceError
 
     given = [name for name in ("left", "hop", "look_ahead") if getattr(arguments, name) is not None]
@@ -277,7 +277,7 @@ def _interval(errors: "list[ErrorCounts]", draws: int = 1000) -> tuple[float, fl
 
 
 def _report_lines(report: dict[str, Any]) -> list[str]:
-    how = "streamed" if report["streamed"] else "whole"
+    how = "streamed" if report["streamed"] else "offline"
     lines = [
         f"{report['model']} ({report['precision']} on {report['device']}), {report['decoder']}, language model "
         f"{report['language_model']}, {report['recordings']} recordings {how}"

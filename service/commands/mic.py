@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0: success."""
+    """Return 0; errors are raised."""
     import asyncio
 
     if arguments.list:

@@ -121,8 +121,10 @@ def _show(arguments: argparse.Namespace) -> CommandOutput:
         )
     for key, value in card.items():
         if isinstance(value, dict):
-            few = ", ".join(f"{name} {of_it:g}" for name, of_it in value.items()) if key == "search" else ""
-            value = few or f"{len(value)} values (--json shows them)"
+            settings = (
+                ", ".join(f"{name} {item:g}" for name, item in value.items()) if key == "search" else ""
+            )
+            value = settings or f"{len(value)} values (--json shows them)"
         lines.append(f"  {key}: {value}")
     return report, lines
 

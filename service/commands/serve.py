@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     from service.settings import as_toml, load_settings
     from service.startup.preflight import unknown_variables
 
-    settings = load_settings(arguments.config, line=vars(arguments))
+    settings = load_settings(arguments.config, command_line=vars(arguments))
     for warning in unknown_variables():
         print(f"silica: {warning}", file=sys.stderr)
     if arguments.print_config:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from acoustic.runtime import Backend
     from service.audio.resample import Samples
-    from service.embedded.cli_options import EmbeddedRecognizer
+    from service.embedded.recognizer import EmbeddedRecognizer
     from service.output.transcripts import TranscriptWord
     from service.session.events import Final
 
@@ -148,11 +148,11 @@ def _transcribe_locally(
     from acoustic.errors import AcousticError
     from lm.errors import LanguageError
     from service.audio.files import declared_length_s, seekable_file
-    from service.embedded.cli_options import EmbeddedRecognizer
+    from service.embedded.cli_options import recognizer_from_arguments
     from service.errors import ServiceError
     from service.output.transcripts import FileTranscript
 
-    recognizer = EmbeddedRecognizer.from_arguments(arguments)
+    recognizer = recognizer_from_arguments(arguments)
     for file in files:
         started = time.perf_counter()
         try:

@@ -2,21 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from acoustic.features.framing import Samples
     from acoustic.runtime import Backend
-    from acoustic.windows import LogProbs
-    from lm.decoders import Decoder
-    from lm.hypothesis import Hypothesis
     from lm.language_model import LanguageModel
     from lm.search.settings import SearchSettings
-    from service.embedded.batch import Network
-    from service.session.events import Final
-    from service.session.stream_settings import StreamSettings
+    from service.embedded.recognizer import EmbeddedRecognizer
 
 DECODERS = ("beam", "greedy", "pyctcdecode")
 
@@ -80,51 +73,19 @@ def add_recognition_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@dataclass(frozen=True)
-class EmbeddedRecognizer:
-    """A backend and a decoder for recordings in this process."""
+def recognizer_from_arguments(arguments: argparse.Namespace) -> "EmbeddedRecognizer":
+    """Open the selected backend and decoder. Warns when the beam search has no language model."""
+    from acoustic import catalogue
+    from lm.search.settings import settings_from_card
+    from service.embedded.recognizer import EmbeddedRecognizer
 
-    backend: "Backend"
-    decoder: "Decoder"
-    settings: "SearchSettings"
-    language_model: str
-
-    @classmethod
-    def from_arguments(cls, arguments: argparse.Namespace) -> "EmbeddedRecognizer":
-        """Open the backend and decoder. Warns when the beam search has no language model."""
-        from acoustic import catalogue
-        from lm.search.settings import settings_from_card
-
-        backend = backend_from_arguments(arguments)
-        language, name = _load_language_model(arguments)
-        decoder = language.decoder(arguments.decoder, backend.config.alphabet)
-        search = _search_settings(
-            arguments, settings_from_card(catalogue.find_description(model_name(arguments))[1])
-        )
-        return cls(backend, decoder, search, name)
-
-    def utterances(
-        self,
-        audio: "Iterable[Samples]",
-        network: "Network",
-        preset: "StreamSettings",
-        on_partial: "Callable[[Hypothesis], None] | None" = None,
-    ) -> "Iterator[Final]":
-        """The utterances of one recording, segmented by the rules of these stream settings."""
-        from service.embedded.batch import iter_utterances
-
-        backend, rule = self.backend, preset.endpoint_rule
-        return iter_utterances(
-            audio, network, self.decoder, self.settings, backend.config, backend.plan, rule, on_partial
-        )
-
-    def text(self, log_probs: "LogProbs") -> str:
-        """The text of log-probabilities decoded as one utterance."""
-        if not len(log_probs):
-            return ""
-        utterance = self.decoder.start(self.settings)
-        utterance.push(log_probs)
-        return " ".join(word.text for word in utterance.finish()[0].words)
+    backend = backend_from_arguments(arguments)
+    language, name = _load_language_model(arguments)
+    decoder = language.decoder(arguments.decoder, backend.config.alphabet)
+    search = _search_settings(
+        arguments, settings_from_card(catalogue.find_description(model_name(arguments))[1])
+    )
+    return EmbeddedRecognizer(backend, decoder, search, name)
 
 
 def backend_from_arguments(arguments: argparse.Namespace) -> "Backend":
@@ -159,8 +120,6 @@ def _load_language_model(arguments: argparse.Namespace) -> "tuple[LanguageModel,
 
 
 def _search_settings(arguments: argparse.Namespace, settings_from_card: "SearchSettings") -> "SearchSettings":
-    from dataclasses import replace
-
     from lm.search.hotwords import Hotword
     from lm.text.normalize import normalize
     from service.errors import ErrorCode, ServiceError

@@ -111,8 +111,8 @@ class ClientSocket:
     async def _send_with_timeout(self, sending: Awaitable[None]) -> None:
         """Abort the connection and raise TimeoutError when the client does not read for `send_timeout_s`.
 
-        The abort is immediate: reader and writer wait for the same buffer, and one that only gives up would leave
-        the other waiting.
+        The abort is immediate: reader and writer wait for the same buffer, and if one only stopped, the other would
+        go on waiting.
         """
         try:
             async with asyncio.timeout(self._send_timeout_s):

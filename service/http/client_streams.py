@@ -1,4 +1,4 @@
-"""The client streams of this process: each stream with what belongs to its client, and which streams can be resumed.
+"""The client streams of this process: each stream with its protocol, audio decoder and key; parking and resuming.
 
 A stream outlives its connection when its client can resume. Every stream releases its resources exactly once. On the
 wire a stream is a "session": its id is the request id of its messages.
@@ -15,7 +15,7 @@ from service.audio.decoder_pool import AudioDecoderPool, SandboxLimits
 from service.auth.keys import Key
 from service.errors import ErrorCode, ServiceError
 from service.metrics import Metrics
-from service.protocols.commands import ListenRequest
+from service.protocols.commands import StreamRequest
 from service.protocols.wire_protocol import Received, WireProtocol
 from service.recognizer import Recognizer, Stream
 from service.scheduling.shared_counters import SharedCounters
@@ -23,7 +23,7 @@ from service.settings import Settings
 
 
 class Connection(Protocol):
-    """The connection of a stream, as far as ClientStreams needs it."""
+    """What ClientStreams needs of a stream's connection."""
 
     @property
     def busy(self) -> bool:
@@ -39,9 +39,9 @@ class ClientStream:
 
     stream: Stream
     recognizer: Recognizer
-    request: ListenRequest
+    request: StreamRequest
     protocol: WireProtocol
-    decoder: AudioDecoder
+    audio_decoder: AudioDecoder
     key: Key
     opened_s: float
     release: Callable[[], None]
@@ -60,7 +60,7 @@ class ClientStream:
     @property
     def received(self) -> Received:
         """What was received, for acknowledgements."""
-        frame = self.decoder.frame_bytes
+        frame = self.audio_decoder.frame_bytes
         samples = None if frame is None else self.received_bytes // frame
         return Received(self.received_bytes, samples, self.received_commands)
 
@@ -94,7 +94,7 @@ class ClientStreams:
         return len(self._streams)
 
     def start(self) -> None:
-        """Start the timer that keeps streams with unfinished messages from the idle timeout."""
+        """Start the timer that restarts the idle timeout of streams whose messages are still being executed."""
         self._refresh_idle_timers()
 
     def _refresh_idle_timers(self) -> None:
@@ -155,7 +155,7 @@ class ClientStreams:
                 "It has ended, or the resume timeout is over: start a new session.",
             )
         if client_stream.connection is not None:
-            # The previous connection is broken without having noticed. It ends between two messages.
+            # The server has not detected yet that the previous connection is broken. It ends between two messages.
             await client_stream.connection.hand_over()
         timer = self._park_timers.pop(id, None)
         if timer is not None:
@@ -168,12 +168,12 @@ class ClientStreams:
         return client_stream
 
     def remove(self, client_stream: ClientStream) -> None:
-        """The stream is over: release its resources. Does nothing the second time."""
+        """Release the resources of a stream that has ended. Does nothing the second time."""
         timer = self._park_timers.pop(client_stream.id, None)
         if timer is not None:
             timer.cancel()
         if self._streams.pop(client_stream.id, None) is not None:
-            client_stream.decoder.close()
+            client_stream.audio_decoder.close()
             client_stream.release()
 
     async def wait_sockets_closed(self, limit_s: float) -> None:

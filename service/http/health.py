@@ -1,4 +1,4 @@
-"""GET /healthz, /readyz, /metrics and /v1/models, and the event loop's heartbeat."""
+"""GET /healthz, /readyz, /metrics and /v1/models, and the timer that detects a stalled event loop."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from service.http.app_state import APP_STATE
 from service.metrics import CONTENT_TYPE, build_version
 from service.protocols.openai import models_list
 
-HEARTBEAT_S = 0.25
+TICK_INTERVAL_S = 0.25
 STALLED_S = 5.0
 
 
@@ -61,16 +61,16 @@ async def models(request: web.Request) -> web.Response:
     return web.json_response({**openai_list, "models": listed, "version": build_version()})
 
 
-async def heartbeat_lifespan(app: web.Application) -> AsyncIterator[None]:
-    """Tick regularly and measure how late each tick is: how long the event loop is blocked."""
+async def tick_lifespan(app: web.Application) -> AsyncIterator[None]:
+    """Tick at a fixed interval and measure how late each tick is: how long the event loop was blocked."""
     state = app[APP_STATE]
 
     async def tick() -> None:
         while True:
             before = state.clock()
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(TICK_INTERVAL_S)
             state.last_tick_s = state.clock()
-            state.metrics.loop_stall_s.observe(max(0.0, state.last_tick_s - before - HEARTBEAT_S))
+            state.metrics.loop_stall_s.observe(max(0.0, state.last_tick_s - before - TICK_INTERVAL_S))
 
     task = asyncio.create_task(tick())
     yield
@@ -85,4 +85,4 @@ def add_health_routes(app: web.Application) -> None:
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/v1/models", models)
-    app.cleanup_ctx.append(heartbeat_lifespan)
+    app.cleanup_ctx.append(tick_lifespan)

@@ -21,7 +21,7 @@ from service.http.app_state import APP_STATE, AppState
 from service.http.auth import key_of
 from service.http.transcriptions import base_settings, max_upload_bytes
 from service.http.uploads import Form, receive_form, temporary_folder
-from service.jobs.job import OPEN, Job
+from service.jobs.job import UNFINISHED, Job
 from service.jobs.recordings import container_of
 from service.jobs.runner import JobRunner, RunnerSettings
 from service.jobs.store import JobStore, new_id
@@ -225,7 +225,7 @@ async def delete_job(request: web.Request) -> web.Response:
     """DELETE /v1/jobs/{id}: cancel an unfinished job, delete a finished one."""
     store = request.app[JOB_API].store
     job = await _find_job(request)
-    if job.status in OPEN:
+    if job.status in UNFINISHED:
         await asyncio.to_thread(store.end, job.id, None, "cancelled", time.time(), None, None)
         return web.json_response((await _find_job(request)).as_json())
     await asyncio.to_thread(store.remove, job.id)

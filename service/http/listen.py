@@ -29,10 +29,10 @@ from service.http.websocket_connection import WebSocketConnection
 from service.logs import log_event
 from service.metrics import build_version
 from service.output.formatting import formatter
-from service.protocols.commands import Command, KeepAlive, ListenRequest, Reject, SendText, Warn
+from service.protocols.commands import Command, KeepAlive, Reject, SendText, StreamRequest, Warn
 from service.protocols.deepgram import DeepgramProtocol, StreamInfo
-from service.protocols.formatted_words import uuid_for_model
-from service.protocols.query import read_query
+from service.protocols.deepgram_json import uuid_for_model
+from service.protocols.deepgram_query import read_query
 from service.protocols.vosk import VoskProtocol
 from service.protocols.wire_protocol import WireProtocol
 from service.recognizer import Recognizer, Stream, StreamSettings
@@ -90,10 +90,15 @@ async def vosk(request: web.Request) -> web.StreamResponse:
 
 def open_vosk(state: AppState, protocol: VoskProtocol, key: Key) -> ClientStream:
     """Open a stream for vosk's protocol, as its messages have configured it."""
-    decoder = AudioDecoder("linear16", protocol.request.sample_rate, 1, True, None, lambda *_: None)
+    audio_decoder = AudioDecoder("linear16", protocol.request.sample_rate, 1, True, None, lambda *_: None)
     state.keys.acquire_stream(key)
     return open_client_stream(
-        state, protocol.request, lambda *_: protocol, decoder, key, lambda: state.keys.release_stream(key)
+        state,
+        protocol.request,
+        lambda *_: protocol,
+        audio_decoder,
+        key,
+        lambda: state.keys.release_stream(key),
     )
 
 
@@ -185,7 +190,7 @@ def check_accepting(state: AppState) -> None:
         )
 
 
-def open_deepgram(state: AppState, options: ListenRequest, key: Key) -> ClientStream:
+def open_deepgram(state: AppState, options: StreamRequest, key: Key) -> ClientStream:
     """Open a stream for Deepgram's protocol."""
     settings = state.settings
     mix = not options.multichannel
@@ -199,7 +204,7 @@ def open_deepgram(state: AppState, options: ListenRequest, key: Key) -> ClientSt
         elif protocol.warn(warning):
             state.metrics.warnings.labels(code).inc()
 
-    decoder = AudioDecoder(
+    audio_decoder = AudioDecoder(
         options.encoding,
         options.sample_rate,
         options.channels,
@@ -227,15 +232,15 @@ def open_deepgram(state: AppState, options: ListenRequest, key: Key) -> ClientSt
 
     state.keys.acquire_stream(key)
     return open_client_stream(
-        state, options, make_protocol, decoder, key, lambda: state.keys.release_stream(key)
+        state, options, make_protocol, audio_decoder, key, lambda: state.keys.release_stream(key)
     )
 
 
 def open_client_stream(
     state: AppState,
-    options: ListenRequest,
+    options: StreamRequest,
     make_protocol: Callable[[str, str], WireProtocol],
-    decoder: AudioDecoder,
+    audio_decoder: AudioDecoder,
     key: Key,
     release: Callable[[], None],
     idle_timeout_s: float | None = None,
@@ -258,7 +263,7 @@ def open_client_stream(
         recognizer=recognizer,
         request=options,
         protocol=make_protocol(stream.id, recognizer.model_name),
-        decoder=decoder,
+        audio_decoder=audio_decoder,
         key=key,
         opened_s=state.clock(),
         release=release,
@@ -271,7 +276,7 @@ def open_client_stream(
 
 
 def _open_stream(
-    state: AppState, recognizer: Recognizer, options: ListenRequest, key: Key, idle_timeout_s: float
+    state: AppState, recognizer: Recognizer, options: StreamRequest, key: Key, idle_timeout_s: float
 ) -> Stream:
     settings = state.settings
     endpointing = settings.endpointing_ms if options.endpointing_ms == -1 else options.endpointing_ms
@@ -287,7 +292,7 @@ def _open_stream(
             if (phrase := normalize(hotword.phrase))
         ),
         n_best=options.alternatives,
-        priority="batch" if options.source_is_file else "live",
+        priority="file" if options.source_is_file else "live",
         faster_than_realtime=options.source_is_file,
         decoder=settings.decoder,
         owner=key.id,

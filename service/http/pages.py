@@ -1,6 +1,6 @@
-"""The web page: serves the files of web/ and openapi.yaml, with headers that forbid loading anything from elsewhere.
+"""The web page: serves the files of web/ and openapi.yaml, with headers that forbid other sources.
 
-Knows no stream, no model and no key.
+No streams, models or keys here.
 """
 
 from __future__ import annotations

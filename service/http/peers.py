@@ -1,7 +1,8 @@
-"""The other worker processes on the same port: which of them has a session, and the proxy for its connections.
+"""The other worker processes on the same port: which of them has a session, and the proxy to it.
 
-A session lives in the worker process where it began. A client that resumes may reach another worker, which then
-forwards the connection through the owner's Unix socket.
+A session stays in the worker process that opened it. A client that resumes may reach another worker, which then
+forwards the connection through the owner's Unix socket. The number of the owner is part of the session id
+(`new_stream_id` in service/recognizer.py).
 """
 
 import asyncio
@@ -30,36 +31,36 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class Peers:
-    """What one worker knows of the others: the paths of their sockets, and how to notify them."""
+    """The other workers, for one worker: the paths of their sockets, and notifications of changed stores."""
 
-    def __init__(self, row: int, max_row: int, folder: Path, notify_peers: Callable[[], None]) -> None:
-        """Rows are those of the shared counters: 0 is the supervisor, 1 to `max_row` are the workers."""
-        self.row, self.max_row, self.folder = row, max_row, folder
+    def __init__(self, number: int, workers: int, folder: Path, notify_peers: Callable[[], None]) -> None:
+        """`number`: this worker, 1 to `workers`; it is also its row in the shared counters."""
+        self.number, self.workers, self.folder = number, workers, folder
         self.notify_peers = notify_peers
-        """Makes every worker look into the shared stores."""
+        """Notifies every worker that a shared store has changed."""
         self.listeners: list[Callable[[], None]] = []
         """Called when a worker has changed a shared store."""
 
     @property
     def own_socket(self) -> Path:
         """The Unix socket where the other workers reach this one."""
-        return self._socket(self.row)
+        return self._socket(self.number)
 
     def owner_socket(self, session: str) -> Path | None:
-        """The socket of the worker that has this session; None if it would be this worker, or none."""
+        """The socket of the worker that has this session; None if this worker has it, or the id is invalid."""
         try:
-            row = int(session[:2], 16)
+            number = int(session[:2], 16)
         except ValueError:
             return None
-        return self._socket(row) if 1 <= row <= self.max_row and row != self.row else None
+        return self._socket(number) if 1 <= number <= self.workers and number != self.number else None
 
     def on_notified(self) -> None:
         """A worker has changed a shared store."""
         for listener in self.listeners:
             listener()
 
-    def _socket(self, row: int) -> Path:
-        return self.folder / f"worker-{row}.sock"
+    def _socket(self, number: int) -> Path:
+        return self.folder / f"worker-{number}.sock"
 
 
 async def proxy_websocket(request: web.Request, owner: Path, max_bytes: int) -> web.StreamResponse:
@@ -159,7 +160,7 @@ async def close_both(downstream: web.WebSocketResponse, upstream: aiohttp.Client
 
 
 def handshake_rejected(error: aiohttp.WSServerHandshakeError) -> web.Response:
-    """The response to a handshake that the owner refused. aiohttp does not keep its body, so it is written anew."""
+    """The response to a handshake that the owner refused. aiohttp drops its body: this one follows from the status."""
     headers = {
         name: error.headers[name] for name in RETURNED_HEADERS if error.headers and name in error.headers
     }

@@ -71,7 +71,7 @@ async def realtime(request: web.Request) -> web.StreamResponse:
 def open_realtime(state: AppState, protocol: RealtimeProtocol, key: Key) -> ClientStream:
     """Open a stream with the session's settings. The socket keeps the key's slot."""
     request = protocol.settings.request
-    decoder = AudioDecoder(request.encoding, request.sample_rate)
+    audio_decoder = AudioDecoder(request.encoding, request.sample_rate)
     return open_client_stream(
-        state, request, lambda *_: protocol, decoder, key, lambda: None, idle_timeout_s=IDLE_TIMEOUT_S
+        state, request, lambda *_: protocol, audio_decoder, key, lambda: None, idle_timeout_s=IDLE_TIMEOUT_S
     )

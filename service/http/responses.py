@@ -15,7 +15,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def retry_headers(error: ServiceError) -> dict[str, str]:
-    """Retry-After, in whole seconds, if waiting helps."""
+    """Retry-After, rounded to seconds, if waiting helps."""
     return {} if error.retry_after_s is None else {"Retry-After": str(max(1, round(error.retry_after_s)))}
 
 

@@ -43,24 +43,24 @@ async def listen(request: web.Request) -> web.Response:
     options = deepgram_file.read_file_query(request.query.items())
     deepgram_file.refuse_url(request.headers.get("Content-Type", ""))
     created = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    recognizer = state.models.pick(options.listen.model)
+    recognizer = state.models.pick(options.stream_request.model)
     async with temporary_folder() as folder:
-        with metered(state, key_of(request)) as meter:
+        with key_slot(state, key_of(request)) as meter:
             upload = await receive_body(request, folder, max_upload_bytes(state))
             audio_format = AudioFormat(
-                options.listen.encoding,
-                options.listen.sample_rate,
-                options.listen.channels if options.channels_given else None,
-                options.listen.multichannel,
+                options.stream_request.encoding,
+                options.stream_request.sample_rate,
+                options.stream_request.channels if options.channels_given else None,
+                options.stream_request.multichannel,
             )
             audio_decoders = state.client_streams.audio_decoders
             channels = await channels_of(upload.path, audio_format, audio_decoders)
-            endpointing_ms = options.listen.endpointing_ms
+            endpointing_ms = options.stream_request.endpointing_ms
             settings = replace(
                 base_settings(state),
                 channels=channels,
-                hotwords=options.listen.hotwords,
-                n_best=options.listen.alternatives,
+                hotwords=options.stream_request.hotwords,
+                n_best=options.stream_request.alternatives,
             )
             if endpointing_ms != -1:
                 settings = replace(settings, endpointing_ms=endpointing_ms)
@@ -70,7 +70,7 @@ async def listen(request: web.Request) -> web.Response:
     info = deepgram_file.FileInfo(
         request[REQUEST_ID], upload.sha256, created, duration_s, recognizer.model_name, build_version()
     )
-    format_words = formatter(options.listen.smart_format, options.listen.punctuate)
+    format_words = formatter(options.stream_request.smart_format, options.stream_request.punctuate)
     return web.json_response(deepgram_file.document(finals, channels, options, info, format_words))
 
 
@@ -86,7 +86,7 @@ async def transcriptions(request: web.Request) -> web.StreamResponse:
 async def _transcriptions(request: web.Request) -> web.StreamResponse:
     state = request.app[APP_STATE]
     async with temporary_folder() as folder:
-        with metered(state, key_of(request)) as meter:
+        with key_slot(state, key_of(request)) as meter:
             form = await receive_form(request, folder, max_upload_bytes(state))
             options = openai.parse_fields(form.fields)
             if form.file is None:
@@ -162,7 +162,7 @@ def base_settings(state: AppState) -> StreamSettings:
     """The stream settings of a recording: low priority, no interim results."""
     return StreamSettings(
         interim=False,
-        priority="batch",
+        priority="file",
         faster_than_realtime=True,
         progress_interval_s=PROGRESS_S,
         endpointing_ms=state.settings.endpointing_ms,
@@ -191,23 +191,23 @@ async def model(request: web.Request) -> web.Response:
 
 
 class UsageMeter:
-    """Charges the key for the audio of one request as it is transcribed."""
+    """Counts the audio of one request against its key, as it is transcribed."""
 
     def __init__(self, state: AppState, key: Key) -> None:
         self._state, self._key = state, key
-        self._charged_s = 0.0
+        self._counted_s = 0.0
 
     def add(self, event: Event) -> None:
-        """Charge the audio up to the end of this event that is not charged yet."""
-        new_s = audio_end_s(event) - self._charged_s
+        """Count the audio up to the end of this event that is not counted yet."""
+        new_s = audio_end_s(event) - self._counted_s
         if new_s > 0:
-            self._charged_s += new_s
+            self._counted_s += new_s
             self._state.keys.add_usage(self._key, new_s)
 
 
 @contextlib.contextmanager
-def metered(state: AppState, key: Key) -> Iterator[UsageMeter]:
-    """Occupy one of the key's stream slots during the block."""
+def key_slot(state: AppState, key: Key) -> Iterator[UsageMeter]:
+    """Occupy one of the key's stream slots during the block; yields the meter of its usage."""
     if state.draining:
         raise ServiceError(
             ErrorCode.DRAINING, "The server is shutting down.", "Try again later.", retry_after_s=5.0

@@ -1,6 +1,6 @@
-"""One connection of one stream: executes the client's commands, sends the stream's events, and ends exactly once.
+"""One connection of one client stream: executes the client's commands, sends the stream's events, ends exactly once.
 
-Knows no wire format: the protocol parses and writes messages. Back-pressure: while the stream accepts no audio,
+No wire format here: the protocol parses and writes messages. Back-pressure: while the stream accepts no audio,
 nothing is read.
 """
 
@@ -78,8 +78,8 @@ class WebSocketConnection:
         self._handed_over = False
         self._ended = asyncio.Event()
         self.busy = False
-        """A message is being executed, so the client's silence is the server's delay."""
-        rate = client_stream.decoder.sample_rate if client_stream.decoder.frame_bytes else None
+        """A message is being executed: the idle timeout does not run meanwhile."""
+        rate = client_stream.audio_decoder.sample_rate if client_stream.audio_decoder.frame_bytes else None
         live = not client_stream.request.source_is_file
         self._rate_monitor = RateMonitor(rate) if live and rate is not None else None
 
@@ -145,7 +145,7 @@ class WebSocketConnection:
     # ---- from the client
 
     async def _read(self, commands: Sequence[Command]) -> Outcome:
-        """Execute commands until the client closes, disconnects, or sends what cannot be executed."""
+        """Execute commands until the client closes or disconnects, or a command fails."""
         stream = self.client_stream.stream
         try:
             await self._handle(commands)
@@ -156,7 +156,8 @@ class WebSocketConnection:
                     return Outcome.CLIENT_CLOSED if closed else Outcome.DISCONNECTED
                 await self._handle(received)
         except ServiceError as error:
-            if error.code != ErrorCode.CLOSED:  # else the stream has ended, and the writer is sending its end
+            # After CLOSED the stream has ended, and the writer is sending its last events.
+            if error.code != ErrorCode.CLOSED:
                 stream.fail(error.code, error.message, error.advice)
             return Outcome.REJECTED
         except TimeoutError:
@@ -193,11 +194,11 @@ class WebSocketConnection:
             client_stream.received_commands += 1
         if isinstance(command, Audio):
             if not client_stream.finishing:
-                await self._pace()
-                async for samples in client_stream.decoder.push(command.data):
+                await self._throttle()
+                async for samples in client_stream.audio_decoder.push(command.data):
                     await self._push_audio(samples)
         elif isinstance(command, Flush):
-            async for samples in client_stream.decoder.flush():
+            async for samples in client_stream.audio_decoder.flush():
                 await self._push_audio(samples)
         elif isinstance(command, KeepAlive):
             stream.keep_alive()
@@ -222,7 +223,7 @@ class WebSocketConnection:
             await stream.place_marker(command.name)
         elif isinstance(command, Finish):
             client_stream.finishing = True
-            async for samples in client_stream.decoder.finish():
+            async for samples in client_stream.audio_decoder.finish():
                 await self._push_audio(samples)
             await stream.finish()
 
@@ -235,7 +236,7 @@ class WebSocketConnection:
             raise ServiceError(ErrorCode.KEY, "the API key was revoked.", "Use another key.")
         keys.check_minutes(client_stream.key)
 
-    async def _pace(self) -> None:
+    async def _throttle(self) -> None:
         """Wait while live audio is too far ahead of real time. Warn if its rate does not match the declared rate."""
         client_stream, settings = self.client_stream, self.state.settings
         if client_stream.request.source_is_file:

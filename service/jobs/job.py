@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Status = Literal["queued", "running", "done", "failed", "cancelled"]
-OPEN: tuple[Status, ...] = ("queued", "running")
+UNFINISHED: tuple[Status, ...] = ("queued", "running")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from service.recognizer import Recognizer, Stream, StreamSettings
 from service.session.events import Closed, Event, Failed, Final, Progress
 
 PUSH_S = 10.0
-"""Longer blocks are pushed in parts, so that cancelling takes effect soon."""
+"""Longer blocks are pushed in parts, so that a cancellation takes effect within this time."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ async def transcribe(
                 for start in range(0, samples.shape[1], step):
                     await stream.push(samples[:, start : start + step])
             await stream.finish()
-        except Exception as error:  # of any kind: the reader of the events must not wait for ever
+        except Exception as error:  # of any kind: the reader of the events must not wait forever
             if isinstance(error, ServiceError) and error.code == ErrorCode.CLOSED:
                 return  # the stream ended before its audio: its last events give the reason
             failure.append(_storage_error(error) if isinstance(error, OSError) else error)

@@ -1,4 +1,4 @@
-"""Transcribes jobs in the background with batch priority. After a crash a job resumes at its last pause.
+"""Transcribes jobs in the background, after all live streams. After a crash a job resumes at its last pause.
 
 No HTTP and no SQL here.
 """
@@ -27,7 +27,7 @@ from service.recognizer import Recognizer, StreamSettings
 from service.session.events import Closed, Event, Final, Progress
 
 MAX_ATTEMPTS = 5
-"""A job whose attempts all ended with the process is failed after this many."""
+"""After this many attempts that ended with a crash of the process, the job fails."""
 PROGRESS_S = 10.0
 RETRYABLE_ERRORS = (
     ErrorCode.CAPACITY,
@@ -46,11 +46,11 @@ class RunnerSettings:
     concurrency: int = 1
     lease_s: float = 30.0
     retention_s: float = 7 * 86400.0
-    sweep_s: float = 3600.0
+    cleanup_interval_s: float = 3600.0
 
 
 class JobRunner:
-    """`start` and `stop` it with the server; `wake` it for a new job."""
+    """Runs jobs: `start` and `stop` it with the server, and call `wake` for a new job."""
 
     def __init__(
         self,
@@ -58,16 +58,16 @@ class JobRunner:
         pick: Callable[[str | None], Recognizer],
         audio_decoders: AudioDecoderPool,
         base_settings: StreamSettings,
-        charge: Callable[[str, float], None],
+        add_usage: Callable[[str, float], None],
         settings: RunnerSettings = RunnerSettings(),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`charge(owner, seconds)` is called for newly transcribed audio."""
+        """`add_usage(owner, seconds)` is called for newly transcribed audio."""
         self.store = store
         self.pick = pick
         self.audio_decoders = audio_decoders
         self.base_settings = base_settings
-        self.charge = charge
+        self.add_usage = add_usage
         self.settings = settings
         self.clock = clock
         self.name = secrets.token_hex(8)
@@ -79,7 +79,7 @@ class JobRunner:
         self._tasks = [
             asyncio.create_task(run_forever(self._run_next)) for _ in range(self.settings.concurrency)
         ]
-        self._tasks.append(asyncio.create_task(run_forever(self._sweep)))
+        self._tasks.append(asyncio.create_task(run_forever(self._clean_up)))
 
     def wake(self) -> None:
         """Look for a new job now."""
@@ -164,32 +164,39 @@ class JobRunner:
     async def _store_events(
         self, progress: _JobProgress, events: AsyncGenerator[Event, None], start_s: float, number: int
     ) -> float | None:
-        """Store and charge the events of the audio from `start_s`. Segments are numbered from `number`."""
+        """Store the events of the audio from `start_s`, and count its usage. Finals are numbered from `number`."""
         length_s = start_s
         async with contextlib.aclosing(events) as events:
             async for event in events:
                 if not isinstance(event, Final | Progress | Closed):
                     continue
-                segment = None
+                numbered_final = None
                 if isinstance(event, Final):
-                    segment, number = (number, shift_final(event, start_s)), number + 1
+                    numbered_final, number = (number, shift_final(event, start_s)), number + 1
                 elif isinstance(event, Closed):
                     length_s = start_s + event.audio_s
-                self._charge(progress, start_s + audio_end_s(event))
-                if not await self._advance(progress, segment):
+                self._count_usage(progress, start_s + audio_end_s(event))
+                if not await self._advance(progress, numbered_final):
                     return None
         return length_s
 
-    def _charge(self, progress: _JobProgress, processed_s: float) -> None:
-        """Charge what no earlier attempt has transcribed."""
+    def _count_usage(self, progress: _JobProgress, processed_s: float) -> None:
+        """Count the audio that no earlier attempt has transcribed."""
         more_s = processed_s - progress.processed_s
         if more_s > 0:
             progress.processed_s = processed_s
-            self.charge(progress.job.owner, more_s)
+            self.add_usage(progress.job.owner, more_s)
 
-    async def _advance(self, progress: _JobProgress, segment: tuple[int, Final] | None) -> bool:
+    async def _advance(self, progress: _JobProgress, numbered_final: tuple[int, Final] | None) -> bool:
         lease_until = self.clock() + self.settings.lease_s
-        update = (progress.job.id, self.name, lease_until, progress.processed_s, progress.share, segment)
+        update = (
+            progress.job.id,
+            self.name,
+            lease_until,
+            progress.processed_s,
+            progress.share,
+            numbered_final,
+        )
         if not await asyncio.to_thread(self.store.advance, *update):
             progress.owned = False
         return progress.owned
@@ -198,7 +205,7 @@ class JobRunner:
         """Renew the lease while live streams delay the job. Returns when this runner no longer owns it."""
         while progress.owned:
             await asyncio.sleep(self.settings.lease_s / 3)
-            # A disk error is raised at the next segment.
+            # A disk error is raised when the next final is stored.
             with contextlib.suppress(ServiceError):
                 await self._advance(progress, None)
 
@@ -207,18 +214,18 @@ class JobRunner:
         return replace(
             self.base_settings,
             hotwords=hotwords,
-            priority="batch",
+            priority="file",
             interim=False,
             faster_than_realtime=True,
             progress_interval_s=PROGRESS_S,
         )
 
-    async def _sweep(self) -> None:
-        removed = await asyncio.to_thread(self.store.sweep, self.clock() - self.settings.retention_s)
+    async def _clean_up(self) -> None:
+        removed = await asyncio.to_thread(self.store.delete_expired, self.clock() - self.settings.retention_s)
         if removed:
             log_event(logging.INFO, "old jobs deleted", jobs=removed)
-        await asyncio.to_thread(self.store.sweep_uploads, self.clock() - STALE_UPLOAD_S)
-        await asyncio.sleep(self.settings.sweep_s)
+        await asyncio.to_thread(self.store.delete_stale_uploads, self.clock() - STALE_UPLOAD_S)
+        await asyncio.sleep(self.settings.cleanup_interval_s)
 
 
 @dataclass
@@ -241,7 +248,7 @@ class _JobProgress:
 
 
 async def run_forever(turn: Callable[[], Awaitable[None]]) -> None:
-    """Call `turn` for ever. After an exception, such as a full disk, log it and wait before the next turn."""
+    """Call `turn` forever. After an exception, such as a full disk, log it and wait before the next turn."""
     while True:
         try:
             await turn()

@@ -35,6 +35,7 @@ CREATE TABLE IF NOT EXISTS segments (
     end_s REAL NOT NULL, speech_final INTEGER NOT NULL, words TEXT NOT NULL, PRIMARY KEY (job, number)
 ) WITHOUT ROWID;
 """
+"""A segment is a final of a job."""
 STALE_UPLOAD_S = 86400.0
 """An upload that has not grown for this long belongs to a process that was killed."""
 RETRY_DELAY_S = 10.0
@@ -145,7 +146,8 @@ class JobStore:
         return None if row is None else _job(row)
 
     def resume_point(self, id: str) -> tuple[float, int]:
-        """Where to continue: (end of the last utterance, next segment number). Deletes later segments."""
+        """Where to continue: (end of the last utterance that silence ended, number of the next final).
+        Deletes later finals."""
         with self._transaction() as database:
             row = database.execute(
                 "SELECT end_s, number FROM segments WHERE job = ? AND speech_final ORDER BY number DESC LIMIT 1",
@@ -162,9 +164,9 @@ class JobStore:
         lease_until: float,
         processed_s: float,
         share: float,
-        segment: tuple[int, Final] | None,
+        numbered_final: tuple[int, Final] | None,
     ) -> bool:
-        """Store progress and one more segment. False: the job was cancelled or claimed by another runner."""
+        """Store progress and one more final. False: the job was cancelled or claimed by another runner."""
         with self._transaction() as database:
             changed = database.execute(
                 "UPDATE jobs SET lease_until = ?, processed_s = ?, share = ? "
@@ -173,8 +175,8 @@ class JobStore:
             )
             if changed.rowcount == 0:
                 return False
-            if segment is not None:
-                number, final = segment
+            if numbered_final is not None:
+                number, final = numbered_final
                 words = [[w.text, w.start_s, w.end_s, w.confidence] for w in final.alternatives[0].words]
                 database.execute(
                     "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?, ?)",
@@ -191,7 +193,7 @@ class JobStore:
         length_s: float | None,
         error: dict[str, str] | None,
     ) -> bool:
-        """End the job; False when it had ended. `runner` None ends it whoever owns it (cancelling)."""
+        """End the job; False when it had ended. `runner` None: whatever runner has claimed it (a client cancels it)."""
         with self._transaction() as database:
             changed = database.execute(
                 "UPDATE jobs SET status = ?, finished = ?, length_s = ?, error = ?, lease_by = NULL, "
@@ -230,25 +232,25 @@ class JobStore:
         with self._transaction() as database:
             database.execute("DELETE FROM jobs WHERE id = ? AND status NOT IN ('queued', 'running')", (id,))
 
-    def sweep(self, finished_before: float) -> int:
+    def delete_expired(self, finished_before: float) -> int:
         """Delete jobs that finished before this time, and files without a job. Return the number of jobs."""
         with self._transaction() as database:
             removed = database.execute(
                 "DELETE FROM jobs WHERE status NOT IN ('queued', 'running') AND finished < ?",
                 (finished_before,),
             ).rowcount
-            kept = {
+            unfinished = {
                 row[0]
                 for row in database.execute("SELECT id FROM jobs WHERE status IN ('queued', 'running')")
             }
         for path in (self.folder / "files").iterdir():
             # Another process may delete it first.
             with suppress(FileNotFoundError):
-                if path.name not in kept and path.stat().st_mtime < finished_before:
+                if path.name not in unfinished and path.stat().st_mtime < finished_before:
                     path.unlink()
         return removed
 
-    def sweep_uploads(self, untouched_since: float) -> None:
+    def delete_stale_uploads(self, untouched_since: float) -> None:
         """Delete incomplete uploads of killed processes."""
         for upload in self.uploads.iterdir():
             with suppress(FileNotFoundError):

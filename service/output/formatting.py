@@ -19,9 +19,9 @@ def shipped_punctuator() -> Punctuator | None:
     return Punctuator.shipped()
 
 
-def formatter(figures: bool, punctuate: bool) -> Formatter | None:
+def formatter(numerals: bool, punctuate: bool) -> Formatter | None:
     """The formatter for these options; None when the words stay as spoken."""
     punctuator = shipped_punctuator() if punctuate else None
-    if not figures and punctuator is None:
+    if not numerals and punctuator is None:
         return None
-    return partial(format_words, numerals=figures, punctuator=punctuator)
+    return partial(format_words, numerals=numerals, punctuator=punctuator)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from lm.search.hotwords import Hotword
 from service.errors import ErrorCode
 
-# These commands are passed to the session unchanged, so they are its own input types.
+# These commands are passed to the session unchanged: they are its input types.
 from service.session.messages import Finalize as Finalize
 from service.session.messages import Finish as Finish
 from service.session.messages import PlaceMarker as PlaceMarker
@@ -20,7 +20,7 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Push the audio that the decoder holds back for its next input, such as the resampler's tail."""
+    """Push the audio that the audio decoder still buffers, such as the resampler's tail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ Command = Audio | Flush | KeepAlive | Finalize | PlaceMarker | Finish | SendText
 
 
 @dataclass(frozen=True)
-class ListenRequest:
+class StreamRequest:
     """The validated options of one stream."""
 
     model: str | None = None
     encoding: str | None = None
-    """One of query.RAW or query.CONTAINERS. None: detected from the first bytes."""
+    """One of RAW or CONTAINERS (deepgram_query.py). None: detected from the first bytes."""
     sample_rate: int | None = None
     channels: int = 1
     multichannel: bool = False

@@ -1,6 +1,6 @@
 """Deepgram's live protocol (/v1/listen): its JSON, and Silica's extensions for clients that requested them.
 
-The query is parsed in query.py, and recordings in deepgram_file.py.
+The query is parsed in deepgram_query.py; recordings are in deepgram_file.py.
 """
 
 import json
@@ -16,13 +16,13 @@ from service.protocols.commands import (
     Finalize,
     Finish,
     KeepAlive,
-    ListenRequest,
     PlaceMarker,
     Reject,
     SendText,
+    StreamRequest,
     Warn,
 )
-from service.protocols.formatted_words import Formatter, alternative_json
+from service.protocols.deepgram_json import Formatter, alternative_json
 from service.protocols.wire_protocol import Received
 from service.session.events import (
     Alternative,
@@ -35,7 +35,7 @@ from service.session.events import (
     Progress,
     SpeechStarted,
     Started,
-    UtteranceEnded,
+    WordGap,
 )
 
 MAX_MARKER_NAME = 200
@@ -46,7 +46,7 @@ encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """Facts about the stream that its messages repeat."""
+    """Data about the stream that its messages contain."""
 
     request_id: str
     model: str
@@ -62,7 +62,7 @@ class DeepgramProtocol:
 
     name = "deepgram"
 
-    def __init__(self, request: ListenRequest, info: StreamInfo, formatter: Formatter | None = None) -> None:
+    def __init__(self, request: StreamRequest, info: StreamInfo, formatter: Formatter | None = None) -> None:
         self.request = request
         self.info = info
         self.formatter = formatter
@@ -126,7 +126,7 @@ class DeepgramProtocol:
                 return []
             payload = {"channel": self._channel(event.channel), "timestamp": round(event.time_s, 3)}
             return [self._text(number, {"type": "SpeechStarted", **payload})]
-        if isinstance(event, UtteranceEnded):
+        if isinstance(event, WordGap):
             payload = {
                 "channel": self._channel(event.channel),
                 "last_word_end": round(event.last_word_end_s, 3),

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from service.errors import ErrorCode, ServiceError
-from service.protocols.commands import ListenRequest
-from service.protocols.formatted_words import Formatter, alternative_json, uuid_for_model
-from service.protocols.query import read_query
+from service.protocols.commands import StreamRequest
+from service.protocols.deepgram_json import Formatter, alternative_json, uuid_for_model
+from service.protocols.deepgram_query import read_query
 from service.session.events import Final
 
 FILE_OPTIONS = ("utterances", "utt_split", "paragraphs", "filler_words", "measurements")
@@ -19,7 +19,7 @@ FILE_OPTIONS = ("utterances", "utt_split", "paragraphs", "filler_words", "measur
 class FileRequest:
     """The validated options of one request: those of a stream, and those that only recordings have."""
 
-    listen: ListenRequest
+    stream_request: StreamRequest
     utterances: bool = False
     paragraphs: bool = False
     channels_given: bool = False
@@ -28,7 +28,7 @@ class FileRequest:
 
 @dataclass(frozen=True)
 class FileInfo:
-    """Facts about the request and the recording that the response contains."""
+    """Data about the request and the recording that the response contains."""
 
     request_id: str
     sha256: str
@@ -47,13 +47,13 @@ def read_file_query(pairs: Iterable[tuple[str, str]]) -> FileRequest:
             raise ServiceError(
                 ErrorCode.REQUEST, f"{name}={own[name]} is not supported.", "Expected true or false."
             )
-    listen = read_query((name, value) for name, value in given if name not in FILE_OPTIONS)
-    if listen.resume is not None:
+    stream_request = read_query((name, value) for name, value in given if name not in FILE_OPTIONS)
+    if stream_request.resume is not None:
         raise ServiceError(
             ErrorCode.REQUEST, "`resume` is for live sessions.", "Send the file again, or use /v1/jobs."
         )
     return FileRequest(
-        listen=replace(listen, interim=False, source_is_file=True),
+        stream_request=replace(stream_request, interim=False, source_is_file=True),
         utterances=own.get("utterances") in ("true", "1"),
         paragraphs=own.get("paragraphs") in ("true", "1"),
         channels_given=any(name == "channels" for name, _ in given),
@@ -102,7 +102,7 @@ def document(
     }
     warnings = [
         {"code": warning.code, "message": warning.message, "advice": warning.advice}
-        for warning in request.listen.warnings
+        for warning in request.stream_request.warnings
     ]
     if warnings:
         metadata["warnings"] = warnings
@@ -124,7 +124,7 @@ def _alternatives(
     max_alternatives = max((len(final.alternatives) for final in spoken), default=1)
     return [
         _joined(spoken, rank, request, formatter)
-        for rank in range(min(max_alternatives, request.listen.alternatives))
+        for rank in range(min(max_alternatives, request.stream_request.alternatives))
     ]
 
 

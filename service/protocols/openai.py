@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from lm.search.hotwords import Hotword
 from service.errors import ErrorCode, ServiceError
 from service.output.subtitles import to_srt, to_vtt
-from service.protocols.query import MAX_PHRASE_LENGTH
+from service.protocols.deepgram_query import MAX_PHRASE_LENGTH
 from service.session.events import Final, Word
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from lm.search.hotwords import Hotword
 from service.errors import ErrorCode
-from service.protocols.commands import Audio, Command, Finalize, Flush, ListenRequest, SendText, Warn
+from service.protocols.commands import Audio, Command, Finalize, Flush, SendText, StreamRequest, Warn
 from service.protocols.openai import LANGUAGES, hotwords_of
 from service.protocols.wire_protocol import Received
 from service.session.events import Closed, Event, Failed, Final, Partial, SpeechStarted, Word
@@ -38,10 +38,10 @@ class RealtimeSettings:
     hotwords: tuple[Hotword, ...] = ()
 
     @property
-    def request(self) -> ListenRequest:
+    def request(self) -> StreamRequest:
         """The options of the stream."""
         encoding, rate = FORMATS[self.format]
-        return ListenRequest(
+        return StreamRequest(
             model=self.model,
             encoding=encoding,
             sample_rate=rate,
@@ -128,7 +128,7 @@ class RealtimeProtocol:
     def _finalize(self, result: Literal["emit", "discard"]) -> list[Command]:
         """Finalize the audio received so far. It is not empty, so exactly one final answers.
 
-        Flush, since the samples that the resampler holds back belong to this audio.
+        Flush, since the samples that the resampler still buffers belong to this audio.
         """
         self._uncommitted_bytes = 0
         self._pending_finalizes.append(result)

@@ -15,12 +15,12 @@ from service.protocols.commands import (
     Finalize,
     Finish,
     KeepAlive,
-    ListenRequest,
     Reject,
     Reply,
+    StreamRequest,
     Warn,
 )
-from service.protocols.query import MAX_HOTWORDS, MAX_PHRASE_LENGTH
+from service.protocols.deepgram_query import MAX_HOTWORDS, MAX_PHRASE_LENGTH
 from service.protocols.wire_protocol import Received
 from service.session.events import Alternative, Closed, Event, Final, Partial
 
@@ -33,7 +33,7 @@ class VoskProtocol:
     name = "vosk"
 
     def __init__(self) -> None:
-        self.request = ListenRequest(encoding="linear16", sample_rate=16000, interim=True)
+        self.request = StreamRequest(encoding="linear16", sample_rate=16000, interim=True)
         self._started = False
         self._finals: list[Final] = []
         self._partial = ""

@@ -42,4 +42,4 @@ class WireProtocol(Protocol):
         """The reason in the close frame after this error."""
 
     def closing_messages(self, number: int, closed: Closed, sha256: str, finishing: bool) -> list[str]:
-        """The last messages before the socket is closed. `finishing`: the client asked for the end."""
+        """The last messages before the socket is closed. `finishing`: the client requested the end."""

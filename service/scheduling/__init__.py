@@ -1,1 +1,1 @@
-"""Batching and workers: the planner (pure), the engine, the decode workers, the measured capacity."""
+"""Batching and workers: the planner, the engine, the decode workers, the measured capacity."""

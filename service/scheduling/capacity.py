@@ -1,6 +1,6 @@
 """Capacity: what a second of audio costs, which hop that allows, and how many streams.
 
-Costs are measured at start, updated by everything that runs, and kept in a file. No clock and no workers here.
+Costs are measured at start, updated by everything that runs, and saved in a file. No clock and no workers here.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from acoustic.constants import SAMPLE_RATE
 from acoustic.files import write_file
 
 TARGET_LOAD = 0.75
-"""Share of the measured throughput that is promised; the rest covers uneven load and other programs."""
+"""Share of the measured throughput that admitted streams may use; the rest is reserve for uneven load."""
 NARROW_HOP_LOAD = 0.65
 """A narrower hop is used again only if the load stays below this."""
 CURVE_SMOOTHING = 0.02
@@ -24,7 +24,7 @@ CURVE_SMOOTHING = 0.02
 COST_AVERAGING_S = 300.0
 """Audio whose measured cost has the same weight as everything measured before it."""
 LATE_WAIT_SHARE = 0.5
-"""Windows that wait longer than this share of the hop are late: something the cost model does not know takes time."""
+"""Windows that wait longer than this share of the hop are late: the cost model underestimates the load."""
 MAX_PRESSURE = 8.0
 MIN_STREAMS = 2
 EARLY_CUTS_PER_S = 0.4
@@ -35,7 +35,7 @@ session. The difference is sockets, JSON and pipes."""
 IPC_OVERHEAD = 1.5
 """Event-loop cost with several server processes and a supervisor, relative to one process."""
 SUPERVISOR_SHARE = 0.25
-"""Share of that cost which the supervisor has, for any number of workers."""
+"""The supervisor's share of that cost, for any number of workers."""
 
 
 @dataclass
@@ -112,16 +112,16 @@ class Costs:
 
 @dataclass
 class CapacityModel:
-    """Load and stream capacity, from the costs and the number of executors, decoders and processors."""
+    """Load and stream capacity, from the costs and the number of executors, decode workers and processors."""
 
     costs: Costs
     executors: int
     processors: float
-    """Processors that engine, decoders and event loops share; infinite if the engine is a GPU."""
+    """Processors that engine, decode workers and event loops share; infinite if the engine is a GPU."""
     context_samples: int
     """Left context and look-ahead of a window."""
     hops_s: tuple[float, ...]
-    decode_executors: int = 1
+    decode_workers: int = 1
     server_processes: int = 1
     """Processes that share the streams; with more than one, the supervisor owns the device."""
     expected_batch: int = 8
@@ -139,13 +139,13 @@ class CapacityModel:
         return self.costs.curve.forward_s(self.expected_batch, samples) / self.expected_batch * windows
 
     def load(self, streams: float, hop_s: float) -> float:
-        """Load relative to full use: the maximum over engine, decoders, event loops and processors."""
+        """Load relative to full use: the maximum over engine, decode workers, event loops and processors."""
         engine = streams * self.engine_s_per_s(hop_s)
         decode = streams * self.costs.decode_s_per_s
         loop = streams * self.costs.loop_s(1.0, windows_per_s(hop_s))
         return self.pressure * max(
             engine / self.executors,
-            decode / self.decode_executors,
+            decode / self.decode_workers,
             loop * busiest_loop_share(self.server_processes),
             (engine + decode + loop) / self.processors,
         )
@@ -156,7 +156,7 @@ class CapacityModel:
         return max(MIN_STREAMS, int(room / self.load(1.0, self.hops_s[-1])))
 
     def choose_hop(self, streams: float, other_load: float = 0.0) -> float:
-        """The narrowest hop that the load allows; it widens at once and narrows only with room to spare."""
+        """The narrowest hop that the load allows; it widens at once and narrows only below `NARROW_HOP_LOAD`."""
         for hop_s in self.hops_s:
             limit = TARGET_LOAD if hop_s >= self.hop_s else NARROW_HOP_LOAD
             if self.load(streams, hop_s) + other_load <= limit:

@@ -7,7 +7,7 @@ STAT = Path("/proc/stat")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 USER, NICE, SYSTEM, IRQ, SOFTIRQ, STEAL = 0, 1, 2, 5, 6, 7
 SMOOTHING = 0.1
-"""Weight of one sample in the moving average: some seconds of memory."""
+"""Weight of one sample in the moving average: a time constant of some seconds."""
 MIN_SHARE = 0.25
 """Share of the processors that the OS scheduler gives the server however busy other programs are."""
 

@@ -1,6 +1,7 @@
 """Decode workers: each stream is pinned to one, which holds its open utterances. A lost worker is replaced.
 
-Sessions keep the log-probabilities: after a loss the pool only reports which streams must replay.
+Sessions store the log-probabilities of open utterances: after a loss the pool only reports which streams must send them
+again (Replay).
 """
 
 import asyncio
@@ -14,10 +15,10 @@ from lm.search.settings import SearchSettings
 from service.errors import ErrorCode, ServiceError
 from service.scheduling import decode_worker
 from service.scheduling.decode_worker import (
+    CloseStream,
     DecodeCommand,
     DecodeResult,
     DecoderReady,
-    ForgetStream,
     OpenStream,
 )
 from service.scheduling.process import (
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("silica.decoding")
 
 MAX_IN_FLIGHT = 64
-"""Unanswered commands of a worker; the rest waits here, bounded by the windows in flight of the streams."""
+"""Unanswered commands of a worker; the rest waits in its queue, bounded by the windows in flight of the streams."""
 ANSWER_TIMEOUT_S = 15.0
 MAX_CRASHES = 3
-"""A stream with unanswered commands in this many consecutive crashes of its worker is given up."""
+"""A stream with unanswered commands in this many consecutive crashes of its worker fails."""
 ISOLATED_COMMANDS = 256
 """After a crash this many commands are sent one at a time, to find the one that crashes the worker."""
 MAX_RESTART_DELAY_S = 10.0
@@ -46,7 +47,7 @@ MAX_RESTART_DELAY_S = 10.0
 
 @dataclass
 class DecodeWorker:
-    """A decode worker and the commands on their way to it."""
+    """A decode worker process, its streams, and the commands that it has not answered."""
 
     process: WorkerProcess | None = None
     ready: bool = False
@@ -106,11 +107,11 @@ class DecodePool:
 
     @property
     def alive(self) -> bool:
-        """Whether every worker is ready: a stream is pinned, so a missing worker stops some streams."""
+        """Whether every worker is ready: streams are pinned, so a missing worker stops some of them."""
         return all(worker.ready for worker in self.workers)
 
-    def pin(self, stream: str, settings: OpenStream) -> None:
-        """Add a stream, on the worker with the fewest."""
+    def add_stream(self, stream: str, settings: OpenStream) -> None:
+        """Pin a new stream to the worker with the fewest streams."""
         worker = min(self.workers, key=lambda each: len(each.streams))
         worker.streams[stream] = settings
         self._pinned[stream] = worker
@@ -122,13 +123,13 @@ class DecodePool:
         if worker is not None:
             self._enqueue(worker, stream, command)
 
-    def forget(self, stream: str) -> None:
-        """Drop the stream's state."""
+    def remove_stream(self, stream: str) -> None:
+        """Drop the state of a closed stream."""
         worker = self._pinned.pop(stream, None)
         self._crashes.pop(stream, None)
         if worker is not None:
             worker.streams.pop(stream, None)
-            self._enqueue(worker, stream, ForgetStream())
+            self._enqueue(worker, stream, CloseStream())
 
     # ---- internals
 
@@ -148,7 +149,7 @@ class DecodePool:
             room = (1 if worker.isolated_commands else MAX_IN_FLIGHT) - len(worker.in_flight)
             while worker.queue and room:
                 stream, command = worker.queue.popleft()
-                if stream not in worker.streams and not isinstance(command, ForgetStream):
+                if stream not in worker.streams and not isinstance(command, CloseStream):
                     continue
                 batch.append((stream, command))
                 if isinstance(command, PushFrames | EndUtterance):
@@ -182,7 +183,7 @@ class DecodePool:
         if worker is None:
             return
         for answer in answers:
-            # Answers of one stream are in order; while it is rescored, those of other streams pass.
+            # Answers of one stream are in order; those of other streams may come before, while it is rescored.
             key = (answer.stream, answer.serial)
             worker.in_flight.remove(next(entry for entry in worker.in_flight if entry[:2] == key))
             self._crashes.pop(answer.stream, None)

@@ -29,7 +29,7 @@ once. benchmarks/partials.py and latency.py measure the effect on revisions and 
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """A stream is pinned to this worker: its decoder settings."""
+    """A new stream of this worker, with its decoder settings."""
 
     n_best: int
     hotwords: tuple[Any, ...]
@@ -37,12 +37,12 @@ class OpenStream:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetStream:
+class CloseStream:
     """The stream is closed."""
 
 
 Slices = Iterator[tuple[Hypothesis, ...] | None]
-DecodeCommand = OpenStream | ForgetStream | PushFrames | EndUtterance | Replay
+DecodeCommand = OpenStream | CloseStream | PushFrames | EndUtterance | Replay
 DecodeBatch = list[tuple[str, DecodeCommand]]
 
 
@@ -105,7 +105,7 @@ class UtteranceTable:
         self._warm_up_rescoring()
         begin = time.process_time()
         pieces = [PushFrames(3, 0, 2, frames[at : at + 32], True) for at in range(0, len(frames), 32)]
-        self.handle([*(("", piece) for piece in pieces), ("", EndUtterance(4, 0, 2)), ("", ForgetStream())])
+        self.handle([*(("", piece) for piece in pieces), ("", EndUtterance(4, 0, 2)), ("", CloseStream())])
         self._pending_rescoring.clear()
         search_s = time.process_time() - begin
         begin = time.process_time()
@@ -186,10 +186,10 @@ class UtteranceTable:
         before_s, self._cpu_counted_s = self._cpu_counted_s, time.process_time()
         return self._cpu_counted_s - before_s
 
-    def _apply(self, stream: str, command: OpenStream | ForgetStream | Replay) -> None:
+    def _apply(self, stream: str, command: OpenStream | CloseStream | Replay) -> None:
         if isinstance(command, OpenStream):
             self._streams[stream] = self._settings(command)
-        elif isinstance(command, ForgetStream):
+        elif isinstance(command, CloseStream):
             self._streams.pop(stream, None)
             for key in [key for key in self._utterances if key[0] == stream]:
                 del self._utterances[key]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from acoustic import catalogue
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.constants import SAMPLE_RATE
 from acoustic.errors import AcousticError
 from acoustic.files import cache_folder
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from acoustic.runtime.backend import Precision
     from service.metrics import Metrics
 
-SWEEP_INTERVAL_S = 0.5
-"""How often the hop is chosen again even if no stream opened or closed."""
+UPDATE_INTERVAL_S = 0.5
+"""How often costs and hop are updated even if no stream opened or closed."""
 CPU_PROBE_S = 0.3
 """Time over which the processor use of other programs is measured before the first estimate is published."""
 MIN_LEARNING_S = 10.0
-"""Audio after which the measured costs are updated."""
+"""Audio after which the costs are updated."""
 EXPECTED_BATCH = {"cpu": 8, "cuda": 16}
 """Batch size at full load: the windows that became ready during the previous batch."""
 
@@ -83,8 +83,8 @@ class DeviceClient(Protocol):
     def decoded(self, stream: str, answer: DecodeResult) -> None:
         """The decode worker answered a PushFrames or EndUtterance."""
 
-    def decoder_lost(self, stream: str) -> None:
-        """The stream's decode worker was replaced: its state must be replayed."""
+    def decode_worker_lost(self, stream: str) -> None:
+        """The stream's decode worker was replaced: the new one needs the frames of its open utterances."""
 
     def stream_abandoned(self, stream: str) -> None:
         """The stream crashed its decode worker repeatedly."""
@@ -112,10 +112,10 @@ class Device(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether workers of both kinds run."""
+        """Whether engine and decode workers run."""
 
-    def pin(self, stream: str, settings: OpenStream) -> None:
-        """Add a stream."""
+    def add_stream(self, stream: str, settings: OpenStream) -> None:
+        """Add a stream: it is pinned to a decode worker."""
 
     def submit(self, stream: str, key: WindowKey, window: Window, live: bool, urgent: bool) -> None:
         """Queue a window."""
@@ -123,7 +123,7 @@ class Device(Protocol):
     def send(self, stream: str, command: PushFrames | EndUtterance | Replay) -> None:
         """Send a command to the stream's decode worker."""
 
-    def release(self, stream: str, keys: list[WindowKey]) -> None:
+    def remove_stream(self, stream: str, keys: list[WindowKey]) -> None:
         """Drop the stream and these windows."""
 
     def pin_hop(self, hop_s: float | None) -> None:
@@ -153,18 +153,18 @@ class LocalDevice:
         self.engine = Engine(model, kind, options.precision, executors, metrics, self._window_done)
         language_model = options.language_model
         self._decode_workers = options.decode_workers or max(1, workers // 2)
-        self.decoders = DecodePool(
+        self.decode_pool = DecodePool(
             None if language_model in (None, "none") else str(language_model),
             self._decode_workers,
             metrics,
             self._decoded,
-            client.decoder_lost,
+            client.decode_worker_lost,
             client.stream_abandoned,
         )
         self.capacity: CapacityModel
         self._capacity_key = ""
         self._pinned_hop_s: float | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._update_timer: asyncio.TimerHandle | None = None
         self._current = False
         self._processed_s = self._decode_s = self._loop_s = 0.0
         self._windows = 0
@@ -175,19 +175,19 @@ class LocalDevice:
         """Start, warm up and measure the workers. Returns when streams can be added."""
         try:
             # In parallel: each takes seconds for imports, loading and compiling.
-            await gather_or_cancel(self.engine.start(), self._start_decoders())
+            await gather_or_cancel(self.engine.start(), self._start_decode_pool())
             self.config, self.plan = self.engine.config, self.engine.plan
             self.precision = self.engine.precision
             await self._measure()
         except BaseException:
-            await self.decoders.stop()
+            await self.decode_pool.stop()
             await self.engine.stop()
             raise
         self._current = True
         self._loop_s = self._counters.total("loop_s")
         self._update_processors()
         await asyncio.sleep(CPU_PROBE_S)
-        self._sweep()
+        self._update()
 
     def retire(self) -> None:
         """The device that takes over this model name publishes its counters from now on."""
@@ -198,21 +198,21 @@ class LocalDevice:
         if self._current:
             self._save_costs()
         self.retire()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        await self.decoders.stop()
+        if self._update_timer is not None:
+            self._update_timer.cancel()
+        await self.decode_pool.stop()
         await self.engine.stop()
 
     @property
     def alive(self) -> bool:
-        """Whether workers of both kinds run."""
-        return self.engine.alive and self.decoders.alive
+        """Whether engine and decode workers run."""
+        return self.engine.alive and self.decode_pool.alive
 
     # ---- for streams
 
-    def pin(self, stream: str, settings: OpenStream) -> None:
-        """Add a stream."""
-        self.decoders.pin(stream, settings)
+    def add_stream(self, stream: str, settings: OpenStream) -> None:
+        """Add a stream: it is pinned to a decode worker."""
+        self.decode_pool.add_stream(stream, settings)
         self._publish()
 
     def submit(self, stream: str, key: WindowKey, window: Window, live: bool, urgent: bool) -> None:
@@ -221,12 +221,12 @@ class LocalDevice:
 
     def send(self, stream: str, command: PushFrames | EndUtterance | Replay) -> None:
         """Send a command to the stream's decode worker."""
-        self.decoders.send(stream, command)
+        self.decode_pool.send(stream, command)
 
-    def release(self, stream: str, keys: list[WindowKey]) -> None:
+    def remove_stream(self, stream: str, keys: list[WindowKey]) -> None:
         """Drop the stream and these windows."""
-        self.engine.forget(stream, keys)
-        self.decoders.forget(stream)
+        self.engine.remove_stream(stream, keys)
+        self.decode_pool.remove_stream(stream)
         self._publish()
 
     def pin_hop(self, hop_s: float | None) -> None:
@@ -246,10 +246,10 @@ class LocalDevice:
 
     # ---- capacity
 
-    async def _start_decoders(self) -> None:
+    async def _start_decode_pool(self) -> None:
         """Needs the model's alphabet only, which comes from its file: the engine starts meanwhile."""
         loop = asyncio.get_running_loop()
-        await self.decoders.start(*await loop.run_in_executor(None, alphabet_and_search, self.model_name))
+        await self.decode_pool.start(*await loop.run_in_executor(None, alphabet_and_search, self.model_name))
 
     async def _measure(self) -> None:
         """Load the costs of an earlier run, or measure them with every executor busy."""
@@ -271,7 +271,7 @@ class LocalDevice:
             curve = await self.engine.measure(sorted(options.hops_s))
             session_s = session_s_per_s(self.config, plan)
             costs = Costs.initial_estimate(
-                curve, self.decoders.measured_s_per_s, session_s, options.server_processes
+                curve, self.decode_pool.measured_s_per_s, session_s, options.server_processes
             )
             save_costs(folder, key, costs)
         self._capacity_key = key
@@ -294,7 +294,7 @@ class LocalDevice:
         folder = self.options.cache_folder or cache_folder()
         save_costs(folder, self._capacity_key, self.capacity.costs)
 
-    def _sweep(self) -> None:
+    def _update(self) -> None:
         self._counters.set("loop_s", time.thread_time())
         self._counters.add("work_s", self.engine.pop_cost_s())
         self.capacity.observe_wait(self.engine.pop_live_wait_s())
@@ -305,7 +305,7 @@ class LocalDevice:
             self.capacity.costs.observe(self._processed_s, self._windows, self._decode_s, spent_s)
             self._processed_s, self._windows, self._decode_s, self._loop_s = 0.0, 0, 0.0, loop_s
         self._publish()
-        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep)
+        self._update_timer = asyncio.get_running_loop().call_later(UPDATE_INTERVAL_S, self._update)
 
     def _update_processors(self) -> None:
         """Update how many processors other programs leave, on average."""

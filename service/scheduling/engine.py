@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.windows import StreamWindows, Window, WindowOutput, WindowPlan, with_hop
 from service.errors import ErrorCode, ServiceError
 from service.scheduling.capacity import ForwardTimeCurve
@@ -35,7 +35,7 @@ CPU_LIMITS = PlannerLimits(max_batch=16, max_live_batch_s=0.04, max_file_batch_s
 """On a CPU batching saves a sixth (FP32) to two fifths (INT8) of a window's time, but every window waits for the last
 one of its batch: short batches."""
 MAX_TRIES = 3
-"""A window that is lost this often, the last times in a batch of its own, is given up: its stream fails."""
+"""Attempts for a window, all but the first in a batch of one window. Then its stream fails."""
 MAX_RESTART_DELAY_S = 10.0
 
 
@@ -148,7 +148,7 @@ class Engine:
     # ---- work
 
     def submit(self, stream: str, key: WindowKey, window: Window, live: bool, urgent: bool) -> None:
-        """Queue a window; `on_window_done` follows, unless the stream is forgotten first."""
+        """Queue a window; `on_window_done` follows, unless the stream is removed first."""
         now_s = asyncio.get_running_loop().time()
         output_s = self.config.frames_per_output / self.config.frames_per_second
         waiting = WaitingWindow(
@@ -168,9 +168,9 @@ class Engine:
         cost_s, self._cost_s = self._cost_s, 0.0
         return cost_s
 
-    def forget(self, stream: str, keys: Sequence[WindowKey]) -> None:
-        """Drop the stream: waiting windows are removed, results of running ones are discarded."""
-        self.planner.forget(stream)
+    def remove_stream(self, stream: str, keys: Sequence[WindowKey]) -> None:
+        """Remove a closed stream: waiting windows are dropped, outputs of running ones are discarded."""
+        self.planner.remove_stream(stream)
         for key in keys:
             self._tasks.pop((stream, key), None)
 
@@ -203,7 +203,7 @@ class Engine:
         self._wake_at(min(wakes, default=float("inf")))
 
     def _wake_at(self, when_s: float) -> None:
-        """One timer for the whole engine."""
+        """Run the planner at this time, with one timer for the engine."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -268,7 +268,7 @@ class Engine:
             self._on_window_done(task.waiting.stream, task.waiting.key, output)
 
     def _retry(self, tasks: Sequence[WindowTask], reason: str) -> None:
-        """Run each window of a lost batch again in a batch of its own, since one of them may be the cause."""
+        """Run each window of a lost batch again in a separate batch, since one of them may be the cause."""
         for task in tasks:
             if self._tasks.get((task.waiting.stream, task.waiting.key)) is not task:
                 continue

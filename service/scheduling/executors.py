@@ -36,7 +36,7 @@ class Executor(Protocol):
         """Start a batch; `on_done` follows, or `on_lost`."""
 
     def kill(self) -> None:
-        """End it because of a timeout; `on_lost` follows."""
+        """End it after a timeout; `on_lost` follows."""
 
     async def close(self) -> None:
         """End it without a callback."""
@@ -118,7 +118,7 @@ class ProcessExecutor:
 
 
 class ThreadExecutor:
-    """A thread with the backend in this process, for a GPU. It cannot be killed, only abandoned."""
+    """A thread with the backend in this process, for a GPU. A hung thread cannot be killed: it is left behind."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class ThreadExecutor:
         self._jobs.put((number, list(windows)))
 
     def kill(self) -> None:
-        """Abandon the thread."""
+        """Leave the thread behind: its results are ignored."""
         if not self._abandoned:
             self._abandoned = True
             self._jobs.put(None)

@@ -1,6 +1,6 @@
-"""Which windows run now: earliest deadline first, live before files, one shape in a batch. Pure.
+"""Which windows run now: earliest deadline first, live before files, one window length in a batch.
 
-Given the time, it returns batches to run now, or when to ask again. No clock, lock or thread.
+Given the time, it returns batches to run now, or when to plan again. No clock, lock or thread.
 """
 
 import heapq
@@ -10,7 +10,9 @@ from typing import Protocol
 from service.session.messages import WindowKey
 
 MAX_LATE_BATCH_S = 0.5
-BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+"""Limit of a live batch after a long wait."""
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+"""A GPU has one graph for each; a batch between two sizes costs as much as the larger one."""
 
 
 class CostCurve(Protocol):
@@ -22,7 +24,7 @@ class CostCurve(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WaitingWindow:
-    """A window that waits to run. `samples` is its shape, `hop_s` the new audio in it."""
+    """A window that waits to run. `samples`: its length; `hop_s`: its new audio; `ready_s`: since when it waits."""
 
     stream: str
     key: WindowKey
@@ -32,7 +34,7 @@ class WaitingWindow:
     live: bool = True
     urgent: bool = False
     isolated: bool = False
-    """Runs in a batch of its own, since it may have crashed a worker."""
+    """Runs in a separate batch, since it may have crashed a worker."""
     deadline_s: float = 0.0
 
 
@@ -61,14 +63,14 @@ class PlannerLimits:
 
 @dataclass
 class _ShapeQueue:
-    """The waiting windows of one shape, by deadline. Entries that are gone are skipped."""
+    """The waiting windows of one shape (live or file, length), by deadline. Entries of removed windows are skipped."""
 
     heap: list[tuple[float, int]] = field(default_factory=list)
     count: int = 0
 
 
 class Planner:
-    """Holds the waiting windows. Adding, taking and forgetting one costs O(log n)."""
+    """Holds the waiting windows. Adding, taking and removing one costs O(log n)."""
 
     def __init__(self, limits: PlannerLimits = PlannerLimits()) -> None:
         self.limits = limits
@@ -98,8 +100,8 @@ class Planner:
         self._last_deadline[item.stream] = deadline
         self._enqueue(replace(item, deadline_s=deadline))
 
-    def forget(self, stream: str) -> None:
-        """Remove the stream's waiting windows."""
+    def remove_stream(self, stream: str) -> None:
+        """Remove the waiting windows of a closed stream."""
         self._last_deadline.pop(stream, None)
         for ticket in self._of_stream.pop(stream, set()):
             item = self._items.pop(ticket)
@@ -216,11 +218,11 @@ class Planner:
             max_batch_s = max(max_batch_s, min(MAX_LATE_BATCH_S, waited_s / 2))
         size = 1
         max_batch = min(self.limits.max_batch, self.limits.max_samples // max(1, samples))
-        for bucket in BUCKETS:
-            if bucket > max_batch or curve.forward_s(bucket, samples) > max_batch_s:
+        for candidate in BATCH_SIZES:
+            if candidate > max_batch or curve.forward_s(candidate, samples) > max_batch_s:
                 break
-            size = bucket
-            if bucket >= share:
+            size = candidate
+            if candidate >= share:
                 break
         taken: list[WaitingWindow] = []
         heap = queue.heap

@@ -45,7 +45,7 @@ class StartFailed:
 
 
 class MessageReader:
-    """Splits a byte stream into the messages that were framed."""
+    """Splits a byte stream into messages; each has its length in front."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -90,7 +90,7 @@ class WorkerProcess(asyncio.Protocol):
         parent_socket, child_socket = socket.socketpair()
         parent_socket.setblocking(False)
         process = context.Process(target=self._target, args=(child_socket, *self._arguments), daemon=True)
-        # The fork server takes a moment to answer (on first use, the imports).
+        # The fork server does not answer at once: on first use it imports first.
         starting = loop.run_in_executor(None, start_in_fork_server, process)
         try:
             await asyncio.shield(starting)
@@ -161,7 +161,7 @@ class WorkerProcess(asyncio.Protocol):
 def start_fork_server() -> None:
     """Start the fork server, which imports once what every worker needs."""
     context.set_forkserver_preload(PRELOAD)
-    # Ctrl-C is sent to the whole process group. Only the server handles it, never an import half done.
+    # Ctrl-C is sent to every process of the group. It must not interrupt the imports of the fork server.
     resource_tracker.ensure_running()  # first, since it unblocks the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,6 +1,6 @@
 """Counters that several processes share. Each process writes its own row and all read the sums, so no lock is needed.
 
-In one process it is a plain array; for several it is in shared memory, passed to each at its start.
+In one process it is a plain array; for several it is in shared memory that each process gets at its start.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from service.scheduling.process import context
 
 PROCESS_COLUMNS = ("sockets", "audio_decoders", "loop_s", "work_s")
 """Open sockets and audio decoder processes; processor seconds used by event loops and by workers."""
-MODEL_COLUMNS = ("live", "batch", "hop_s", "stream_capacity", "load", "waiting", "alive")
+MODEL_COLUMNS = ("live", "file", "hop_s", "stream_capacity", "load", "waiting", "alive")
 """Live channels and file streams, written by the processes that serve them; the rest by the device's owner."""
 
 
@@ -62,7 +62,7 @@ class SharedCounters:
         )
 
     def clear(self, row: int) -> None:
-        """A process has ended: clear what it held. The processor time that it used stays."""
+        """A process has ended: clear its row, except the processor time that it used."""
         used = [self._column_index["loop_s"], self._column_index["work_s"]]
         kept = self._values[row, used]
         self._values[row] = 0.0

@@ -1,7 +1,7 @@
 """One channel of a stream: cuts audio into windows, puts outputs back into order, feeds utterances to the decoder.
 
-A Finalize closes the current segment: its windows are padded and flushed, and a new segment follows. The segmenter
-decides which frames make an utterance. No decoder, queue or clock here.
+A Finalize ends the current section: its last window is padded and run, and a new section follows. Within a section the
+segmenter decides where utterances start and end. No decoder, queue or clock here.
 """
 
 import math
@@ -13,13 +13,13 @@ from functools import partial
 
 import numpy as np
 
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.constants import OUTPUT_S, OUTPUT_SAMPLES, SAMPLE_RATE
 from acoustic.windows import StreamWindows, Window, WindowOutput, WindowPlan
 from lm.hypothesis import Hypothesis
 from service.session.endpoint import EndpointSignal, UtteranceState
 from service.session.energy import SilenceDetector, SilenceTracker
-from service.session.events import Alternative, Event, Final, Partial, SpeechStarted, UtteranceEnded
+from service.session.events import Alternative, Event, Final, Partial, SpeechStarted, WordGap
 from service.session.messages import EndUtterance, PushFrames, Replay, RunWindow, WindowKey
 from service.session.segmenter import Frames, Segmenter, Step
 from service.session.stream_settings import StreamSettings
@@ -29,24 +29,24 @@ DeferredEvent = Callable[[], Event | None]
 """Makes an event once everything before it has been emitted."""
 
 
-class SegmentEnd(Enum):
-    """Why a segment ends."""
+class SectionEnd(Enum):
+    """Why a section ends."""
 
     FINALIZE = "finalize"
     FINISH = "finish"
 
 
 @dataclass
-class Segment:
+class Section:
     """The audio between two Finalizes, its windows and their outputs."""
 
     number: int
     windows: StreamWindows
     base_samples: int
     silence: SilenceTracker
-    end_reason: SegmentEnd | None = None
+    end_reason: SectionEnd | None = None
     window_count: int = 0
-    cut_frame: int = 0
+    last_window_end_frame: int = 0
     """Feature frame at which the newest window ends."""
     next_index: int = 0
     frames_done: int = 0
@@ -58,7 +58,7 @@ class Segment:
         return self.windows.received_samples
 
     def position(self, frames: int) -> int:
-        """Stream position, in samples, at which the given number of output frames of this segment ends."""
+        """Stream position, in samples, at which the given number of output frames of this section ends."""
         return self.base_samples + min(frames * OUTPUT_SAMPLES, self.samples)
 
 
@@ -96,16 +96,16 @@ class Channel:
         self._early_cut_frames = settings.endpoint_rule.early_cut_frames(self.segmenter.look_ahead_frames)
         self._config, self._plan = config, plan
         self._hop_frames = plan.hop_frames
-        self._segments: deque[Segment] = deque([self._new_segment(0, 0)])
+        self._sections: deque[Section] = deque([self._new_section(0, 0)])
         self._pending_windows: set[WindowKey] = set()
         self._queued_windows: deque[RunWindow] = deque()
-        self._window_state = self._segments[0].windows.state
+        self._window_state = self._sections[0].windows.state
         self._utterances: dict[int, OpenUtterance] = {}
         self._open_utterance: OpenUtterance | None = None
         self._utterance_count = 0
         self._ended_at_samples = 0
-        self._cut_in_speech = False
-        self._utterance_ended_s: float | None = None
+        self._split_in_speech = False
+        self._last_gap_s: float | None = None
         self._wants_hypotheses = settings.interim or gap_ms is not None
 
     # ---- audio in
@@ -114,35 +114,35 @@ class Channel:
         """Set the hop of later windows. Audio buffered for a wider hop becomes one window."""
         if hop_frames == self._hop_frames:
             return []
-        segment, ready = self._segments[-1], []
-        if segment.samples // self._config.features.hop_samples - segment.cut_frame > hop_frames:
-            ready = self._request_windows(segment, segment.windows.cut_early(), urgent=False)
+        section, ready = self._sections[-1], []
+        if section.samples // self._config.features.hop_samples - section.last_window_end_frame > hop_frames:
+            ready = self._request_windows(section, section.windows.cut_early(), urgent=False)
         self._hop_frames = hop_frames
-        segment.windows.change_hop(hop_frames)
+        section.windows.change_hop(hop_frames)
         return ready
 
     def push(self, samples: Frames) -> list[RunWindow]:
         """Add audio; returns the windows that can run now."""
-        segment, ready, begin = self._segments[-1], [], 0
-        for end, quiet_frames in segment.silence.push(samples):
+        section, ready, begin = self._sections[-1], [], 0
+        for end, quiet_frames in section.silence.push(samples):
             if quiet_frames not in self._early_cut_frames:
                 continue
             # The speaker may have finished: run the available frames without waiting for the hop to fill.
-            ready += self._request_windows(segment, segment.windows.push(samples[begin:end]), urgent=False)
-            ready += self._request_windows(segment, segment.windows.cut_early(), urgent=False)
+            ready += self._request_windows(section, section.windows.push(samples[begin:end]), urgent=False)
+            ready += self._request_windows(section, section.windows.cut_early(), urgent=False)
             begin = end
-        return ready + self._request_windows(segment, segment.windows.push(samples[begin:]), urgent=False)
+        return ready + self._request_windows(section, section.windows.push(samples[begin:]), urgent=False)
 
-    def end_segment(self, end_reason: SegmentEnd) -> list[RunWindow]:
-        """Pad and flush the segment. Consecutive Finalizes without audio between them are answered once."""
-        segment = self._segments[-1]
-        if end_reason is SegmentEnd.FINALIZE and not segment.samples and len(self._segments) > 1:
+    def end_section(self, end_reason: SectionEnd) -> list[RunWindow]:
+        """Pad and flush the section. Consecutive Finalizes without audio between them are answered once."""
+        section = self._sections[-1]
+        if end_reason is SectionEnd.FINALIZE and not section.samples and len(self._sections) > 1:
             return []
-        segment.end_reason = end_reason
-        ready = self._request_windows(segment, segment.windows.finish(), urgent=True)
-        if end_reason is SegmentEnd.FINALIZE:
-            base = segment.base_samples + segment.samples
-            self._segments.append(self._new_segment(segment.number + 1, base))
+        section.end_reason = end_reason
+        ready = self._request_windows(section, section.windows.finish(), urgent=True)
+        if end_reason is SectionEnd.FINALIZE:
+            base = section.base_samples + section.samples
+            self._sections.append(self._new_section(section.number + 1, base))
         return ready
 
     @property
@@ -153,14 +153,14 @@ class Channel:
     @property
     def out_of_order_windows(self) -> int:
         """Windows whose outputs arrived before those of an earlier window."""
-        return sum(len(segment.outputs) for segment in self._segments)
+        return sum(len(section.outputs) for section in self._sections)
 
     @property
     def processed_samples(self) -> int:
         """Samples whose frames are complete and in order."""
         if self.done:
             return self._ended_at_samples
-        return self._segments[0].position(self._segments[0].frames_done)
+        return self._sections[0].position(self._sections[0].frames_done)
 
     # ---- network outputs
 
@@ -171,9 +171,9 @@ class Channel:
     def add_outputs(self, key: WindowKey, outputs: WindowOutput) -> list[RunWindow]:
         """Store a window's outputs; returns the window that waited for them, if any."""
         self._pending_windows.discard(key)
-        for segment in self._segments:
-            if segment.number == key.segment:
-                segment.outputs[key.index] = outputs
+        for section in self._sections:
+            if section.number == key.section:
+                section.outputs[key.index] = outputs
         if outputs.state is not None:
             self._window_state = outputs.state
         if not self._queued_windows:
@@ -185,15 +185,15 @@ class Channel:
     def advance(self, serial: int) -> Iterator[PushFrames | EndUtterance | DeferredEvent]:
         """Process the frames that are now in order; serials continue after `serial`."""
         while not self.done:
-            segment = self._segments[0]
-            outputs = segment.outputs.pop(segment.next_index, None)
+            section = self._sections[0]
+            outputs = section.outputs.pop(section.next_index, None)
             if outputs is not None:
-                segment.next_index += 1
-                for step in self._walk_frames(segment, outputs.log_probs, serial):
+                section.next_index += 1
+                for step in self._process_frames(section, outputs.log_probs, serial):
                     serial = step.serial if isinstance(step, PushFrames | EndUtterance) else serial
                     yield step
-            elif segment.end_reason is not None and segment.next_index == segment.window_count:
-                for step in self._segment_ended(segment, serial):
+            elif section.end_reason is not None and section.next_index == section.window_count:
+                for step in self._section_ended(section, serial):
                     serial = step.serial if isinstance(step, PushFrames | EndUtterance) else serial
                     yield step
             else:
@@ -204,7 +204,7 @@ class Channel:
     def on_decoded(
         self, command: PushFrames | EndUtterance, hypotheses: tuple[Hypothesis, ...]
     ) -> Event | None:
-        """The event for a decode result, or None if a listener would see nothing new."""
+        """The event for a decode result, or None if nothing changed for the reader."""
         self.emitted_samples = max(self.emitted_samples, command.position)
         utterance = self._utterances[command.utterance]
         begin, end = utterance.start_samples, command.position
@@ -247,66 +247,66 @@ class Channel:
 
     # ---- internals
 
-    def _new_segment(self, number: int, base_samples: int) -> Segment:
+    def _new_section(self, number: int, base_samples: int) -> Section:
         windows = StreamWindows(self._config, self._plan)
         if self._hop_frames != self._plan.hop_frames:
             windows.change_hop(self._hop_frames)
-        return Segment(number, windows, base_samples, SilenceTracker(self._silence_detector))
+        return Section(number, windows, base_samples, SilenceTracker(self._silence_detector))
 
-    def _request_windows(self, segment: Segment, windows: list[Window], urgent: bool) -> list[RunWindow]:
+    def _request_windows(self, section: Section, windows: list[Window], urgent: bool) -> list[RunWindow]:
         ready: list[RunWindow] = []
         for window in windows:
-            segment.window_count += 1
-            segment.cut_frame = window.span.end_frame
-            request = RunWindow(WindowKey(self.number, segment.number, window.span.index), window, urgent)
-            if segment.windows.needs_order and (self._pending_windows or self._queued_windows):
+            section.window_count += 1
+            section.last_window_end_frame = window.span.end_frame
+            request = RunWindow(WindowKey(self.number, section.number, window.span.index), window, urgent)
+            if section.windows.needs_order and (self._pending_windows or self._queued_windows):
                 self._queued_windows.append(request)
                 continue
             self._pending_windows.add(request.key)
-            if segment.windows.needs_order:
+            if section.windows.needs_order:
                 request = replace(request, window=replace(window, state=self._window_state))
             ready.append(request)
         return ready
 
-    def _walk_frames(
-        self, segment: Segment, log_probs: Frames, serial: int
+    def _process_frames(
+        self, section: Section, log_probs: Frames, serial: int
     ) -> Iterator[PushFrames | EndUtterance | DeferredEvent]:
         """Process new output frames: start, feed and end utterances."""
-        before = segment.frames_done
-        for step in self.segmenter.walk(log_probs, segment.silence):
-            segment.frames_done = before + step.frame
+        before = section.frames_done
+        for step in self.segmenter.process(log_probs, section.silence):
+            section.frames_done = before + step.frame
             if step.signal is EndpointSignal.STARTED:
-                frame = segment.frames_done - 1
-                self._start_utterance(segment, frame - step.preroll)
-                if not self._cut_in_speech:
-                    yield partial(SpeechStarted, self.number, segment.position(frame) / SAMPLE_RATE)
-                self._cut_in_speech = False
-            elif step.signal in (EndpointSignal.ENDED, EndpointSignal.CUT):
-                cut_in_speech = self.segmenter.endpointer.frames_since_speech == 0
-                self._cut_in_speech = step.signal is EndpointSignal.CUT and cut_in_speech
-                yield self._push(segment, serial + 1, step.log_probs, False, want_hypothesis=False)
+                frame = section.frames_done - 1
+                self._start_utterance(section, frame - step.preroll)
+                if not self._split_in_speech:
+                    yield partial(SpeechStarted, self.number, section.position(frame) / SAMPLE_RATE)
+                self._split_in_speech = False
+            elif step.signal in (EndpointSignal.ENDED, EndpointSignal.SPLIT):
+                split_in_speech = self.segmenter.endpointer.frames_since_speech == 0
+                self._split_in_speech = step.signal is EndpointSignal.SPLIT and split_in_speech
+                yield self._push(section, serial + 1, step.log_probs, False, want_hypothesis=False)
                 serial += 2
-                yield self._end_utterance(segment, serial, speech_final=step.signal is EndpointSignal.ENDED)
+                yield self._end_utterance(section, serial, speech_final=step.signal is EndpointSignal.ENDED)
             else:
                 if self._open_utterance is not None:
                     serial += 1
-                    yield self._push(segment, serial, step.log_probs, self._probably_over(step))
+                    yield self._push(section, serial, step.log_probs, self._probably_over(step))
                 if step.signal is EndpointSignal.GAP:
-                    yield self._utterance_ended_event
-        segment.frames_done = before + len(log_probs)
+                    yield self._word_gap_event
+        section.frames_done = before + len(log_probs)
         if self._open_utterance is None:
-            yield self._progress_event(segment)
-        self._shorten_next_window(segment)
+            yield self._progress_event(section)
+        self._shorten_next_window(section)
 
     def _probably_over(self, step: Step) -> bool:
-        """Whether the utterance is probably over; a GAP step carries no mark, since an earlier step had it."""
+        """Whether the utterance is probably over; False for a GAP step, since an earlier step reported it."""
         return (
             step.signal is not EndpointSignal.GAP
             and self.segmenter.endpointer.state is UtteranceState.CANDIDATE
         )
 
-    def _shorten_next_window(self, segment: Segment) -> None:
-        """During a pause, end the next window at the frame where the utterance may end.
+    def _shorten_next_window(self, section: Section) -> None:
+        """During a pause, end the next window at the frame where the utterance may end, instead of at a full hop.
 
         Only for models with stream state. With overlapping windows the log-probabilities depend on where a window is
         cut, and the cut would depend on how the client sliced the audio.
@@ -314,22 +314,22 @@ class Channel:
         if not self._plan.stateful:
             return
         wait = self.segmenter.endpointer.frames_to_next_decision
-        if wait is not None and segment.silence.quiet_in(wait):
+        if wait is not None and section.silence.quiet_in(wait):
             steps = math.ceil(wait * self._config.frames_per_output / self._config.stride_frames)
-            segment.windows.shorten_next(steps * self._config.stride_frames)
+            section.windows.shorten_next(steps * self._config.stride_frames)
 
-    def _start_utterance(self, segment: Segment, frame: int) -> None:
+    def _start_utterance(self, section: Section, frame: int) -> None:
         self._utterance_count += 1
         self._open_utterance = OpenUtterance(
-            self._utterance_count, segment.base_samples + frame * OUTPUT_SAMPLES
+            self._utterance_count, section.base_samples + frame * OUTPUT_SAMPLES
         )
         self._utterances[self._utterance_count] = self._open_utterance
 
     def _push(
-        self, segment: Segment, serial: int, rows: Frames, probably_over: bool, want_hypothesis: bool = True
+        self, section: Section, serial: int, rows: Frames, probably_over: bool, want_hypothesis: bool = True
     ) -> PushFrames:
         assert self._open_utterance is not None
-        position = segment.position(segment.frames_done)
+        position = section.position(section.frames_done)
         return PushFrames(
             serial,
             self.number,
@@ -341,44 +341,44 @@ class Channel:
         )
 
     def _end_utterance(
-        self, segment: Segment, serial: int, speech_final: bool, from_finalize: bool = False
+        self, section: Section, serial: int, speech_final: bool, from_finalize: bool = False
     ) -> EndUtterance:
         assert self._open_utterance is not None
         self._open_utterance.speech_final, self._open_utterance.from_finalize = speech_final, from_finalize
         number, self._open_utterance = self._open_utterance.number, None
-        self._ended_at_samples = segment.position(segment.frames_done)
+        self._ended_at_samples = section.position(section.frames_done)
         return EndUtterance(serial, self.number, number, self._ended_at_samples)
 
-    def _segment_ended(
-        self, segment: Segment, serial: int
+    def _section_ended(
+        self, section: Section, serial: int
     ) -> Iterator[PushFrames | EndUtterance | DeferredEvent]:
-        """The last frame of a segment is done: end its utterance, and emit what was requested."""
-        finalize = segment.end_reason is SegmentEnd.FINALIZE
-        end_samples = segment.base_samples + segment.samples
+        """The last frame of a section is done: end its utterance, and emit what was requested."""
+        finalize = section.end_reason is SectionEnd.FINALIZE
+        end_samples = section.base_samples + section.samples
         self.segmenter.reset()
-        self._cut_in_speech = False
+        self._split_in_speech = False
         if self._open_utterance is not None:
-            yield self._end_utterance(segment, serial + 1, speech_final=False, from_finalize=finalize)
+            yield self._end_utterance(section, serial + 1, speech_final=False, from_finalize=finalize)
         elif finalize:
             start_s, end_s = self._ended_at_samples / SAMPLE_RATE, end_samples / SAMPLE_RATE
             yield lambda: Final(self.number, start_s, end_s, (Alternative(()),), False, True)
         self._ended_at_samples = end_samples
         if finalize:
-            self._segments.popleft()
+            self._sections.popleft()
         else:
             self.done = True
         yield lambda: self._set_emitted(end_samples)
 
-    def _progress_event(self, segment: Segment) -> DeferredEvent:
-        position = segment.position(segment.frames_done)
+    def _progress_event(self, section: Section) -> DeferredEvent:
+        position = section.position(section.frames_done)
         return lambda: self._set_emitted(position)
 
     def _set_emitted(self, position: int) -> None:
         self.emitted_samples = max(self.emitted_samples, position)
 
-    def _utterance_ended_event(self) -> Event | None:
+    def _word_gap_event(self) -> Event | None:
         end_s = self.transcript.last_word_end_s
-        if end_s is None or end_s == self._utterance_ended_s:
+        if end_s is None or end_s == self._last_gap_s:
             return None  # characters that made no word
-        self._utterance_ended_s = end_s
-        return UtteranceEnded(self.number, end_s)
+        self._last_gap_s = end_s
+        return WordGap(self.number, end_s)

@@ -1,9 +1,10 @@
-"""When an utterance starts and ends: a pure function of the output frames (20 ms each).
+"""When an utterance starts and ends: it depends on the output frames (20 ms each) only.
 
-Two inputs: the network's probability of characters, and for how long the energy has been low. The network lags by its
-look-ahead; the energy of that look-ahead is already known. An utterance ends after no characters for half the limit
-and low energy for all of it, no characters for all of it and low energy for half, or no characters for 1.5 times the
-limit. No clock, decoder or samples here.
+Two inputs: the network's probability of characters, and for how long the energy has been low. A frame is silent if it
+has no character, and quiet if its energy is low. The network lags by its look-ahead; the energy of that look-ahead is
+already known. An utterance ends after no characters for half the limit and low energy for all of it, no characters for
+all of it and low energy for half, or no characters for 1.5 times the limit. segmenter.py applies these decisions to the
+outputs of a channel. No clock, decoder or samples here.
 """
 
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ SPEECH_THRESHOLD = 0.3
 MIN_SILENCE_FRAMES = 5
 """Gaps between the characters of one word are this long: no setting ends an utterance sooner."""
 PAUSE_FRAMES = 6
-"""A pause at which an utterance near its length limit is cut."""
+"""A pause at which an utterance near its length limit is split."""
 NEAR_MAX_LENGTH = 0.75
-"""Share of the length limit from which a pause cuts the utterance."""
+"""Share of the length limit from which a pause splits the utterance."""
 SECOND_EARLY_CUT_FRAMES = 8
 """A second early cut follows the first by this much, for characters that the network outputs a little later."""
 
@@ -38,7 +39,7 @@ class EndpointSignal(Enum):
     CANDIDATE = "candidate"
     WITHDRAWN = "withdrawn"
     ENDED = "ended"
-    CUT = "cut"
+    SPLIT = "split"
     GAP = "gap"
     """No character for the requested time. Emitted by the segmenter, never by the endpointer."""
 
@@ -119,7 +120,7 @@ class Endpointer:
         """Process one frame. `quiet_frames`: for how long the energy has been low at this frame; `quiet_ahead`: the
         same `energy_ahead_frames` later.
 
-        After ENDED and CUT this frame is the utterance's last.
+        After ENDED and SPLIT this frame is the utterance's last.
         """
         if speech_probability >= SPEECH_THRESHOLD:
             self.frames_since_speech = 0
@@ -139,9 +140,9 @@ class Endpointer:
         before, self.state = self.state, UtteranceState.SPEECH
         self._length_frames += 1
         if self._length_frames >= self.rule.max_frames:
-            # Cut in the middle of speech: the next frame opens the next utterance.
+            # Split in the middle of speech: the next frame starts the next utterance.
             self.reset()
-            return EndpointSignal.CUT
+            return EndpointSignal.SPLIT
         if before is UtteranceState.SILENCE:
             return EndpointSignal.STARTED
         return EndpointSignal.WITHDRAWN if before is UtteranceState.CANDIDATE else None
@@ -164,7 +165,7 @@ class Endpointer:
         near_limit = self._length_frames >= NEAR_MAX_LENGTH * self.rule.max_frames
         if (near_limit and silent >= PAUSE_FRAMES) or self._length_frames >= self.rule.max_frames:
             self.reset()
-            return EndpointSignal.CUT
+            return EndpointSignal.SPLIT
         if (
             half is not None
             and self.state is UtteranceState.SPEECH

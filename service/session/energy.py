@@ -1,4 +1,4 @@
-"""Energy-based silence detection, frame by frame (20 ms). How the audio is sliced changes no count."""
+"""Energy-based silence detection, frame by frame (20 ms). The counts do not depend on how the audio is split."""
 
 from collections import deque
 
@@ -14,10 +14,10 @@ FLOOR_BLOCKS = 8
 """The noise floor is the lowest frame energy of the last 4 s (8 blocks of 0.5 s): speech has gaps within 4 s."""
 NO_FLOOR_DB = 1000.0
 DIGITAL_SILENCE_DB = -90.0
-"""Frames below this (a noise gate, an edit) say nothing about the background noise."""
+"""Frames below this come from a noise gate or an edit: they do not count for the noise floor."""
 LOWEST_FLOOR_DB = ALWAYS_QUIET_DB - QUIET_DB_ABOVE_FLOOR
 QUIET_AFTER_END_FRAMES = 1_000_000
-"""Beyond the end of the audio everything is silence."""
+"""After the end of the audio every frame is quiet."""
 
 
 class SilenceDetector:
@@ -57,7 +57,7 @@ class SilenceTracker:
         audio = np.concatenate([self._incomplete, samples]) if buffered else samples
         complete = audio.size // OUTPUT_SAMPLES * OUTPUT_SAMPLES
         self._incomplete = audio[complete:].copy()
-        # Samples that are not finite are rejected with their window; here they must only not warn.
+        # Samples that are not finite are rejected with their window; here only numpy's warnings are suppressed.
         with np.errstate(all="ignore"):
             frames = audio[:complete].reshape(-1, OUTPUT_SAMPLES)
             power = np.einsum("ij,ij->i", frames, frames) / OUTPUT_SAMPLES

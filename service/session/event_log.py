@@ -1,6 +1,7 @@
-"""The numbered events of one stream, bounded: what the reader has yet to read, and what is kept for resuming.
+"""The numbered events of one stream, bounded: unread ones, and read ones that a resuming client may need again.
 
-Superseded partials are dropped. Every other event is kept until it is read and for a while after. No I/O.
+Superseded partials are dropped. Every other event is stored until it is read, and the newest read ones after that.
+No I/O.
 """
 
 from collections import OrderedDict

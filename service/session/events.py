@@ -95,8 +95,8 @@ class Final:
 
 
 @dataclass(frozen=True, slots=True)
-class UtteranceEnded:
-    """No new word for `utterance_end_ms` after the last one."""
+class WordGap:
+    """No new word for `utterance_end_ms` after the last one: UtteranceEnd in Deepgram's protocol. Not an endpoint."""
 
     channel: int
     last_word_end_s: float
@@ -111,7 +111,7 @@ class MarkerReached:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far results lag behind the audio: received minus processed."""
+    """How far results lag behind the audio, received minus processed: Heartbeat in Deepgram's protocol."""
 
     received_s: float
     processed_s: float
@@ -129,12 +129,11 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The last event. Reasons: finished, cancelled, failed, lost (never resumed), drained."""
+    """The last event. Reasons: finished, cancelled, failed, drained (the server shuts down), left (the client closed
+    its socket early), lost (it disconnected and did not resume), slow_reader, never_connected, stopped."""
 
     reason: str
     audio_s: float
 
 
-Event = (
-    Started | SpeechStarted | Partial | Final | UtteranceEnded | MarkerReached | Progress | Failed | Closed
-)
+Event = Started | SpeechStarted | Partial | Final | WordGap | MarkerReached | Progress | Failed | Closed

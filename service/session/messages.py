@@ -1,7 +1,7 @@
 """The inputs and effects of a session: frozen values.
 
 The driver of a session carries the effects out: `RunWindow` goes to the engine, `PushFrames` and `EndUtterance` to the
-stream's decode worker, `Emit` to the listener.
+stream's decode worker, `Emit` to the stream's reader.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from service.session.events import Event
 
 @dataclass(frozen=True, slots=True)
 class WindowKey:
-    """Identifies a window of a stream: channel, segment (a new one after each Finalize), index in the segment."""
+    """Identifies a window of a stream: channel, section (a new one after each Finalize), index in the section."""
 
     channel: int
-    segment: int
+    section: int
     index: int
 
 
@@ -61,7 +61,7 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Finalize:
-    """The client wants final results for everything so far."""
+    """The client requests final results for everything so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +80,16 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The client disconnected and may come back."""
+    """The client disconnected and may resume."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The client is back."""
+    """The client has resumed."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLost:
+class DecodeWorkerLost:
     """The decode worker died; the new one has no state of this stream."""
 
 
@@ -119,7 +119,7 @@ Input = (
     | Finish
     | Disconnected
     | Resumed
-    | WorkerLost
+    | DecodeWorkerLost
     | Fail
     | Cancel
 )
@@ -171,7 +171,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Send an event to the listener."""
+    """Send an event to the stream's reader."""
 
     event: Event
 

@@ -1,7 +1,7 @@
 """Splits network outputs into utterances: which frames belong to one, where it starts and ends.
 
-Used by the service and by recognition in one process (service/embedded/batch.py), each with its own preset. Silence
-never reaches the decoder, except a short pre-roll before the first character. No decoder or clock here.
+Used by the service and by recognition in one process (`service.embedded`), each with its own preset. Silence is not
+decoded, except a short pre-roll before the first character. No decoder or clock here.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.constants import OUTPUT_S
 from acoustic.windows import WindowPlan
 from service.session.endpoint import Endpointer, EndpointRule, EndpointSignal
@@ -37,7 +37,7 @@ class Step:
 
 
 class Segmenter:
-    """The utterances of one channel. `walk` takes the outputs in order; how they are sliced changes no result."""
+    """The utterances of one channel. `process` takes the outputs in order, split in any way."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Segmenter:
         self._gap_pending = False
         self._preroll: Frames = np.zeros((0, config.classes), np.float32)
 
-    def walk(self, log_probs: Frames, silence: SilenceTracker) -> Iterator[Step]:
+    def process(self, log_probs: Frames, silence: SilenceTracker) -> Iterator[Step]:
         """The steps of these outputs in order. While the caller handles a step, the endpointer is at its frame."""
         preroll = len(self._preroll)
         rows = np.concatenate([self._preroll, log_probs]) if preroll else log_probs
@@ -76,7 +76,7 @@ class Segmenter:
             if signal is EndpointSignal.STARTED:
                 first_unsent = max(first_free, row - PREROLL_FRAMES)
                 yield Step(signal, frame, rows[:0], row - first_unsent)
-            elif signal in (EndpointSignal.ENDED, EndpointSignal.CUT):
+            elif signal in (EndpointSignal.ENDED, EndpointSignal.SPLIT):
                 yield Step(signal, frame, rows[first_unsent : row + 1])
                 first_unsent = first_free = row + 1
             elif signal is EndpointSignal.CANDIDATE and self._candidates:

@@ -10,11 +10,11 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.constants import SAMPLE_RATE
 from acoustic.windows import WindowPlan
 from service.errors import ErrorCode
-from service.session.channel import Channel, SegmentEnd
+from service.session.channel import Channel, SectionEnd
 from service.session.events import (
     Closed,
     Event,
@@ -28,6 +28,7 @@ from service.session.messages import (
     Cancel,
     Configured,
     Decoded,
+    DecodeWorkerLost,
     Disconnected,
     Effect,
     Emit,
@@ -42,7 +43,6 @@ from service.session.messages import (
     Resumed,
     RunWindow,
     WindowDone,
-    WorkerLost,
 )
 from service.session.stream_settings import StreamSettings
 
@@ -124,19 +124,19 @@ class Session:
             self._run_windows(channel.push(samples))
 
     def _on_audio_parked(self, message: AudioReceived) -> None:
-        """Audio that was still being decoded when the connection broke. After a Finish it is ignored."""
+        """Audio whose bytes were still being decoded when the connection broke. After a Finish it is ignored."""
         if self._state_before_parking is SessionState.STREAMING:
             self._on_audio(message)
 
     def _on_finalize(self, message: Finalize) -> None:
         for channel in self.channels:
-            self._run_windows(channel.end_segment(SegmentEnd.FINALIZE))
+            self._run_windows(channel.end_section(SectionEnd.FINALIZE))
             self._advance(channel)
 
     def _on_finish(self, message: Finish) -> None:
         self.state, self._close_reason = SessionState.DRAINING, message.reason
         for channel in self.channels:
-            self._run_windows(channel.end_segment(SegmentEnd.FINISH))
+            self._run_windows(channel.end_section(SectionEnd.FINISH))
             self._advance(channel)
         self._close_when_done()
 
@@ -191,7 +191,7 @@ class Session:
     def _on_resumed(self, message: Resumed) -> None:
         self.state = self._state_before_parking
 
-    def _on_worker_lost(self, message: WorkerLost) -> None:
+    def _on_decode_worker_lost(self, message: DecodeWorkerLost) -> None:
         for channel in self.channels:
             self._effects += channel.replays()
         self._effects += self.outstanding
@@ -274,7 +274,7 @@ Handlers = dict[type[Any], Callable[[Session, Any], None]]
 PROCESSING: Handlers = {
     WindowDone: Session._on_window_done,
     Decoded: Session._on_decoded,
-    WorkerLost: Session._on_worker_lost,
+    DecodeWorkerLost: Session._on_decode_worker_lost,
     Fail: Session._on_fail,
     Cancel: Session._on_cancel,
 }

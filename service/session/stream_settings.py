@@ -1,4 +1,4 @@
-"""The settings of one stream, filled in by the endpoints. Nothing here reads a wire format or a file."""
+"""The settings of one stream, filled in by the routes. Nothing here reads a wire format or a file."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,12 +21,13 @@ class StreamSettings:
     """Trailing silence ends no utterance shorter than this, the silence included."""
     hotwords: tuple[Hotword, ...] = ()
     n_best: int = 1
-    priority: Literal["live", "batch"] = "live"
+    priority: Literal["live", "file"] = "live"
+    """Windows of files run only when no live window waits."""
     faster_than_realtime: bool = False
     """Audio may arrive faster than real time: widest hop, more windows in flight."""
     decoder: str = "beam"
     owner: str = ""
-    """The name of the API key that opened the stream; only the same key may resume it."""
+    """The id of the API key that opened the stream; only the same key may resume it."""
     idle_timeout_s: float | None = None
     """Failed("idle") after this long without push or keep_alive; None: never."""
     progress_interval_s: float | None = None
@@ -39,6 +40,6 @@ class StreamSettings:
 
 
 LIVE = StreamSettings()
-"""A person waits for the result: a short pause ends an utterance."""
+"""Preset for live audio: a short pause ends an utterance, for low latency."""
 OFFLINE = StreamSettings(interim=False, endpointing_ms=600, max_utterance_s=60.0, min_utterance_s=5.0)
-"""Nobody waits: longer utterances give the language model and the rescorer more context."""
+"""Preset for recordings: longer utterances give the language model and the rescorer more context."""

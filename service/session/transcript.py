@@ -34,7 +34,7 @@ class Transcript:
     def partial(
         self, hypothesis: Hypothesis, first_sample: int, end_sample: int
     ) -> tuple[tuple[Word, ...], int] | None:
-        """Words and the number of stable ones; None when a listener would see nothing new."""
+        """Words and the number of stable ones; None when nothing changed for the reader."""
         words = self._with_committed_prefix(timed_words(hypothesis, first_sample, end_sample))
         stable_words = min(len(words), max(self._stable_words, hypothesis.stable_words))
         if (words, stable_words) == (self._partial_words, self._stable_words):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.windows import Window, WindowOutput, WindowPlan
 from service.errors import ErrorCode
 from service.scheduling.decode_worker import DecodeResult, OpenStream
@@ -38,8 +38,8 @@ class CloseDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class PinStream:
-    """A stream starts: assign it to a decode worker."""
+class AddStream:
+    """A new stream: pin it to a decode worker."""
 
     device: int
     stream: str
@@ -68,8 +68,8 @@ class SendCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseStream:
-    """The stream is over: drop its windows and its decoder state."""
+class RemoveStream:
+    """The stream is closed: drop its windows and its decoder state."""
 
     device: int
     stream: str
@@ -150,8 +150,8 @@ class StreamDecoded:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamDecoderLost:
-    """The stream's decode worker died and was replaced. `abandoned`: it died too often on this stream."""
+class StreamDecodeWorkerLost:
+    """The stream's decode worker died and was replaced. `abandoned`: the stream crashed it repeatedly."""
 
     stream: str
     abandoned: bool = False

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.windows import Window, WindowPlan
 from service.errors import ErrorCode, ServiceError
 from service.scheduling.decode_worker import OpenStream
@@ -13,19 +13,19 @@ from service.scheduling.device import DeviceClient
 from service.scheduling.shared_counters import SharedCounters
 from service.session.messages import EndUtterance, PushFrames, Replay, WindowKey
 from service.workers.ipc import (
+    AddStream,
     CloseDevice,
     DeviceOpened,
     IpcConnection,
     ModelsReloaded,
     OpenDevice,
-    PinStream,
     Rejected,
-    ReleaseStream,
     ReloadModels,
+    RemoveStream,
     SendCommand,
     StoreChanged,
     StreamDecoded,
-    StreamDecoderLost,
+    StreamDecodeWorkerLost,
     StreamWindowDone,
     SubmitWindow,
 )
@@ -57,7 +57,7 @@ class SupervisorClient:
         return result.models
 
     def notify_peers(self) -> None:
-        """Tell all workers that a shared store has changed."""
+        """Notify all workers that a shared store has changed."""
         self.ipc.send(StoreChanged())
 
     def handle(self, value: Any) -> bool:
@@ -68,12 +68,12 @@ class SupervisorClient:
         elif isinstance(value, StreamDecoded):
             if value.stream in self.clients:
                 self.clients[value.stream].decoded(value.stream, value.result)
-        elif isinstance(value, StreamDecoderLost):
+        elif isinstance(value, StreamDecodeWorkerLost):
             client = self.clients.get(value.stream)
             if client is not None and value.abandoned:
                 client.stream_abandoned(value.stream)
             elif client is not None:
-                client.decoder_lost(value.stream)
+                client.decode_worker_lost(value.stream)
         elif isinstance(value, DeviceOpened | ModelsReloaded | Rejected):
             pending = self._pending.pop(value.request_id, None)
             if pending is not None and not pending.done():
@@ -110,7 +110,7 @@ class RemoteDevice:
         self.config, self.plan, self.precision = opened.config, opened.plan, opened.precision
 
     async def stop(self) -> None:
-        """Tell the supervisor that this worker has no more streams on it."""
+        """Report that this worker has no more streams on the device."""
         if self._number:
             self._supervisor.ipc.send(CloseDevice(self._number))
 
@@ -119,26 +119,26 @@ class RemoteDevice:
 
     @property
     def alive(self) -> bool:
-        """Engine and decode workers are alive, as the supervisor reports."""
+        """Whether engine and decode workers run, as the supervisor reports."""
         return self._supervisor.counters.total(f"alive:{self.model_name}") > 0
 
-    def pin(self, stream: str, settings: OpenStream) -> None:
-        """A stream starts."""
+    def add_stream(self, stream: str, settings: OpenStream) -> None:
+        """Add a stream: it is pinned to a decode worker."""
         self._supervisor.clients[stream] = self._client
-        self._supervisor.ipc.send(PinStream(self._number, stream, settings))
+        self._supervisor.ipc.send(AddStream(self._number, stream, settings))
 
     def submit(self, stream: str, key: WindowKey, window: Window, live: bool, urgent: bool) -> None:
-        """A window is ready for the engine."""
+        """Queue a window."""
         self._supervisor.ipc.send(SubmitWindow(self._number, stream, key, window, live, urgent))
 
     def send(self, stream: str, command: PushFrames | EndUtterance | Replay) -> None:
-        """A command for the stream's decode worker."""
+        """Send a command to the stream's decode worker."""
         self._supervisor.ipc.send(SendCommand(self._number, stream, command))
 
-    def release(self, stream: str, keys: list[WindowKey]) -> None:
-        """The stream is over."""
+    def remove_stream(self, stream: str, keys: list[WindowKey]) -> None:
+        """Drop the stream and these windows. The supervisor knows the windows itself."""
         self._supervisor.clients.pop(stream, None)
-        self._supervisor.ipc.send(ReleaseStream(self._number, stream))
+        self._supervisor.ipc.send(RemoveStream(self._number, stream))
 
     def pin_hop(self, hop_s: float | None) -> None:
         """Not supported: benchmarks pin the hop in one process only."""

@@ -14,16 +14,16 @@ from service.served_models import ModelReloader, recognizer_options
 from service.session.messages import WindowKey
 from service.settings import Settings
 from service.workers.ipc import (
+    AddStream,
     CloseDevice,
     DeviceOpened,
     DeviceReplaced,
     OpenDevice,
-    PinStream,
-    ReleaseStream,
     ReloadModels,
+    RemoveStream,
     SendCommand,
     StreamDecoded,
-    StreamDecoderLost,
+    StreamDecodeWorkerLost,
     StreamWindowDone,
     SubmitWindow,
 )
@@ -86,48 +86,48 @@ class Router:
             device = self._devices.get(value.device)
             if device is not None:
                 device.send(value.stream, value.command)
-        elif isinstance(value, PinStream):
+        elif isinstance(value, AddStream):
             device = self._devices.get(value.device)
             if device is not None:
                 self._owner[value.stream] = (worker, value.device)
                 self._pending_windows[value.stream] = set()
-                device.pin(value.stream, value.settings)
-        elif isinstance(value, ReleaseStream):
-            self._release(value.stream)
+                device.add_stream(value.stream, value.settings)
+        elif isinstance(value, RemoveStream):
+            self._remove_stream(value.stream)
         elif isinstance(value, CloseDevice):
             self._close_device(worker, value.device)
         elif isinstance(value, OpenDevice | ReloadModels):
             raise TypeError(f"{value} is a request for the supervisor")
 
     def worker_lost(self, worker: int) -> None:
-        """A worker died: release its streams and devices."""
+        """A worker died: remove its streams, and stop its use of devices."""
         for stream in [stream for stream, (owner, _) in self._owner.items() if owner == worker]:
-            self._release(stream)
+            self._remove_stream(stream)
         for number in list(self._users):
             self._close_device(worker, number)
 
     # ---- from the devices (DeviceClient)
 
-    def window_done(self, stream: str, key: WindowKey, window_done: WindowOutput) -> None:
+    def window_done(self, stream: str, key: WindowKey, output: WindowOutput) -> None:
         """The engine has run a window."""
         if stream in self._owner:
             self._pending_windows[stream].discard(key)
-            self._send(self._owner[stream][0], StreamWindowDone(stream, key, window_done))
+            self._send(self._owner[stream][0], StreamWindowDone(stream, key, output))
 
     def decoded(self, stream: str, result: DecodeResult) -> None:
         """A decode worker has a result."""
         if stream in self._owner:
             self._send(self._owner[stream][0], StreamDecoded(stream, result))
 
-    def decoder_lost(self, stream: str) -> None:
-        """The stream's decode worker died and was replaced."""
+    def decode_worker_lost(self, stream: str) -> None:
+        """The stream's decode worker was replaced."""
         if stream in self._owner:
-            self._send(self._owner[stream][0], StreamDecoderLost(stream))
+            self._send(self._owner[stream][0], StreamDecodeWorkerLost(stream))
 
     def stream_abandoned(self, stream: str) -> None:
-        """Decode workers died too often on this stream."""
+        """The stream crashed its decode worker repeatedly."""
         if stream in self._owner:
-            self._send(self._owner[stream][0], StreamDecoderLost(stream, abandoned=True))
+            self._send(self._owner[stream][0], StreamDecodeWorkerLost(stream, abandoned=True))
 
     # ---- devices
 
@@ -146,11 +146,11 @@ class Router:
         self._send(0, DeviceReplaced(name))
         self._stop_if_unused(old)
 
-    def _release(self, stream: str) -> None:
+    def _remove_stream(self, stream: str) -> None:
         owner = self._owner.pop(stream, None)
         keys = self._pending_windows.pop(stream, set())
         if owner is not None and owner[1] in self._devices:
-            self._devices[owner[1]].release(stream, list(keys))
+            self._devices[owner[1]].remove_stream(stream, list(keys))
 
     def _close_device(self, worker: int, number: int) -> None:
         if number in self._users:

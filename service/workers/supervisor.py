@@ -34,7 +34,7 @@ from service.workers.router import Router
 
 MAX_WORKER_DEATHS = 10
 DEATHS_WINDOW_S = 300.0
-"""If more workers die within this time, the service ends, so that whatever supervises it (systemd) sees the failure."""
+"""If more workers die within this time, the service ends, so that systemd or the container runtime sees the failure."""
 MAX_RESTART_DELAY_S = 10.0
 
 

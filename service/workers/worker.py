@@ -11,9 +11,9 @@ from service.scheduling.process import limit_to_one_thread
 
 
 def main(channel: socket.socket, settings: Any, counters: Any, folder: Path, home: str | None) -> None:
-    """Serve until SIGTERM (drain), or until the supervisor is gone (exit at once)."""
+    """Serve until SIGTERM (drain), or until the supervisor has ended (exit at once)."""
     limit_to_one_thread()
-    # Ctrl-C reaches the whole process group: the supervisor handles it and sends SIGTERM to the workers.
+    # Ctrl-C reaches every process of the group: the supervisor handles it and sends SIGTERM to the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if home is not None:
         os.environ["SILICA_HOME"] = home

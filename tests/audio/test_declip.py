@@ -39,8 +39,8 @@ def test_pcm_is_declipped():
     original = voice(2.0)
     data = np.clip(np.round(original * 32768), -32768, 32767).astype("<i2").tobytes()
     decoder = PcmDecoder("linear16", RATE)
-    decode_file = np.concatenate([decoder.push(data), decoder.finish()], axis=1)
-    assert decode_file.shape == original.shape and decode_file.max() > 1.5
+    samples = np.concatenate([decoder.push(data), decoder.finish()], axis=1)
+    assert samples.shape == original.shape and samples.max() > 1.5
 
 
 @settings(max_examples=50, deadline=None)

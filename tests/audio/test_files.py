@@ -28,14 +28,14 @@ def write(path: Path, samples: np.ndarray, rate: int, subtype: str | None = None
 
 def encode(path: Path, codec: str, rate: int, form: str) -> Path:
     """A mono tone of two seconds through one of PyAV's encoders."""
-    with av.open(str(path), "w", format=form) as encode_tone:
-        stream = encode_tone.add_stream(codec, rate=rate, layout="mono")
+    with av.open(str(path), "w", format=form) as target:
+        stream = target.add_stream(codec, rate=rate, layout="mono")
         frame = av.AudioFrame.from_ndarray(tone(2, rate).T.copy(), format="fltp", layout="mono")
         frame.sample_rate = rate
         convert = av.AudioResampler(format=stream.format, layout="mono", rate=rate, frame_size=960)
         for piece in [*convert.resample(frame), *convert.resample(None)]:
-            encode_tone.mux(stream.encode(piece))
-        encode_tone.mux(stream.encode(None))
+            target.mux(stream.encode(piece))
+        target.mux(stream.encode(None))
     return path
 
 
@@ -92,7 +92,7 @@ def test_mono_is_the_mean_of_the_channels(tmp_path: Path) -> None:
     np.testing.assert_allclose(read_mono(tmp_path / "a.wav"), both.mean(axis=0), atol=1e-6)
 
 
-def test_blocks_concatenate_to_the_whole_file(tmp_path: Path) -> None:
+def test_blocks_concatenate_to_the_complete_file(tmp_path: Path) -> None:
     path = write(tmp_path / "a.wav", tone(25, 44_100), 44_100)
     blocks = list(read_blocks(path))
     assert len(blocks) == 3
@@ -162,13 +162,13 @@ def test_samples_that_are_not_finite_are_an_error(tmp_path: Path, bad: float) ->
 
 def test_video_without_audio_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "film.mkv"
-    with av.open(str(path), "w", format="matroska") as encode_tone:
-        stream = encode_tone.add_stream("mpeg4", rate=5)
+    with av.open(str(path), "w", format="matroska") as target:
+        stream = target.add_stream("mpeg4", rate=5)
         stream.width = stream.height = 16
         stream.pix_fmt = "yuv420p"
         frame = av.VideoFrame.from_ndarray(np.zeros((16, 16, 3), np.uint8), format="rgb24")
-        encode_tone.mux(stream.encode(frame))
-        encode_tone.mux(stream.encode(None))
+        target.mux(stream.encode(frame))
+        target.mux(stream.encode(None))
     assert "no audio stream" in error_of(path)
 
 

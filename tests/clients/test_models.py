@@ -38,8 +38,8 @@ async def test_a_starting_server_is_not_an_unknown_model(server):
             assert caught.value.code == "starting" and caught.value.retry_after_s == 2.0
         assert await client.resolve(None) == "one"
         assert await client.resolve("two") == "two"
-        with pytest.raises(ServiceError, match=r"has no model 'whale'\. It serves one, two") as caught:
-            await client.resolve("whale")
+        with pytest.raises(ServiceError, match=r"has no model 'unknown'\. It serves one, two") as caught:
+            await client.resolve("unknown")
         assert caught.value.code == "model"
 
 

@@ -49,7 +49,7 @@ def test_transcribe_prints_one_json_object_for_several_files(
         assert all(0 <= word["start_s"] < word["end_s"] <= one["duration_s"] + 0.02 for word in one["words"])
 
 
-def test_streamed_and_whole_give_the_same_text_with_bounded_context(
+def test_streamed_and_offline_recognition_give_the_same_text_with_bounded_context(
     clips: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = []
@@ -101,7 +101,7 @@ def test_subtitles_are_written_to_one_file_per_recording(
     ("line", "message"),
     [
         (["transcribe", "missing-*.wav"], "No file matches"),
-        (["transcribe", "x.wav", "--model", "nobody"], "no model"),
+        (["transcribe", "x.wav", "--model", "no-such-model"], "no model"),
         (["evaluate", "nowhere"], "no manifest"),
         (["bench", "--model", "tiny", "--processes", "0"], "Nothing to measure"),
     ],

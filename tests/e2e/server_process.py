@@ -30,7 +30,7 @@ class ServerProcess:
 
 
 def start_server(home: Path, *options: str, model: str = "tiny") -> ServerProcess:
-    """Start `silica start_server` and wait until it is ready."""
+    """Start `silica serve` and wait until it is ready."""
     line = [sys.executable, "-c", MAIN, "serve", "--json", "--port", "0", "--model", model]
     line += ["--language-model", "none", "--engine-workers", "1", "--decode-workers", "1", *options]
     environment = {**os.environ, "SILICA_HOME": str(home), "OMP_NUM_THREADS": "1"}

@@ -49,8 +49,8 @@ def test_a_file_in_real_time_gives_the_offline_transcript(server: ServerProcess,
 
 
 def test_a_model_that_the_server_does_not_have_is_refused(server: ServerProcess, recording: Path) -> None:
-    done = mic(server, "--from", str(recording), "--model", "whale")
-    assert done.returncode == 2 and "has no model 'whale'. It serves " in done.stderr
+    done = mic(server, "--from", str(recording), "--model", "unknown")
+    assert done.returncode == 2 and "has no model 'unknown'. It serves " in done.stderr
 
 
 @pytest.mark.parametrize("form", ["srt", "vtt", "json"])

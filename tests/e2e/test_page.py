@@ -353,7 +353,7 @@ def test_a_broken_connection_is_resumed_without_loss(page: Page, server: ServerP
     cuts: list[Callable[[], None]] = []
     received: dict[int, bytes] = {}
 
-    def between(route: WebSocketRoute) -> None:
+    def proxy(route: WebSocketRoute) -> None:
         upstream = route.connect_to_server()
         starts: list[int] = []
         connected = True
@@ -380,7 +380,7 @@ def test_a_broken_connection_is_resumed_without_loss(page: Page, server: ServerP
         upstream.on_message(from_server)
         cuts.append(cut)
 
-    page.route_web_socket(re.compile("/v1/listen"), between)
+    page.route_web_socket(re.compile("/v1/listen"), proxy)
     page.evaluate(
         """
         window.breaks = 0;

@@ -72,10 +72,10 @@ def test_jobs_and_uploads_give_the_same_words_and_a_corrupt_file_stops_nothing(
 def test_a_model_that_the_server_does_not_have_is_refused(
     server: ServerProcess, folder: Path, options: tuple[str, ...]
 ) -> None:
-    line = (str(folder / "busy.wav"), "--server", server.address, "--model", "whale", *options)
+    line = (str(folder / "busy.wav"), "--server", server.address, "--model", "unknown", *options)
     done = transcribe(*line)
     assert done.returncode == 2 and done.stdout == b""
-    assert b"has no model 'whale'. It serves " in done.stderr and b"Traceback" not in done.stderr
+    assert b"has no model 'unknown'. It serves " in done.stderr and b"Traceback" not in done.stderr
 
 
 def test_real_time_with_a_server_and_upload_from_standard_input(server: ServerProcess, folder: Path) -> None:

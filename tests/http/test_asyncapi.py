@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import service
-from service.protocols.query import CONTAINERS, RAW, read_query
+from service.protocols.deepgram_query import CONTAINERS, RAW, read_query
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 DOCUMENT = yaml.safe_load((Path(service.__file__).parent / "asyncapi.yaml").read_text())

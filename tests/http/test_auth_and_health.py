@@ -138,7 +138,7 @@ async def test_listening_beyond_loopback_needs_keys_or_insecure(settings, keys_f
     with pytest.raises(ServiceError, match="silica keys add"):
         Server(exposed)
     Server(replace(exposed, insecure=True))
-    add_key(keys_file, "anybody")
+    add_key(keys_file, "any")
     Server(exposed)
 
 

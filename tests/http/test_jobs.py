@@ -1,4 +1,4 @@
-"""Jobs and recordings at shutdown, with failing audio and with clients that disconnect; and their usage of keys."""
+"""Jobs and recordings at shutdown, with failing audio and with clients that disconnect; and the usage of their keys."""
 
 import asyncio
 import contextlib
@@ -69,9 +69,9 @@ async def until(store: JobStore, id: str, condition: Callable[[Job], bool], owne
             await asyncio.sleep(0.02)
 
 
-def batch_streams(models: ServedModels) -> list[Stream]:
+def file_streams(models: ServedModels) -> list[Stream]:
     """Streams of recordings only, since other tests may have left parked streams."""
-    return [one for one in models.pick(None)._streams.values() if one.settings.priority == "batch"]
+    return [one for one in models.pick(None)._streams.values() if one.settings.priority == "file"]
 
 
 async def post(server: Server, audio: bytes) -> tuple[int, dict[str, str], Any]:
@@ -123,7 +123,7 @@ async def test_audio_that_fails_ends_its_transcription(
                 pass
     if isinstance(received.value, ServiceError):
         assert received.value.code == "storage" and "Input/output error" in received.value.message
-    assert not batch_streams(models)
+    assert not file_streams(models)
 
 
 async def test_a_recording_whose_recognizer_drains_before_its_end_is_an_error(
@@ -131,7 +131,7 @@ async def test_a_recording_whose_recognizer_drains_before_its_end_is_an_error(
 ) -> None:
     async def audio() -> AsyncIterator[np.ndarray]:
         yield np.zeros((1, 16000), np.float32)
-        for stream in batch_streams(models):
+        for stream in file_streams(models):
             stream.drain()
         await asyncio.Event().wait()
 
@@ -204,7 +204,7 @@ async def test_a_job_that_finds_no_free_decoder_does_not_disturb_others(
     assert started == [large, small, small]
 
 
-async def test_jobs_are_charged_to_their_owner_as_they_are_transcribed(
+async def test_jobs_count_towards_the_usage_of_their_key_as_they_are_transcribed(
     make_server: ServerFactory, tmp_path: Path, keys_file: Path, speech: bytes
 ) -> None:
     key, secret = add_key(keys_file, "small", minutes_per_day=0.1)
@@ -219,7 +219,7 @@ async def test_jobs_are_charged_to_their_owner_as_they_are_transcribed(
             await send(server, wav(speech, 1), **headers)
 
 
-async def test_disconnecting_from_a_streamed_transcription_charges_the_processed_audio(
+async def test_after_a_disconnect_from_a_streamed_transcription_the_processed_audio_counts(
     make_server: ServerFactory, keys_file: Path, speech: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     key, secret = add_key(keys_file, "disconnects")

@@ -268,7 +268,7 @@ async def test_an_internal_error_ends_one_stream_with_1011_and_is_logged(server,
     async with open_client(server, f"{RAW}&extensions=true") as client, open_client(server) as other:
         session = (await client.until("Started"))["request_id"]
         state = server.app[APP_STATE]
-        state.client_streams._streams[session].decoder.push = lambda data: 1 / 0
+        state.client_streams._streams[session].audio_decoder.push = lambda data: 1 / 0
         await client.send(speech)
         code, reason = await client.read_to_end()
         await other.send(speech, {"type": "CloseStream"})

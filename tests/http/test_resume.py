@@ -166,7 +166,7 @@ async def test_a_session_that_is_not_resumed_ends(make_server, open_client, spee
         assert client_streams.count == 0
 
 
-async def test_the_client_reconnects_by_itself(server, open_client, speech, chunks):
+async def test_the_client_reconnects_automatically(server, open_client, speech, chunks):
     expected = await uninterrupted(open_client, server, speech)
     states = []
 
@@ -194,7 +194,7 @@ async def test_the_client_reconnects_by_itself(server, open_client, speech, chun
             await client.finalize()
             for chunk in chunks(speech, 3000):
                 await client.send(chunk)
-            await client.mark("end")
+            await client.place_marker("end")
             await client.finish()
             async with asyncio.timeout(60):
                 await reader

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.recognizer import Recognizer, RecognizerOptions, Stream, StreamSettings
-from service.session.events import Closed, Event, Final, Partial, SpeechStarted, UtteranceEnded
+from service.session.events import Closed, Event, Final, Partial, SpeechStarted, WordGap
 
 Samples = npt.NDArray[np.float32]
 
@@ -66,7 +66,7 @@ def results(events: Iterable[Event]) -> ChannelResult:
             )
         elif isinstance(event, SpeechStarted):
             found.append(("speech", event.channel, event.time_s))
-        elif isinstance(event, UtteranceEnded):
+        elif isinstance(event, WordGap):
             found.append(("ended", event.channel, event.last_word_end_s))
         elif isinstance(event, Closed):
             found.append(("closed", event.reason, event.audio_s))

@@ -37,7 +37,7 @@ async def test_one_stream_or_many(recognizer: Recognizer, audio: Samples) -> Non
 
 async def test_files_and_live_streams_give_the_same(recognizer: Recognizer, audio: Samples) -> None:
     live = StreamSettings()
-    file = StreamSettings(priority="batch", faster_than_realtime=True)
+    file = StreamSettings(priority="file", faster_than_realtime=True)
     both = await asyncio.gather(
         stream_through(recognizer, audio, live), stream_through(recognizer, audio, file)
     )

@@ -15,7 +15,7 @@ from service.stream import MAX_FILE_WINDOWS, MAX_LIVE_WINDOWS, MAX_MARKERS
 from tests.invariants.streaming import Samples, collect
 
 
-@pytest.mark.parametrize(("priority", "limit"), [("live", MAX_LIVE_WINDOWS), ("batch", MAX_FILE_WINDOWS)])
+@pytest.mark.parametrize(("priority", "limit"), [("live", MAX_LIVE_WINDOWS), ("file", MAX_FILE_WINDOWS)])
 async def test_push_waits_while_too_much_is_in_flight(
     recognizer: Recognizer, audio: Samples, priority: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +93,7 @@ async def test_markers_have_a_limit(recognizer: Recognizer, audio: Samples) -> N
     stream.cancel()
 
 
-async def test_a_stream_that_nobody_reads_fails(
+async def test_a_stream_whose_events_are_not_read_fails(
     recognizer: Recognizer, audio: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = recognizer.open(StreamSettings(endpointing_ms=10, max_utterance_s=0.2))
@@ -114,7 +114,7 @@ async def test_finalizes_without_audio_between_them_are_answered_once(
     await stream.push(audio[:, :32_000])
     for _ in range(1000):
         await stream.finalize()
-    assert len(stream.session.channels[0]._segments) <= 2
+    assert len(stream.session.channels[0]._sections) <= 2
     await stream.finish()
     answered = [event for event in await reader if getattr(event, "from_finalize", False)]
     assert len(answered) == 1

@@ -20,7 +20,7 @@ from tests.invariants.streaming import (
     results,
     stream_through,
 )
-from tests.invariants.test_failure_stays_local import decoder_pids, engine_pids, send, until_ready
+from tests.invariants.test_failure_stays_local import decode_pids, engine_pids, send, until_ready
 
 
 class Client:
@@ -34,7 +34,7 @@ class Client:
         settings = StreamSettings(
             channels=self.rng.choice((1, 1, 2)),
             interim=self.rng.random() < 0.7,
-            priority=self.rng.choice(("live", "live", "batch")),
+            priority=self.rng.choice(("live", "live", "file")),
             max_utterance_s=2,
         )
         stream = self.recognizer.open(settings)
@@ -54,7 +54,7 @@ class Client:
 
     async def act(self, stream: Stream, reader: "asyncio.Future[None]") -> "asyncio.Future[None]":
         action = self.rng.choice(
-            ("push",) * 6 + ("finalize", "mark", "drop", "park", "cancel", "fail", "kill", "nan")
+            ("push",) * 6 + ("finalize", "marker", "drop", "park", "cancel", "fail", "kill", "nan")
         )
         if action == "push":
             at = self.rng.randrange(0, 200_000)
@@ -62,7 +62,7 @@ class Client:
             await stream.push(np.repeat(piece, stream.settings.channels, axis=0))
         elif action == "finalize":
             await stream.finalize()
-        elif action == "mark":
+        elif action == "marker":
             await stream.place_marker("m")
         elif action == "park":
             self.recognizer.park(stream)
@@ -77,7 +77,7 @@ class Client:
         elif action == "fail" and self.rng.random() < 0.3:
             stream.fail(ErrorCode.INTERNAL, "failed", "try again")
         elif action == "kill" and self.rng.random() < 0.1:
-            pids = engine_pids(self.recognizer) + decoder_pids(self.recognizer)
+            pids = engine_pids(self.recognizer) + decode_pids(self.recognizer)
             if pids:
                 send(self.rng.choice(pids), signal.SIGKILL)
         return reader
@@ -112,7 +112,7 @@ async def test_a_resumed_stream_loses_and_repeats_nothing(recognizer: Recognizer
         await stream.push(audio[:, at : at + 32_000])
         recognizer.park(stream)
         await reader
-        # Events that the client has not seen are sent again; others are not.
+        # Only events that the client has not received are sent again.
         del seen[max(0, len(seen) - 2) :]
         with pytest.raises(ServiceError):
             recognizer.resume(stream.id, owner="another key")
@@ -156,19 +156,19 @@ async def test_time_in_which_the_server_did_not_run_is_not_idle_time(recognizer:
     stream, parked = (recognizer.open(StreamSettings(idle_timeout_s=10.0)) for _ in range(2))
     recognizer.park(parked)
 
-    def sweep() -> None:
-        assert recognizer._sweeper is not None
-        recognizer._sweeper.cancel()
-        recognizer._sweep()
+    def check_timeouts() -> None:
+        assert recognizer._timeout_timer is not None
+        recognizer._timeout_timer.cancel()
+        recognizer._check_timeouts()
 
     stream.last_activity_s -= 100
     recognizer._parked[parked.id] = (parked, recognizer.now_s() - 70)
-    recognizer._sweep_at_s -= 100
-    sweep()
+    recognizer._next_check_s -= 100
+    check_timeouts()
     assert not stream.closed and not parked.closed
     stream.last_activity_s -= 100
     recognizer._parked[parked.id] = (parked, recognizer.now_s() - 70)
-    sweep()
+    check_timeouts()
     assert stream.closed and parked.closed
 
 

@@ -1,4 +1,4 @@
-"""Failure stays local: a stream's invalid audio, a dead or hung worker affects no other stream; work is replayed."""
+"""Failure stays local: invalid audio, a dead or a hung worker affects no other stream; lost work is repeated."""
 
 import asyncio
 import contextlib
@@ -56,9 +56,11 @@ def engine_pids(recognizer: Recognizer) -> list[int]:
     ]
 
 
-def decoder_pids(recognizer: Recognizer) -> list[int]:
+def decode_pids(recognizer: Recognizer) -> list[int]:
     return [
-        each.process.pid for each in recognizer.device.decoders.workers if each.process and each.process.pid
+        each.process.pid
+        for each in recognizer.device.decode_pool.workers
+        if each.process and each.process.pid
     ]
 
 
@@ -74,22 +76,20 @@ async def until_ready(recognizer: Recognizer, executors: int = 2) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("victim", ["engine", "decoder"])
+@pytest.mark.parametrize("worker", ["engine", "decode"])
 async def test_a_killed_worker_is_replaced_without_effect_on_results(
-    recognizer: Recognizer, audio: Samples, victim: str
+    recognizer: Recognizer, audio: Samples, worker: str
 ) -> None:
     alone = results(await stream_through(recognizer, audio, SETTINGS))
     streams = [recognizer.open(SETTINGS) for _ in range(6)]
     readers = [asyncio.ensure_future(collect(stream)) for stream in streams]
-    restarts = recognizer.metrics.worker_restarts.labels(
-        kind={"engine": "engine", "decoder": "decode"}[victim]
-    )
+    restarts = recognizer.metrics.worker_restarts.labels(kind=worker)
     before = restarts._value.get()
 
     async def feed(stream: Stream, number: int) -> None:
         for at in range(0, audio.shape[1], 8000):
             if number == 0 and at in (80_000, 160_000):
-                pids = engine_pids(recognizer) if victim == "engine" else decoder_pids(recognizer)
+                pids = engine_pids(recognizer) if worker == "engine" else decode_pids(recognizer)
                 if pids:
                     send(pids[0], signal.SIGKILL)
             await stream.push(audio[:, at : at + 8000])
@@ -103,26 +103,26 @@ async def test_a_killed_worker_is_replaced_without_effect_on_results(
     await until_ready(recognizer)
 
 
-@pytest.mark.parametrize("victim", ["engine", "decoder"])
+@pytest.mark.parametrize("worker", ["engine", "decode"])
 async def test_a_hung_worker_is_replaced(
-    recognizer: Recognizer, audio: Samples, victim: str, monkeypatch: pytest.MonkeyPatch
+    recognizer: Recognizer, audio: Samples, worker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The timeout is short only until the hung workers have work: a slow worker must not count as hung."""
     await until_ready(recognizer)
     alone = results(await stream_through(recognizer, audio, SETTINGS))
-    pids = engine_pids(recognizer) if victim == "engine" else decoder_pids(recognizer)
+    pids = engine_pids(recognizer) if worker == "engine" else decode_pids(recognizer)
     for pid in pids:
         send(pid, signal.SIGSTOP)
-    restarts = recognizer.metrics.worker_restarts.labels(kind={"decoder": "decode"}.get(victim, victim))
+    restarts = recognizer.metrics.worker_restarts.labels(kind=worker)
     before = restarts._value.get()
     with monkeypatch.context() as patch:
-        patch.setattr(engine if victim == "engine" else decode_pool, "ANSWER_TIMEOUT_S", 0.5)
-        listening = asyncio.ensure_future(stream_through(recognizer, audio, SETTINGS))
+        patch.setattr(engine if worker == "engine" else decode_pool, "ANSWER_TIMEOUT_S", 0.5)
+        streaming = asyncio.ensure_future(stream_through(recognizer, audio, SETTINGS))
         running = recognizer.device.engine._running
-        hung = len(pids) if victim == "engine" else 0
+        hung = len(pids) if worker == "engine" else 0
         while len(running) < hung or (not hung and restarts._value.get() == before):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert results(await listening) == alone
+    assert results(await streaming) == alone
     assert restarts._value.get() >= before + len(pids)
     await until_ready(recognizer)
 

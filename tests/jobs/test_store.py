@@ -1,4 +1,4 @@
-"""The job store with disk errors, releases and cleanup: errors change nothing, and work continues by itself."""
+"""The job store with disk errors, releases and cleanup: errors change nothing, and background work continues."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_runner_releases_one_job_and_keeps_the_others(tmp_path: Path) -> None:
     store.close()
 
 
-def test_sweep_deletes_orphans_and_ignores_missing_files(tmp_path: Path) -> None:
+def test_files_without_a_job_and_stale_uploads_are_deleted(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     store.add(job(1), None, 10**9)
     for name in ("job_1", "job_2", "job_3"):
@@ -62,14 +62,14 @@ def test_sweep_deletes_orphans_and_ignores_missing_files(tmp_path: Path) -> None
         os.utime(store.file(name), (1000.0, 1000.0))
     missing = store.file("job_4")
     missing.symlink_to(tmp_path / "nowhere")  # listed, but stat fails
-    assert store.sweep(2000.0) == 0
+    assert store.delete_expired(2000.0) == 0
     assert [path.name for path in store.file("job_1").parent.iterdir() if path != missing] == ["job_1"]
     for name in ("stale", "arriving"):
         (store.uploads / name).mkdir()
         (store.uploads / name / "file").write_bytes(b"half of it")
         os.utime(store.uploads / name, (1000.0, 1000.0))
     os.utime(store.uploads / "stale" / "file", (1000.0, 1000.0))
-    store.sweep_uploads(2000.0)
+    store.delete_stale_uploads(2000.0)
     assert [path.name for path in store.uploads.iterdir()] == ["arriving"]
     store.close()
 
@@ -81,7 +81,7 @@ async def test_background_work_continues_after_errors(
     turns = iter(
         [
             ServiceError(ErrorCode.STORAGE, "The disk is full."),
-            OSError("gone"),
+            OSError("unreadable"),
             None,
             asyncio.CancelledError(),
         ]

@@ -15,16 +15,16 @@ from service.protocols.commands import (
     Finalize,
     Finish,
     KeepAlive,
-    ListenRequest,
     PlaceMarker,
     Reject,
     SendText,
+    StreamRequest,
     Warn,
 )
 from service.protocols.deepgram import DeepgramProtocol, StreamInfo
 from service.protocols.deepgram_file import FileInfo, document, read_file_query
-from service.protocols.formatted_words import uuid_for_model
-from service.protocols.query import read_query
+from service.protocols.deepgram_json import uuid_for_model
+from service.protocols.deepgram_query import read_query
 from service.protocols.wire_protocol import Received
 from service.session.events import (
     Alternative,
@@ -36,8 +36,8 @@ from service.session.events import (
     Progress,
     SpeechStarted,
     Started,
-    UtteranceEnded,
     Word,
+    WordGap,
 )
 
 INFO = StreamInfo("id-1", "tiny", "uuid-1", "1.0", "2026-01-01T00:00:00.000Z", 30.0, 1000)
@@ -47,7 +47,7 @@ FINAL = Final(0, 0.0, 1.0, (Alternative(WORDS),), True)
 
 
 def protocol(**options) -> DeepgramProtocol:
-    return DeepgramProtocol(ListenRequest(**options), INFO)
+    return DeepgramProtocol(StreamRequest(**options), INFO)
 
 
 def sent(one: DeepgramProtocol, event, number=7) -> list[dict]:
@@ -158,7 +158,7 @@ def test_extensions_are_sent_on_request():
 def test_messages_name_the_channel_and_the_number_of_channels():
     one = protocol(channels=2, multichannel=True, speech_events=True)
     assert sent(one, SpeechStarted(1, 0.1))[0]["channel"] == [1, 2]
-    assert sent(one, UtteranceEnded(1, 0.5))[0] == {
+    assert sent(one, WordGap(1, 0.5))[0] == {
         "type": "UtteranceEnd",
         "channel": [1, 2],
         "last_word_end": 0.5,
@@ -168,7 +168,7 @@ def test_messages_name_the_channel_and_the_number_of_channels():
 
 def test_formatted_text_is_shown_with_its_spoken_words():
     words = tuple(Word(text, at, at + 0.5, 0.5) for at, text in enumerate(["it", "cost", "five", "dollars"]))
-    formatting = DeepgramProtocol(ListenRequest(smart_format=True), INFO, formatter(True, False))
+    formatting = DeepgramProtocol(StreamRequest(smart_format=True), INFO, formatter(True, False))
     (message,) = sent(formatting, Final(0, 0.0, 4.0, (Alternative(words),), True))
     best = message["channel"]["alternatives"][0]
     assert best["transcript"] == "it cost $5"
@@ -259,7 +259,7 @@ def test_the_sdks_query_is_parsed():
             ("profanity_filter", "false"),
         ]
     )
-    assert request == ListenRequest(
+    assert request == StreamRequest(
         model="nova-3",
         encoding="linear16",
         sample_rate=8000,

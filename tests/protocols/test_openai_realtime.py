@@ -28,12 +28,12 @@ def reply(text: str) -> Final:
     return Final(0, 0.0, 1.0, (Alternative(words(text)),), False, True)
 
 
-def update_event(one: RealtimeProtocol, kind: str, **fields: object) -> list:
+def client_event(one: RealtimeProtocol, kind: str, **fields: object) -> list:
     return one.receive(json.dumps({"type": kind, **fields}))
 
 
 def append(one: RealtimeProtocol, audio: bytes = b"\0" * 480) -> None:
-    update_event(one, "input_audio_buffer.append", audio=base64.b64encode(audio).decode())
+    client_event(one, "input_audio_buffer.append", audio=base64.b64encode(audio).decode())
 
 
 def sent(one: RealtimeProtocol, *events: Partial | Final | SpeechStarted) -> list[str]:
@@ -46,7 +46,7 @@ def test_each_final_belongs_to_its_commit_or_clear():
     one = RealtimeProtocol("0" * 32, "tiny")
     for kind in ("commit", "clear", "clear", "commit"):
         append(one)
-        assert Finalize() in update_event(one, f"input_audio_buffer.{kind}")
+        assert Finalize() in client_event(one, f"input_audio_buffer.{kind}")
     assert sent(one, reply("committed"))[-1] == "committed"
     cleared = (SpeechStarted(0, 0.5), Partial(0, 0.0, 1.0, words("secret"), 1), reply("secret"))
     assert sent(one, *cleared) == []
@@ -58,11 +58,11 @@ def test_each_final_belongs_to_its_commit_or_clear():
 def test_half_a_sample_cannot_be_committed_or_cleared():
     one = RealtimeProtocol("0" * 32, "tiny")
     append(one, b"\0")
-    (refused,) = update_event(one, "input_audio_buffer.commit")
+    (refused,) = client_event(one, "input_audio_buffer.commit")
     assert json.loads(refused.text)["error"]["code"] == "input_audio_buffer_commit_empty"
-    assert Finalize() not in update_event(one, "input_audio_buffer.clear")
+    assert Finalize() not in client_event(one, "input_audio_buffer.clear")
     append(one, b"\0")
-    assert update_event(one, "input_audio_buffer.commit") == [Flush(), Finalize()]
+    assert client_event(one, "input_audio_buffer.commit") == [Flush(), Finalize()]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_half_a_sample_cannot_be_committed_or_cleared():
     ],
 )
 def test_an_error_names_its_field(session: object, param: str):
-    (refused,) = update_event(RealtimeProtocol("0" * 32, "tiny"), "session.update", session=session)
+    (refused,) = client_event(RealtimeProtocol("0" * 32, "tiny"), "session.update", session=session)
     assert json.loads(refused.text)["error"]["param"] == param
 
 
@@ -91,5 +91,5 @@ def test_an_error_names_its_field(session: object, param: str):
 def test_any_message_is_answered(kind: str, path: list[str], value: object):
     for name in reversed(path):
         value = {name: value}
-    for command in update_event(RealtimeProtocol("0" * 32, "tiny"), kind, session=value, audio=value):
+    for command in client_event(RealtimeProtocol("0" * 32, "tiny"), kind, session=value, audio=value):
         assert not isinstance(command, SendText) or json.loads(command.text)["type"]

@@ -140,7 +140,7 @@ def test_workers_share_the_event_loop_cost_except_the_supervisors_part() -> None
     busy = Costs(ForwardTimeCurve(0.0001, 1e-9), 0.001, 0.02, 0.0)
     one, two, three, many = (
         model(
-            costs=busy, processors=64.0, executors=64, decode_executors=32, server_processes=server_processes
+            costs=busy, processors=64.0, executors=64, decode_workers=32, server_processes=server_processes
         ).stream_capacity()
         for server_processes in (1, 2, 3, 16)
     )

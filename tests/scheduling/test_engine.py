@@ -112,17 +112,17 @@ async def test_a_failed_batch_runs_again_window_by_window() -> None:
     await engine.stop()
 
 
-async def test_a_forgotten_stream_gets_no_outputs() -> None:
+async def test_a_removed_stream_gets_no_outputs() -> None:
     results = Results()
     engine = thread_engine(results)
     await engine.start()
     window = noise_window(engine.config, engine.plan)
     keys = [WindowKey(0, 0, index) for index in range(40)]
     for key in keys:
-        engine.submit("gone", key, window, live=True, urgent=False)
-    engine.submit("here", WindowKey(0, 9, 0), window, live=True, urgent=False)
+        engine.submit("removed", key, window, live=True, urgent=False)
+    engine.submit("open", WindowKey(0, 9, 0), window, live=True, urgent=False)
     await asyncio.sleep(0)
-    engine.forget("gone", keys)
+    engine.remove_stream("removed", keys)
     await results.wait(lambda: bool(results.outputs))
     assert set(results.outputs) == {WindowKey(0, 9, 0)}
     assert not engine._tasks and len(engine.planner) == 0

@@ -116,11 +116,11 @@ def test_it_waits_for_more_windows_only_if_they_are_likely() -> None:
     assert names(plan(planner, now_s=11.0, live=1000)) == [["a"]], "an urgent window does not wait"
 
 
-def test_a_forgotten_stream_is_not_run() -> None:
+def test_windows_of_a_removed_stream_do_not_run() -> None:
     planner = Planner()
     for name in "aba":
         planner.add(waiting(name))
-    planner.forget("a")
+    planner.remove_stream("a")
     assert names(plan(planner)) == [["b"]]
     assert plan(planner).batches == ()
 
@@ -141,14 +141,14 @@ def test_every_window_runs_once_and_live_before_files(seed: int, executors: int,
     planner = Planner(PlannerLimits(max_batch=max_batch))
     added: Counter[tuple[str, WindowKey]] = Counter()
     ran: Counter[tuple[str, WindowKey]] = Counter()
-    forgotten: set[str] = set()
+    removed: set[str] = set()
     now_s = 0.0
     for index in range(rng.randrange(80)):
         now_s += rng.random() * 0.01
         stream = rng.choice("abcdef")
         if rng.random() < 0.03:
-            planner.forget(stream)
-            forgotten.add(stream)
+            planner.remove_stream(stream)
+            removed.add(stream)
         else:
             item = waiting(
                 stream,
@@ -168,7 +168,7 @@ def test_every_window_runs_once_and_live_before_files(seed: int, executors: int,
         run(planner, now_s, executors, executors, ran)
     assert len(planner) == 0
     assert all(count == 1 for count in ran.values())
-    assert {name for name in added if name[0] not in forgotten} <= set(ran)
+    assert {name for name in added if name[0] not in removed} <= set(ran)
 
 
 def run(

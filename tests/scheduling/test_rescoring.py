@@ -18,8 +18,8 @@ from service.scheduling.decode_worker import (
     FRAMES_PER_CHARACTER,
     WARM_UP_HYPOTHESES,
     WARM_UP_TEXT,
+    CloseStream,
     DecodeResult,
-    ForgetStream,
     OpenStream,
     UtteranceTable,
 )
@@ -65,7 +65,7 @@ def test_rescoring_does_not_block_other_streams_and_keeps_the_order_of_each(
         [*batch, ("a", PushFrames(3, 0, 2, frames, True)), ("b", PushFrames(4, 0, 1, frames, True))]
     )
     assert [(answer.stream, answer.serial) for answer in immediate] == [("a", 1), ("b", 4)]
-    utterances.handle([("b", EndUtterance(5, 0, 1)), ("a", ForgetStream())])
+    utterances.handle([("b", EndUtterance(5, 0, 1)), ("a", CloseStream())])
     slices: list[list[DecodeResult]] = []
     while (done := utterances.rescore_slice()) is not None:
         slices.append(done)
@@ -75,7 +75,9 @@ def test_rescoring_does_not_block_other_streams_and_keeps_the_order_of_each(
     assert all(answer.error is None for done in slices for answer in done)
 
 
-def test_a_worker_rescores_like_a_decoder_in_this_process(language_model: str, frames: Frames) -> None:
+def test_a_worker_gives_the_same_results_as_a_decoder_in_this_process(
+    language_model: str, frames: Frames
+) -> None:
     async def answers() -> list[DecodeResult]:
         results: list[DecodeResult] = []
         done = asyncio.Event()
@@ -89,7 +91,7 @@ def test_a_worker_rescores_like_a_decoder_in_this_process(language_model: str, f
         await pool.start(ALPHABET)
         try:
             for stream in ("a", "b"):
-                pool.pin(stream, OpenStream(3, (), "beam"))
+                pool.add_stream(stream, OpenStream(3, (), "beam"))
                 pool.send(stream, PushFrames(1, 0, 1, frames, True))
                 pool.send(stream, EndUtterance(2, 0, 1))
             await asyncio.wait_for(done.wait(), 60.0)

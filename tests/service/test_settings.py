@@ -10,10 +10,10 @@ from service.errors import ServiceError
 from service.settings import Settings, add_settings_arguments, as_toml, load_settings
 
 
-def parse(*line: str) -> dict:
+def parse(*command_line: str) -> dict:
     parser = argparse.ArgumentParser()
     add_settings_arguments(parser)
-    return vars(parser.parse_args(line))
+    return vars(parser.parse_args(command_line))
 
 
 def test_the_command_line_overrides_the_environment_and_the_file(tmp_path):
@@ -33,15 +33,17 @@ def test_silica_config_names_the_file(tmp_path):
 
 def test_every_setting_is_an_option():
     assert set(parse()) == {item.name for item in fields(Settings)}
-    line = parse("--no-uvloop", "--insecure", "--hops-s", "0.3,0.6", "--allowed-origins", "https://a.example")
-    found = load_settings(environment={}, line=line)
+    command_line = parse(
+        "--no-uvloop", "--insecure", "--hops-s", "0.3,0.6", "--allowed-origins", "https://a.example"
+    )
+    found = load_settings(environment={}, command_line=command_line)
     assert (found.uvloop, found.insecure, found.hops_s) == (False, True, (0.3, 0.6))
     assert found.allowed_origins == ("https://a.example",)
 
 
 def test_the_printed_toml_loads_as_the_same_settings(tmp_path):
     changed = load_settings(
-        environment={}, line=parse("--port", "5", "--precision", "int8", "--hops-s", "1,2")
+        environment={}, command_line=parse("--port", "5", "--precision", "int8", "--hops-s", "1,2")
     )
     (tmp_path / "printed.toml").write_text(as_toml(changed))
     assert load_settings(tmp_path / "printed.toml", {}) == changed
@@ -77,8 +79,8 @@ def test_text_is_converted_to_the_type_of_the_setting(name, text, value):
         ({"SILICA_IDLE_TIMEOUT_S": "nan"}, "from 1 to 3600"),
         ({"SILICA_DEVICE": "tpu"}, "one of cpu, cuda"),
         ({"SILICA_UVLOOP": "perhaps"}, "true or false"),
-        ({"SILICA_HOPS_S": "0.3,0.1"}, "rising"),
-        ({"SILICA_HOPS_S": ""}, "rising"),
+        ({"SILICA_HOPS_S": "0.3,0.1"}, "increasing"),
+        ({"SILICA_HOPS_S": ""}, "increasing"),
         ({"SILICA_TLS_KEY": "key.pem"}, "both"),
     ],
 )

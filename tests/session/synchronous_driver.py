@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from acoustic.architectures import ARCHITECTURES, ModelConfig
+from acoustic.architectures import ARCHITECTURES
+from acoustic.config import ModelConfig
 from acoustic.windows import Window, WindowOutput, WindowPlan, default_plan
 from service.scheduling.decode_worker import OpenStream, UtteranceTable
 from service.session.events import Event, Final

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from service.session.endpoint import Endpointer, EndpointRule, EndpointSignal, UtteranceState
 from service.session.energy import SilenceDetector
 
-SPEECH_MASS, BLANK = 0.9, 0.0
+SPEECH_PROBABILITY, NO_SPEECH = 0.9, 0.0
 LOUD_DB, QUIET_DB = -20.0, -70.0
 
 
@@ -17,16 +17,19 @@ def signals_of(
     endpointer, quiet = Endpointer(rule), SilenceDetector()
     energies = [quiet.step(energy_db) for _, energy_db in frames]
     later = energies[rule.energy_ahead_frames if look_ahead else len(energies) :] + [0] * len(energies)
-    signals = [(at, endpointer.step(mass, energies[at], later[at])) for at, (mass, _) in enumerate(frames)]
+    signals = [
+        (at, endpointer.step(probability, energies[at], later[at]))
+        for at, (probability, _) in enumerate(frames)
+    ]
     return [(at, signal) for at, signal in signals if signal is not None]
 
 
 RULE = EndpointRule.from_settings(endpointing_ms=300, max_utterance_s=30)
-SPEECH = [(SPEECH_MASS, LOUD_DB)] * 10
+SPEECH = [(SPEECH_PROBABILITY, LOUD_DB)] * 10
 
 
 def test_silence_makes_a_candidate_and_then_ends_the_utterance() -> None:
-    signals = signals_of(RULE, [(BLANK, QUIET_DB)] * 5 + SPEECH + [(BLANK, QUIET_DB)] * 40)
+    signals = signals_of(RULE, [(NO_SPEECH, QUIET_DB)] * 5 + SPEECH + [(NO_SPEECH, QUIET_DB)] * 40)
     assert signals == [
         (5, EndpointSignal.STARTED),
         (21, EndpointSignal.CANDIDATE),
@@ -35,31 +38,31 @@ def test_silence_makes_a_candidate_and_then_ends_the_utterance() -> None:
 
 
 def test_low_energy_in_the_look_ahead_ends_the_utterance_after_half_the_limit() -> None:
-    frames = [(BLANK, QUIET_DB)] * 5 + SPEECH + [(BLANK, QUIET_DB)] * 40
+    frames = [(NO_SPEECH, QUIET_DB)] * 5 + SPEECH + [(NO_SPEECH, QUIET_DB)] * 40
     assert signals_of(RULE, frames, look_ahead=True)[-1] == (21, EndpointSignal.ENDED)
 
 
 def test_frames_to_the_next_decision_in_a_pause() -> None:
     endpointer = Endpointer(RULE)
     assert endpointer.frames_to_next_decision is None
-    for mass, _ in SPEECH:
-        endpointer.step(mass, 0)
+    for probability, _ in SPEECH:
+        endpointer.step(probability, 0)
     assert endpointer.frames_to_next_decision is None, "in speech"
     remaining = []
     for _ in range(21):
-        endpointer.step(BLANK, 0)
+        endpointer.step(NO_SPEECH, 0)
         remaining.append(endpointer.frames_to_next_decision)
     assert remaining == [*range(6, 0, -1), *range(8, 0, -1), *range(7, 0, -1)], (
         "7, 15 and 22 frames of silence"
     )
     endless = Endpointer(EndpointRule.from_settings(None, 30))
-    endless.step(SPEECH_MASS, 0)
-    endless.step(BLANK, 0)
+    endless.step(SPEECH_PROBABILITY, 0)
+    endless.step(NO_SPEECH, 0)
     assert endless.frames_to_next_decision is None
 
 
 def test_energy_in_the_look_ahead_keeps_the_utterance_open() -> None:
-    pause = SPEECH + [(BLANK, QUIET_DB)] * 12 + SPEECH + [(BLANK, QUIET_DB)] * 40
+    pause = SPEECH + [(NO_SPEECH, QUIET_DB)] * 12 + SPEECH + [(NO_SPEECH, QUIET_DB)] * 40
     ends = [at for at, signal in signals_of(RULE, pause, look_ahead=True) if signal is EndpointSignal.ENDED]
     assert ends == [10 + 12 + 10 + 6]
 
@@ -88,7 +91,7 @@ def test_early_cuts_come_after_the_look_ahead_and_half_the_limit() -> None:
 
 
 def test_a_candidate_is_withdrawn_when_speech_goes_on() -> None:
-    frames = SPEECH + [(BLANK, QUIET_DB)] * 9 + SPEECH + [(BLANK, QUIET_DB)] * 15
+    frames = SPEECH + [(NO_SPEECH, QUIET_DB)] * 9 + SPEECH + [(NO_SPEECH, QUIET_DB)] * 15
     assert [signal for _, signal in signals_of(RULE, frames)] == [
         EndpointSignal.STARTED,
         EndpointSignal.CANDIDATE,
@@ -99,21 +102,21 @@ def test_a_candidate_is_withdrawn_when_speech_goes_on() -> None:
 
 
 def test_noise_without_characters_needs_the_longest_silence() -> None:
-    lead_in = [(BLANK, QUIET_DB)] * 5
-    ended = signals_of(RULE, lead_in + SPEECH + [(BLANK, LOUD_DB)] * 60)[-1]
+    lead_in = [(NO_SPEECH, QUIET_DB)] * 5
+    ended = signals_of(RULE, lead_in + SPEECH + [(NO_SPEECH, LOUD_DB)] * 60)[-1]
     assert ended == (5 + 10 + 15 + 7 - 1, EndpointSignal.ENDED)
 
 
 def test_without_endpointing_only_the_length_limit_ends_the_utterance() -> None:
     rule = EndpointRule.from_settings(endpointing_ms=None, max_utterance_s=10)
-    signals = signals_of(rule, SPEECH + [(BLANK, QUIET_DB)] * 1000)
+    signals = signals_of(rule, SPEECH + [(NO_SPEECH, QUIET_DB)] * 1000)
     # The first pause after three quarters of the limit.
-    assert signals == [(0, EndpointSignal.STARTED), (374, EndpointSignal.CUT)]
+    assert signals == [(0, EndpointSignal.STARTED), (374, EndpointSignal.SPLIT)]
 
 
 def test_silence_ends_no_utterance_below_the_minimum_length() -> None:
     rule = EndpointRule.from_settings(endpointing_ms=300, max_utterance_s=30, min_utterance_s=1)
-    signals = signals_of(rule, SPEECH + [(BLANK, QUIET_DB)] * 100, look_ahead=True)
+    signals = signals_of(rule, SPEECH + [(NO_SPEECH, QUIET_DB)] * 100, look_ahead=True)
     assert signals == [
         (0, EndpointSignal.STARTED),
         (16, EndpointSignal.CANDIDATE),
@@ -123,12 +126,12 @@ def test_silence_ends_no_utterance_below_the_minimum_length() -> None:
 
 def test_endless_speech_is_cut_at_the_limit_and_continues() -> None:
     rule = EndpointRule.from_settings(endpointing_ms=300, max_utterance_s=2)
-    signals = signals_of(rule, [(SPEECH_MASS, LOUD_DB)] * 250)
+    signals = signals_of(rule, [(SPEECH_PROBABILITY, LOUD_DB)] * 250)
     assert signals == [
         (0, EndpointSignal.STARTED),
-        (99, EndpointSignal.CUT),
+        (99, EndpointSignal.SPLIT),
         (100, EndpointSignal.STARTED),
-        (199, EndpointSignal.CUT),
+        (199, EndpointSignal.SPLIT),
         (200, EndpointSignal.STARTED),
     ]
 
@@ -150,12 +153,12 @@ def test_started_and_ended_alternate_and_no_utterance_exceeds_its_limit(
     endpointer = Endpointer(rule)
     open_since: int | None = None
     quiet = SilenceDetector()
-    for at, (mass, energy_db) in enumerate(frames):
-        signal = endpointer.step(mass, quiet.step(energy_db), at % 40)
+    for at, (probability, energy_db) in enumerate(frames):
+        signal = endpointer.step(probability, quiet.step(energy_db), at % 40)
         if signal is EndpointSignal.STARTED:
             assert open_since is None
             open_since = at
-        elif signal in (EndpointSignal.ENDED, EndpointSignal.CUT):
+        elif signal in (EndpointSignal.ENDED, EndpointSignal.SPLIT):
             assert open_since is not None
             assert at - open_since < rule.max_frames
             open_since = None

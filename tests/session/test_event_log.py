@@ -38,7 +38,7 @@ def test_a_resumed_reader_gets_everything_after_what_it_saw() -> None:
     assert read_all(log) == [(3, final("two")), (4, Closed("finished", 1.0))]
 
 
-def test_read_events_are_kept_up_to_a_bound() -> None:
+def test_read_events_are_stored_up_to_a_bound() -> None:
     log = EventLog(max_unread=1000, max_kept=10)
     for number in range(1, 101):
         log.append(MarkerReached(str(number)))

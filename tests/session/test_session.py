@@ -23,13 +23,14 @@ from service.session.events import (
     Progress,
     SpeechStarted,
     Started,
-    UtteranceEnded,
+    WordGap,
 )
 from service.session.messages import (
     AudioReceived,
     Cancel,
     Configured,
     Decoded,
+    DecodeWorkerLost,
     Disconnected,
     Effect,
     Emit,
@@ -45,7 +46,6 @@ from service.session.messages import (
     Resumed,
     RunWindow,
     WindowDone,
-    WorkerLost,
 )
 from service.session.session import Session, SessionState
 from service.session.stream_settings import StreamSettings
@@ -173,7 +173,7 @@ def test_times_after_finalize_continue_from_the_sample_count() -> None:
     driver.handle(Finalize())
     driver.handle(AudioReceived(noise(1.0)))
     driver.handle(Finish())
-    # This network outputs the same text in each segment, 0.2 s after its start.
+    # This network outputs the same text in each section, 0.2 s after its start.
     starts = [final.alternatives[0].words[0].start_s for final in driver.finals if final.text]
     assert starts[1] - starts[0] == pytest.approx(1.01, abs=1e-3)
 
@@ -195,7 +195,7 @@ def test_utterance_ended_once_in_each_pause_after_the_final() -> None:
     driver = SynchronousDriver(HELLO, StreamSettings(decoder="greedy", utterance_end_ms=1000))
     driver.handle(AudioReceived(np.concatenate([noise(0.8), noise(4, level=0)], axis=1)))
     driver.handle(Finish())
-    ends = [event for event in driver.events if isinstance(event, UtteranceEnded)]
+    ends = [event for event in driver.events if isinstance(event, WordGap)]
     assert [event.last_word_end_s for event in ends] == [
         final.alternatives[0].words[-1].end_s for final in driver.finals
     ]
@@ -261,7 +261,7 @@ def test_a_parked_session_continues_and_can_finish() -> None:
         Finish(),
         Cancel(),
         Fail(ErrorCode.INTERNAL, "b", "c"),
-        WorkerLost(),
+        DecodeWorkerLost(),
         Resumed(),
     ],
 )
@@ -277,7 +277,7 @@ def test_a_closed_session_ignores_every_input(late: object) -> None:
 # ---- any order of results
 
 
-class Chaos:
+class RandomOrderDriver:
     """Carries effects out late, in any possible order, with repeated results and lost workers."""
 
     def __init__(self, rng: random.Random, settings_: StreamSettings) -> None:
@@ -329,7 +329,7 @@ class Chaos:
             self.utterances = UtteranceTable(TINY.alphabet, None)
             self.utterances.handle([("s", self.open)])
             self.commands.clear()
-            self.execute(self.session.handle(WorkerLost()))
+            self.execute(self.session.handle(DecodeWorkerLost()))
         return True
 
 
@@ -345,21 +345,21 @@ def test_slicing_order_repeats_and_lost_workers_change_no_final(
     plain = SynchronousDriver(HELLO, settings_)
     plain.handle(AudioReceived(AUDIO))
     plain.handle(Finish())
-    chaos = Chaos(rng, settings_)
+    driver = RandomOrderDriver(rng, settings_)
     edges = sorted({0, *cuts, AUDIO.shape[1]})
     for first, end in pairwise(edges):
-        chaos.execute(chaos.session.handle(AudioReceived(AUDIO[:, first:end])))
-        while rng.random() < 0.7 and chaos.step():
+        driver.execute(driver.session.handle(AudioReceived(AUDIO[:, first:end])))
+        while rng.random() < 0.7 and driver.step():
             pass
-    chaos.execute(chaos.session.handle(Finish()))
+    driver.execute(driver.session.handle(Finish()))
     for _ in range(2000):
-        if not chaos.step():
+        if not driver.step():
             break
-    assert [event for event in chaos.events if isinstance(event, Final)] == plain.finals
-    assert [type(event) for event in chaos.events if not isinstance(event, Partial)] == [
+    assert [event for event in driver.events if isinstance(event, Final)] == plain.finals
+    assert [type(event) for event in driver.events if not isinstance(event, Partial)] == [
         type(event) for event in plain.events if not isinstance(event, Partial)
     ]
-    assert chaos.events[-1] == Closed("finished", 4.0)
+    assert driver.events[-1] == Closed("finished", 4.0)
 
 
 @pytest.mark.parametrize(
@@ -368,12 +368,12 @@ def test_slicing_order_repeats_and_lost_workers_change_no_final(
 def test_a_parked_session_ignores_audio_after_finish(
     before: tuple[Input, ...],
 ) -> None:
-    chaos = Chaos(random.Random(1), GREEDY)
+    driver = RandomOrderDriver(random.Random(1), GREEDY)
     for message in (AudioReceived(noise(0.7)), *before, AudioReceived(noise(0.7)), Resumed()):
-        chaos.execute(chaos.session.handle(message))
-    while chaos.step():
+        driver.execute(driver.session.handle(message))
+    while driver.step():
         pass
-    assert chaos.events[-1] == Closed("finished", 0.7)
+    assert driver.events[-1] == Closed("finished", 0.7)
 
 
 @settings(max_examples=60, deadline=None)
@@ -390,24 +390,24 @@ def test_a_parked_session_ignores_audio_after_finish(
                 Resumed(),
                 Cancel(),
                 Fail(ErrorCode.INTERNAL, "y", "z"),
-                WorkerLost(),
+                DecodeWorkerLost(),
             ]
         ),
         max_size=12,
     ),
 )
 def test_any_inputs_end_with_one_closed(rng: random.Random, inputs: list[object]) -> None:
-    chaos = Chaos(rng, GREEDY)
+    driver = RandomOrderDriver(rng, GREEDY)
     for message in inputs:
-        chaos.execute(chaos.session.handle(message))  # type: ignore[arg-type]
-        while rng.random() < 0.5 and chaos.step():
+        driver.execute(driver.session.handle(message))  # type: ignore[arg-type]
+        while rng.random() < 0.5 and driver.step():
             pass
-    chaos.execute(chaos.session.handle(Resumed()))
-    chaos.execute(chaos.session.handle(Finish()))
-    while chaos.step():
+    driver.execute(driver.session.handle(Resumed()))
+    driver.execute(driver.session.handle(Finish()))
+    while driver.step():
         pass
-    assert [type(event) for event in chaos.events].count(Closed) == 1
-    assert isinstance(chaos.events[-1], Closed)
-    assert chaos.session.pending_work == 0
-    received = [event.name for event in chaos.events if isinstance(event, MarkerReached)]
+    assert [type(event) for event in driver.events].count(Closed) == 1
+    assert isinstance(driver.events[-1], Closed)
+    assert driver.session.pending_work == 0
+    received = [event.name for event in driver.events if isinstance(event, MarkerReached)]
     assert len(received) <= len(inputs)

@@ -77,9 +77,9 @@ def test_unknown_environment_variables_are_reported():
 
 def test_the_temporary_folder_and_those_of_killed_processes_are_deleted(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    leftover = tmp_path / f"silica-{gone.pid}-abc"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    leftover = tmp_path / f"silica-{ended.pid}-abc"
     other = tmp_path / "silica-notes"
     leftover.mkdir()
     other.mkdir()

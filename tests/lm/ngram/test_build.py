@@ -31,7 +31,7 @@ COMPILED = all((cache_folder() / f"kenlm-{KENLM_VERSION}" / program).is_file() f
 needs_lmplz = pytest.mark.skipif(
     not COMPILED, reason="KenLM is not compiled; the first `silica lm build` compiles it"
 )
-TEXT = [f"the {colour} {animal} saw {count} birds." for colour in ("red", "old", "big") for animal in ("cat", "dog")
+TEXT = [f"the {color} {animal} saw {count} birds." for color in ("red", "old", "big") for animal in ("cat", "dog")
         for count in range(2, 40)]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The messages a client may have to resend: until acknowledged, and for a new session until final.
+"""The sent messages that a client may have to resend: those not acknowledged; for a new session, those not final.
 
 No I/O and no clock. Positions are bytes of audio since the client started.
 """
@@ -26,8 +26,8 @@ class SentMessage:
         return self.position + (len(self.payload) if isinstance(self.payload, bytes) else 0)
 
 
-class ReplayLog:
-    """The tail of the sent messages. `acknowledge` and `mark_final` drop what is no longer needed."""
+class ResendLog:
+    """The last messages that were sent. `acknowledge` and `mark_final` drop what is no longer needed."""
 
     def __init__(self, frame_bytes: int | None, rate: int) -> None:
         self.frame_bytes = frame_bytes
@@ -99,7 +99,7 @@ class ReplayLog:
                     break
         self._trim()
 
-    def resume(self) -> list[SentMessage]:
+    def unacknowledged_messages(self) -> list[SentMessage]:
         """The messages to resend when the session is resumed, in order."""
         return [
             entry
@@ -111,33 +111,35 @@ class ReplayLog:
         """Start a new session and return its messages: everything after the last final. Its times start at 0."""
         start = min(self._final_bytes, self.sent_bytes)
         entries = [entry for entry in self._entries if entry.end >= start and not entry.answered]
-        kept: deque[SentMessage] = deque()
+        resent: deque[SentMessage] = deque()
         for entry in entries:
             if isinstance(entry.payload, bytes) and entry.position < start:
                 entry = SentMessage(entry.payload[start - entry.position :], start)
             if entry.payload:
-                kept.append(entry)
-        commands = sum(isinstance(entry.payload, str) for entry in kept)
-        self._entries = kept
+                resent.append(entry)
+        commands = sum(isinstance(entry.payload, str) for entry in resent)
+        self._entries = resent
         self.session_bytes = self._acknowledged_bytes = start
         self._session_commands = self._acknowledged_commands = self._commands - commands
         number = self._session_commands
         self._numbers = deque()
-        for entry in kept:
+        for entry in resent:
             number += isinstance(entry.payload, str)
             self._numbers.append(number if isinstance(entry.payload, str) else 0)
-        return list(kept)
+        return list(resent)
 
     def _trim(self) -> None:
         """Drop what neither a resumed nor a new session needs."""
         while self._entries:
             entry, number = self._entries[0], self._numbers[0]
-            had = number <= self._acknowledged_commands if number else entry.end <= self._acknowledged_bytes
+            acknowledged = (
+                number <= self._acknowledged_commands if number else entry.end <= self._acknowledged_bytes
+            )
             # A command at the end of the final audio may still be unanswered.
             done = not self.can_restart or (entry.end <= self._final_bytes and (not number or entry.answered))
             if number and entry.position < self._final_bytes:
                 done = True
-            if not (had and done):
+            if not (acknowledged and done):
                 return
             self._entries.popleft()
             self._numbers.popleft()

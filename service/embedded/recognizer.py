@@ -4,10 +4,12 @@ For `silica transcribe`. Live and concurrent streams use `service.recognizer`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
-from acoustic.architectures import ModelConfig
+from acoustic.config import ModelConfig
 from acoustic.constants import OUTPUT_SAMPLES, SAMPLE_RATE
 from acoustic.features.framing import Samples
+from acoustic.runtime import Backend
 from acoustic.windows import LogProbs, WindowPlan
 from lm.decoders import Decoder, Utterance
 from lm.hypothesis import Hypothesis
@@ -16,6 +18,7 @@ from service.session.endpoint import EndpointRule, EndpointSignal
 from service.session.energy import SilenceDetector, SilenceTracker
 from service.session.events import Final
 from service.session.segmenter import Segmenter
+from service.session.stream_settings import StreamSettings
 from service.session.transcript import Transcript
 
 Network = Callable[[Iterable[Samples]], Iterable[LogProbs]]
@@ -59,12 +62,12 @@ def iter_utterances(
         return Final(0, begin / SAMPLE_RATE, end / SAMPLE_RATE, alternatives, speech_final)
 
     for log_probs in network(measured):
-        for step in segmenter.walk(log_probs, measured.quiet):
+        for step in segmenter.process(log_probs, measured.quiet):
             if utterance is None:  # the first step of an utterance has the signal STARTED
                 utterance, start = decoder.start(settings), done + step.frame - 1 - step.preroll
                 continue
             utterance.push(step.log_probs)
-            if step.signal in (EndpointSignal.ENDED, EndpointSignal.CUT):
+            if step.signal in (EndpointSignal.ENDED, EndpointSignal.SPLIT):
                 yield final(utterance, done + step.frame, step.signal is EndpointSignal.ENDED)
                 utterance = None
             elif on_partial is not None:
@@ -72,3 +75,34 @@ def iter_utterances(
         done += len(log_probs)
     if utterance is not None:
         yield final(utterance, done, speech_final=False)
+
+
+@dataclass(frozen=True)
+class EmbeddedRecognizer:
+    """A backend and a decoder for recordings in this process."""
+
+    backend: Backend
+    decoder: Decoder
+    settings: SearchSettings
+    language_model: str
+
+    def utterances(
+        self,
+        audio: Iterable[Samples],
+        network: Network,
+        preset: StreamSettings,
+        on_partial: Callable[[Hypothesis], None] | None = None,
+    ) -> Iterator[Final]:
+        """The utterances of one recording, segmented by the rules of these stream settings."""
+        backend, rule = self.backend, preset.endpoint_rule
+        return iter_utterances(
+            audio, network, self.decoder, self.settings, backend.config, backend.plan, rule, on_partial
+        )
+
+    def text(self, log_probs: LogProbs) -> str:
+        """The text of log-probabilities decoded as one utterance."""
+        if not len(log_probs):
+            return ""
+        utterance = self.decoder.start(self.settings)
+        utterance.push(log_probs)
+        return " ".join(word.text for word in utterance.finish()[0].words)

@@ -10,7 +10,7 @@ import pytest
 from acoustic.windows import StreamWindows
 from lm.decoders import open_decoder
 from lm.search.settings import SearchSettings
-from service.embedded.batch import iter_utterances
+from service.embedded.recognizer import iter_utterances
 from service.session.events import Final
 from service.session.stream_settings import LIVE, OFFLINE, StreamSettings
 from tests.session.synchronous_driver import PLAN, TINY, alignment, spelling_model, transcribe

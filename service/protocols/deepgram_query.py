@@ -1,4 +1,4 @@
-"""Parses and validates the query of /v1/listen. Errors and warnings say what was expected."""
+"""Parses and validates the query of /v1/listen, live and pre-recorded. Errors and warnings say what was expected."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lm.search.hotwords import Hotword
 from service.errors import ErrorCode, ServiceError
-from service.protocols.commands import ListenRequest, Warn
+from service.protocols.commands import StreamRequest, Warn
 
 RAW = ("linear16", "linear32", "mulaw", "alaw")
 CONTAINERS = ("flac", "mp3", "wav", "opus", "ogg-opus", "ogg", "webm", "mp4")
@@ -32,7 +32,7 @@ UNSUPPORTED_WITH_WARNING = (
 )
 
 
-def read_query(pairs: Iterable[tuple[str, str]]) -> ListenRequest:
+def read_query(pairs: Iterable[tuple[str, str]]) -> StreamRequest:
     """Parse and validate the query; ServiceError "request" if it is invalid or not supported."""
     values: dict[str, list[str]] = {}
     for name, value in pairs:
@@ -54,7 +54,7 @@ def read_query(pairs: Iterable[tuple[str, str]]) -> ListenRequest:
             Warn("language", f"language={language} is ignored: the model determines the language.")
         )
     channels = query.integer("channels", 1, 8, 1)
-    request = ListenRequest(
+    request = StreamRequest(
         model=query.text("model"),
         encoding=encoding,
         sample_rate=query.optional_integer("sample_rate", 8000, 48000),

@@ -1,6 +1,6 @@
-"""One alternative in Deepgram's JSON, live and pre-recorded: words with times and, on request, their formatted text.
+"""JSON that Deepgram's live and pre-recorded protocols share: one alternative with its words, and the model's UUID.
 
-The formatting itself (numbers, punctuation, capitals) is a function from service/output/formatting.py.
+The formatting (numbers, punctuation, capitals) is a function from service/output/formatting.py.
 """
 
 import uuid
