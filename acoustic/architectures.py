@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from acoustic.config import ALPHABET, BlockConfig, FeatureConfig, ModelConfig, Residual
 
-__all__ = ["ALPHABET", "BlockConfig", "FeatureConfig", "ModelConfig", "Residual", "published"]
+__all__ = ["ALPHABET", "ARCHITECTURES", "BlockConfig", "FeatureConfig", "ModelConfig", "Residual"]
 
 FEATURES = FeatureConfig()
 
@@ -297,6 +297,6 @@ _SILICAS = (
     silica_streaming("silica-streaming"),
 )
 
-published: dict[str, ModelConfig] = {
+ARCHITECTURES: dict[str, ModelConfig] = {
     config.name: config for config in (*_JASPERS, *_QUARTZNETS, *_SILICAS, tiny("tiny"))
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.checkpoint_header import FILE_NAME, SUFFIX, checkpoint_path, describe
 from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
@@ -33,7 +33,7 @@ class Entry:
     name: str
     config: ModelConfig
     path: Path | None
-    origin: str  # "shipped", "imported" or "published"
+    origin: str  # "shipped", "imported" or "published" (an architecture without weights)
 
 
 def check_name(name: str) -> str:
@@ -82,13 +82,13 @@ def find(name_or_path: str | Path) -> "Checkpoint":
     if located is not None:
         return checkpoint.load(located)
     if name == UNTRAINED:
-        return untrained(published[UNTRAINED])
+        return untrained(ARCHITECTURES[UNTRAINED])
     path = Path(name).expanduser()
-    if name and path.exists() and name not in published:
+    if name and path.exists() and name not in ARCHITECTURES:
         return importers.read(path)
     if name == DEFAULT_MODEL:
         default_name()  # raises: the shipped model is missing
-    if name in published:
+    if name in ARCHITECTURES:
         raise AcousticError(
             f"{name} is an architecture without weights. Train it with `silica train`, or get weights with "
             "`silica models import PATH` or `silica models pull NAME`."
@@ -104,8 +104,8 @@ def find_description(name_or_path: str | Path) -> tuple[ModelConfig, dict[str, A
     name = str(name_or_path)
     path = locate(name)
     if path is None and name == UNTRAINED:
-        return published[UNTRAINED], {}
-    if path is None and name and name not in published:
+        return ARCHITECTURES[UNTRAINED], {}
+    if path is None and name and name not in ARCHITECTURES:
         path = checkpoint_path(Path(name).expanduser())
     if path is not None and path.is_file():
         return describe(path)
@@ -157,7 +157,7 @@ def entries() -> Iterator[Entry]:
                 continue  # reported by `damaged`; one bad file must not hide the others
             seen.add(name)
             yield Entry(name, config, path, "imported")
-    for name, config in published.items():
+    for name, config in ARCHITECTURES.items():
         if name not in seen:
             yield Entry(name, config, None, "published")
 

@@ -120,7 +120,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_checkpoint(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint as it is loaded from a file with INT8 weights."""
+    """The checkpoint after saving it with INT8 weights and loading it again."""
     state: StateDict = {}
     for name, tensor in checkpoint.state.items():
         if tensor.is_floating_point() and tensor.dim() >= 2:

@@ -29,16 +29,16 @@ GATED: frozenset[str] = frozenset({"glu", "gau"})
 UPDATE_HINT = "The file is damaged or was written by a newer Silica: update this one."
 MAX_CHANNELS = 16_384
 MAX_BLOCKS = 256
-MIN_CAUSAL_FRAMES = 500
-"""Minimum memory of causal normalization. Half of it is longer than any window, so that a window halves it at most
-once (`acoustic.runtime.batch_state` relies on this)."""
+MIN_MEMORY_FRAMES = 500
+"""Minimum `memory_frames` of causal normalization. Half of it is longer than any window, so the statistics are halved
+at most once in a window (`acoustic.runtime.batch_state` relies on this)."""
 
 
 @dataclass(frozen=True)
 class FeatureConfig:
     """The log-mel front end of a model and the normalization of its features.
 
-    normalize: `utterance` (mean and deviation of the whole utterance), `fixed` (the constants `mean` and
+    normalize: `utterance` (mean and deviation of the complete utterance), `fixed` (the constants `mean` and
     `deviation`), `running` (statistics of the stream up to the end of a window, with those constants as a prior of
     `prior_frames` frames; older frames decay once `memory_frames` are exceeded) or `causal` (statistics of the stream
     up to each frame, with the same prior; they are halved whenever they hold `memory_frames` frames).
@@ -75,7 +75,7 @@ class FeatureConfig:
         check_range("features.prior_frames", self.prior_frames, 0, 10**9)
         check_range("features.memory_frames", self.memory_frames, 1, 10**9)
         if self.normalize == "causal":
-            check_range("features.memory_frames", self.memory_frames, MIN_CAUSAL_FRAMES, 10**9)
+            check_range("features.memory_frames", self.memory_frames, MIN_MEMORY_FRAMES, 10**9)
         if self.max_level_db is not None:
             check_range("features.max_level_db", self.max_level_db, -80, 0)
             check_range("features.prior_frames", self.prior_frames, 1, self.memory_frames - 1)

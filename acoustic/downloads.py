@@ -108,7 +108,7 @@ def pull(source: Publication, progress: Progress = lambda done, total: None) -> 
 
 @dataclass(frozen=True)
 class Download:
-    """A partial download: the file, and beside it a JSON file with its address and version."""
+    """A partial download: the file, and in the same folder a JSON file with its address and version."""
 
     file: Path
 

@@ -1,7 +1,8 @@
 """What a stream keeps between windows, as plain values without PyTorch.
 
 `NormalizationState` belongs to `running` and `causal` normalization (`acoustic.features.normalization`). `StreamState`
-holds the last inputs of every convolution; the backends create and read it (`acoustic.runtime`).
+holds the last inputs of every convolution. The network computes the next state: on a CPU the ONNX graph of
+`acoustic.export.streaming`, on a GPU `acoustic.network.stream_state`. The backends pass it on (`acoustic.runtime`).
 """
 
 from dataclasses import dataclass

@@ -97,8 +97,8 @@ class WindowOutput:
 def default_plan(config: ModelConfig, *, stateful: bool = False) -> WindowPlan:
     """The default windows of a model.
 
-    Short contexts are used in full: the stream then gives the outputs of the whole recording. For the symmetric models,
-    trained on whole utterances, the values come from docs/benchmarks/windows.md.
+    Short contexts are used in full: the stream then has the outputs of the complete recording. For symmetric models,
+    which are trained on complete utterances, the values come from docs/benchmarks/windows.md.
     stateful: the backend supports stream state; it is used where `supports_stream_state` says so. Models with causal
     normalization always use it.
     """
@@ -302,7 +302,7 @@ class StreamWindows:
 
 
 def windows_of(samples: Samples, config: ModelConfig, plan: WindowPlan) -> Iterator[Window]:
-    """The windows of a whole recording, as a stream of it has them."""
+    """The windows of a complete recording: the same as those of a stream with this audio."""
     stream = StreamWindows(config, plan)
     yield from stream.push(samples)
     yield from stream.finish()

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from acoustic import catalogue
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.checkpoint import Checkpoint
 from acoustic.features.framing import Samples
 from acoustic.network.folding import fold
@@ -62,7 +62,7 @@ def min_cpu_s(action: Callable[[], object], runs: int) -> float:
 def cpu_table(checkpoint: Checkpoint, manifest: Path | None, limit: int, runs: int) -> Row:
     """Eager PyTorch and the CPU backends on a recording of 15 s and on one window."""
     torch.set_num_threads(1)
-    ranges = find_ranges(checkpoint) or calibrate(checkpoint, [noise(70)], keep=False)
+    ranges = find_ranges(checkpoint) or calibrate(checkpoint, [noise(70)], store=False)
     calibrated = with_ranges(checkpoint, ranges)
     backends = {name: CpuBackend(calibrated, name) for name in ("fp32", "int8")}  # type: ignore[arg-type]
     network = fold(checkpoint).network()
@@ -93,7 +93,7 @@ BATCH = 8
 def stream_table(checkpoint: Checkpoint, runs: int) -> Row:
     """Streams per core, features included: overlapping windows against stream state."""
     torch.set_num_threads(1)
-    ranges = find_ranges(checkpoint) or calibrate(checkpoint, [noise(70)], keep=False)
+    ranges = find_ranges(checkpoint) or calibrate(checkpoint, [noise(70)], store=False)
     rows = []
     for precision in ("fp32", "int8"):
         backend = CpuBackend(with_ranges(checkpoint, ranges), precision)  # type: ignore[arg-type]
@@ -167,7 +167,7 @@ def gpu_table(device: str, models: Sequence[str], iterations: int) -> Row:
     """Latency of a batch in ms: from audio to log-probabilities on the host, and of the CUDA graph alone."""
     rows = []
     for name in models:
-        config = published[name]
+        config = ARCHITECTURES[name]
         backend = GpuBackend(
             catalogue.untrained(config),
             device,  # type: ignore[arg-type]
@@ -289,11 +289,11 @@ def main() -> int:
         table = gpu_table(arguments.device, arguments.gpu_models, arguments.iterations)
     elif arguments.streams:
         model = arguments.model
-        checkpoint = catalogue.find(model) if model else catalogue.untrained(published["silica-small"])
+        checkpoint = catalogue.find(model) if model else catalogue.untrained(ARCHITECTURES["silica-small"])
         table = stream_table(checkpoint, arguments.runs)
     else:
         model = arguments.model
-        checkpoint = catalogue.find(model) if model else catalogue.untrained(published["quartznet15x5"])
+        checkpoint = catalogue.find(model) if model else catalogue.untrained(ARCHITECTURES["quartznet15x5"])
         table = cpu_table(checkpoint, arguments.manifest, arguments.limit, arguments.runs)
     print(json.dumps(table) if arguments.json else markdown(table))
     return 0

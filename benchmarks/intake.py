@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.windows import Window, WindowOutput, default_plan
 from service.audio.decoder import AudioDecoder
 from service.audio.pcm import BYTES_PER_SAMPLE
@@ -34,7 +34,7 @@ from service.session.stream_settings import StreamSettings
 from service.settings import Settings
 from service.stream import Stream
 
-CONFIG = published["silica-streaming"]
+CONFIG = ARCHITECTURES["silica-streaming"]
 PLAN = default_plan(CONFIG, stateful=True)
 STREAMS, SECONDS, ROUNDS = 40, 10, 5
 

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.config import ModelConfig
 from acoustic.network import build, modules
 from benchmarks.provenance import provenance
@@ -126,7 +126,7 @@ def measure(case: Case) -> Row:
 
 def step_s(case: Case) -> tuple[float, float]:
     """Seconds per step and of the slowest step, without warm-up steps."""
-    config, device = published[case.model], case.device
+    config, device = ARCHITECTURES[case.model], case.device
     precision = Precision(case.precision, device)
     precision.set_tf32()
     torch.backends.cudnn.benchmark = True

@@ -1,6 +1,6 @@
 """Word and character error counts of a hypothesis against a reference, and the alignment behind them.
 
-Texts are compared as they are. Normalize human transcripts first (lm.text.normalize.normalize).
+Nothing is normalized here: normalize human transcripts first (lm.text.normalize.normalize).
 """
 
 from collections.abc import Iterator, Sequence

@@ -135,7 +135,7 @@ class Settings:
         high=10000,
     )
     cache_folder: Path | None = setting(
-        None, "capacity", "folder of the capacity measurements (default: ~/.local/share/silica/cache)"
+        None, "capacity", "folder of the capacity measurements (default: ~/.cache/silica)"
     )
 
     max_message_bytes: int = setting(

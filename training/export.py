@@ -108,7 +108,7 @@ def export_model(
                 f"{seconds:.0f} s of speech are too little for INT8 calibration: "
                 f"expected {MIN_CALIBRATION_S:.0f} s or more; --no-int8 exports without it."
             )
-        ranges = calibrate(served, recordings, keep=False, report=report)
+        ranges = calibrate(served, recordings, store=False, report=report)
         served = with_ranges(served, ranges)
     out.mkdir(parents=True, exist_ok=True)
     file = checkpoint.save(out, stored.config, stored.state, served.card, weights)

@@ -38,7 +38,7 @@ class DataConfig:
     `hours` is the expected size of the corpus, for `--dry-run` without the data. `noise` is a manifest of noise and
     impulse responses, of which the entries with `split` "train" are used. Clips outside `min_duration_s` and
     `max_duration_s` are left out. A batch holds at most `batch_duration_s` seconds of audio, padding included, and
-    `max_batch_size` clips. `resident` decodes the whole corpus once and keeps it in device memory; otherwise `threads`
+    `max_batch_size` clips. `resident` decodes the corpus once and keeps it in device memory; otherwise `threads`
     threads decode ahead.
 
     `pseudo_labels` is a folder written by `silica pseudo-label`. It supplies the transcripts that the manifests lack;
@@ -65,7 +65,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class MwerConfig:
-    """Minimum word error rate training beside the other loss (training/objectives/mwer.py); `weight` 0: off.
+    """Minimum word error rate training in addition to the other loss (training/objectives/mwer.py); `weight` 0: off.
 
     A beam search of `beam_width` lists the `hypotheses` best transcripts of each row, once for each of the
     `lm_weights` of the shipped language model.

@@ -1,1 +1,1 @@
-"""Exports checkpoints as ONNX graphs, for whole utterances and for streams."""
+"""Exports checkpoints as ONNX graphs, for complete utterances and for streams."""

@@ -127,7 +127,7 @@ def _sub_block(graph: Graph, sub_block: SubBlock, name: str, x: str, site: str, 
     pointwise = conv.weight.shape[2] == 1 and (sub_block.depthwise is not None or sub_block.stride == 1)
     if last and pointwise and sub_block.groups == 1 and conv.bias is not None:
         # This output is not quantized. A convolution's order of summation depends on the number of steps, which would
-        # make streams differ from whole recordings in the last bit.
+        # make streams differ from complete recordings in the last bit.
         x = graph.to_channel_major(graph.matrix_product(graph.to_time_major(x), conv))
     else:
         x = graph.convolution(x, site, conv.weight, conv.bias, **attributes)

@@ -81,7 +81,7 @@ class StateLayout:
         return np.array([offset.at(frames, first, last) for offset in self.slices], np.int64)
 
     def initial_state(self, quantized: bool) -> NDArray[Any]:
-        """The state before a stream's first run: zeros, the padding of a whole recording."""
+        """The state before a stream's first run: zeros, the padding of a complete recording."""
         parts: list[NDArray[Any]] = []
         for channels, entries in self.entries:
             row = np.repeat([zero_point for _, zero_point in entries], [steps for steps, _ in entries])

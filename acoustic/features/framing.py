@@ -1,7 +1,7 @@
 """Maps frames to samples, and pre-emphasizes and pads a slice of a signal. No PyTorch.
 
 Frame t is centered on sample 160 t. The signal is padded at its true start and end only, so that a slice of a stream
-gives exactly the frames of the whole signal.
+gives exactly the frames of the complete signal.
 """
 
 import numpy as np

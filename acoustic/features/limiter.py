@@ -16,8 +16,8 @@ from acoustic.features.framing import Samples
 class LevelLimiter:
     """The gain of one stream. The result does not depend on how the audio is divided among calls of `push`.
 
-    The average has the same memory as normalization: the prior is `prior_frames` blocks at the maximum level, and the
-    sums are halved whenever they hold `memory_frames` blocks.
+    The average decays as the statistics of causal normalization do: the prior is `prior_frames` blocks at the maximum
+    level, and the sums are halved whenever they hold `memory_frames` blocks.
     """
 
     def __init__(self, config: FeatureConfig) -> None:

@@ -1,8 +1,8 @@
 """Normalizes features to zero mean and unit deviation per mel band, by the four methods of `FeatureConfig.normalize`.
 
-`utterance`: over the whole utterance, as the published networks were trained. `fixed`: by constants. `running`: by the
-stream up to the end of a window. `causal`: by the stream up to each frame, which gives a stream and a whole recording
-the same features. The state of the last two (`NormalizationState`) is a value that is passed from window to window.
+`utterance`: over the complete utterance, as the published networks were trained. `fixed`: by constants. `running`: by
+the stream up to the end of a window. `causal`: by the stream up to each frame, so that streams and complete recordings
+have equal features. The state of the last two (`NormalizationState`) is a value that is passed from window to window.
 """
 
 import math

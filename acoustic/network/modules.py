@@ -1,6 +1,6 @@
-"""The parts of a block: padding masks, convolutions with norm and channel shuffle, bypasses, activations.
+"""The layers of a block: padding masks, convolutions with norm and channel shuffle, bypasses, activations.
 
-Tensors are [batch, channels, time]. `acoustic.network.network` assembles the parts. In training on a CPU, and in
+Tensors are [batch, channels, time]. `acoustic.network.network` assembles them. In training on a CPU, and in
 bfloat16 on a GPU, tensors are time-major in memory (`time_major`), which the compiled kernels require.
 """
 
@@ -264,7 +264,7 @@ def init_near_current_step(weight: Tensor, right: int) -> None:
 
     With equally large weights, a stack of one-sided kernels starts with its largest response about a second in the
     past and trains worse (docs/background/what-we-learned.md). Layers without a bypass keep equal weights: they need
-    the whole kernel.
+    the full kernel.
     """
     distance = torch.arange(weight.shape[-1] - 1 - right, -1 - right, -1).abs()
     envelope = torch.exp(-distance / (weight.shape[-1] * INIT_DECAY))
@@ -272,7 +272,7 @@ def init_near_current_step(weight: Tensor, right: int) -> None:
 
 
 def is_depthwise(conv: nn.Conv1d) -> bool:
-    """Whether every channel is convolved by itself."""
+    """Whether every channel has a kernel of its own (one group per channel)."""
     return conv.groups == conv.in_channels == conv.out_channels
 
 

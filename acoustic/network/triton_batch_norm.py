@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-TILE_STEPS, TILE_CHANNELS, FEW_CHANNELS = 32, 64, 16
+TILE_STEPS, TILE_CHANNELS, FINISH_CHANNELS = 32, 64, 16
+"""Tile of the passes over all steps; channels of a program that adds up the partial sums."""
 PARTS = 264
 """Partial sums per batch: two for each multiprocessor of an H100."""
 
@@ -181,9 +182,9 @@ class _BatchNorm(torch.autograd.Function):
         statistics = x.new_empty(4, channels, dtype=torch.float32)
         out = torch.empty_like(x)
         _moments[(parts, columns)](x, mean, sums, steps, channels, tile=TILE_STEPS, width=TILE_CHANNELS)
-        _finish_statistics[(triton.cdiv(channels, FEW_CHANNELS),)](
+        _finish_statistics[(triton.cdiv(channels, FINISH_CHANNELS),)](
             sums, weight, bias, mean, variance, statistics, steps, parts, channels, epsilon, momentum,
-            width=FEW_CHANNELS,
+            width=FINISH_CHANNELS,
         )  # fmt: skip
         grid = (triton.cdiv(steps, TILE_STEPS), columns)
         _scale_and_shift[grid](
@@ -202,8 +203,8 @@ class _BatchNorm(torch.autograd.Function):
         to_x = torch.empty_like(x)
         settings = {"relu": context.relu, "tile": TILE_STEPS, "width": TILE_CHANNELS}
         _gradient_sums[(context.parts, columns)](x, gradient, statistics, sums, steps, channels, **settings)
-        _finish_gradient[(triton.cdiv(channels, FEW_CHANNELS),)](
-            sums, statistics, factors, steps, context.parts, channels, width=FEW_CHANNELS
+        _finish_gradient[(triton.cdiv(channels, FINISH_CHANNELS),)](
+            sums, statistics, factors, steps, context.parts, channels, width=FINISH_CHANNELS
         )
         _input_gradient[(triton.cdiv(steps, TILE_STEPS), columns)](
             x, gradient, statistics, factors, to_x, steps, channels, **settings

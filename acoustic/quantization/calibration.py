@@ -17,7 +17,7 @@ from acoustic.export.graph import Range
 from acoustic.export.onnx import build_graph, onnx_bytes
 from acoustic.features.framing import Samples
 from acoustic.features.front_end import FrontEnd
-from acoustic.quantization.ranges import keep_ranges
+from acoustic.quantization.ranges import store_ranges
 from acoustic.runtime.backend import recording_features
 from acoustic.runtime.cpu import open_session
 
@@ -35,12 +35,12 @@ def calibrate(
     checkpoint: Checkpoint,
     recordings: Iterable[Samples],
     *,
-    keep: bool = True,
+    store: bool = True,
     report: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Range]:
     """Measure the ranges on recordings (16 kHz, mono; a few minutes of speech like that to be transcribed).
 
-    keep: also store them in the user's cache, for models whose file is read-only. `report` receives progress messages.
+    store: also store them in the user's cache; the model file does not change. `report` receives progress messages.
     """
     front_end = FrontEnd(checkpoint.config.features)
     inputs = [
@@ -54,8 +54,8 @@ def calibrate(
             f"{seconds:.0f} s of speech are not enough for calibration: give at least {MIN_CALIBRATION_S:.0f} s."
         )
     ranges = _measure(checkpoint, inputs, report)
-    if keep:
-        keep_ranges(checkpoint, ranges)
+    if store:
+        store_ranges(checkpoint, ranges)
     return ranges
 
 

@@ -23,7 +23,7 @@ def find_ranges(checkpoint: Checkpoint) -> Ranges | None:
     """The model's ranges from the user's cache or else from its card; None if it is not calibrated."""
     stored: Any
     try:
-        stored = json.loads(_cached(checkpoint).read_text())
+        stored = json.loads(_cache_file(checkpoint).read_text())
     except (OSError, ValueError):
         stored = checkpoint.card.get(CARD_KEY)
     return None if stored is None else _checked(stored)
@@ -45,12 +45,12 @@ def with_ranges(checkpoint: Checkpoint, ranges: Ranges) -> Checkpoint:
     return replace(checkpoint, card={**checkpoint.card, CARD_KEY: {k: list(v) for k, v in ranges.items()}})
 
 
-def keep_ranges(checkpoint: Checkpoint, ranges: Ranges) -> None:
-    """Store ranges in the user's cache: for models whose file cannot be written."""
-    write_file(_cached(checkpoint), json.dumps(ranges))
+def store_ranges(checkpoint: Checkpoint, ranges: Ranges) -> None:
+    """Store ranges in the user's cache. The model file does not change: it may be read-only or shared."""
+    write_file(_cache_file(checkpoint), json.dumps(ranges))
 
 
-def _cached(checkpoint: Checkpoint) -> Path:
+def _cache_file(checkpoint: Checkpoint) -> Path:
     return cache_folder() / f"{fingerprint(checkpoint)}.ranges.json"
 
 

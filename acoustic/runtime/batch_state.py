@@ -22,8 +22,8 @@ from acoustic.windows import Window
 class StagedTensor:
     """A device tensor with a pinned host copy, which is filled on the host and uploaded in one copy."""
 
-    def __init__(self, *shape: int, kind: torch.dtype, device: torch.device) -> None:
-        self._host = torch.zeros(*shape, dtype=kind, pin_memory=device.type == "cuda")
+    def __init__(self, *shape: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._host = torch.zeros(*shape, dtype=dtype, pin_memory=device.type == "cuda")
         self.rows = self._host.numpy()
         self.tensor = self._host.to(device)
 
@@ -108,7 +108,7 @@ def _normalize_causal(
 ) -> tuple[Tensor, Tensor]:
     """`acoustic.features.normalization.normalize_causal` for all rows at once.
 
-    Statistics are halved at most once in a window (`acoustic.config.MIN_CAUSAL_FRAMES`).
+    Statistics are halved at most once in a window (`acoustic.config.MIN_MEMORY_FRAMES`).
     """
     # Statistics before each frame and after the last, the prior included: [batch, 1 + 2 mels, frames + 1].
     added = torch.cat([torch.ones_like(exact[:, :1]), exact, exact.square()], dim=1)
@@ -132,5 +132,5 @@ def load_states(rows: Tensor, windows: Sequence[Window], initial: StreamState) -
 
 
 def next_states(windows: Sequence[Window], rows: Tensor) -> Sequence[Tensor]:
-    """The stream states after a run. Each is a copy: a view would keep the whole batch in memory."""
+    """The stream states after a run. Each is a copy: a view would keep the entire batch in memory."""
     return [row.clone() for row in rows[: len(windows)].unbind()]

@@ -197,11 +197,11 @@ class Bucket:
         self.batch, self.frames = batch, frames
         config, device = backend.config.features, backend.device
         samples = (frames - 1) * config.hop_samples + config.window_samples
-        self._samples = StagedTensor(batch, samples, kind=torch.float32, device=device)
+        self._samples = StagedTensor(batch, samples, dtype=torch.float32, device=device)
         self._filled = [0] * batch  # samples in each row; the rest of the row is zero
-        self._frame_counts = StagedTensor(batch, 2, kind=torch.int64, device=device)
+        self._frame_counts = StagedTensor(batch, 2, dtype=torch.int64, device=device)
         size, network = backend.normalization.state_size, backend.stateful_network
-        self._normalization = StagedTensor(batch, size, kind=torch.float64, device=device) if size else None
+        self._normalization = StagedTensor(batch, size, dtype=torch.float64, device=device) if size else None
         self._stream_state = (
             torch.zeros(batch, network.size, dtype=backend.dtype, device=device) if network else None
         )

@@ -49,7 +49,7 @@ def default_recipe(texts: Sequence[Path]) -> Recipe:
 
 
 def read_recipe(path: Path, folder: Path | None) -> Recipe:
-    """Read a recipe. Its texts are in `folder`, by default beside it; their checksums must match."""
+    """Read a recipe. Its texts are in `folder`, by default the folder of the recipe; their checksums must match."""
     try:
         content = tomllib.loads(path.read_text())
     except FileNotFoundError:

@@ -51,7 +51,7 @@ def build_lexicon(vocabulary: NDArray[np.bytes_], alphabet: str, unigrams: NDArr
     if len(alphabet) > MAX_LABELS:
         raise LanguageError(
             f"The alphabet has {len(alphabet)} characters: a search with a language model supports at most "
-            f"{MAX_LABELS}."
+            f"{MAX_LABELS}. Decode without a language model (--language-model none)."
         )
     spellings, word_ids = spell_words(vocabulary, alphabet)
     # `shared_labels` is the length of the prefix that a word shares with the one before it; its later nodes are new.
@@ -106,8 +106,11 @@ def _look_ahead(
 def spell_words(vocabulary: NDArray[np.bytes_], alphabet: str) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
     """Sorted rows of label + 1, padded with 0, and each row's word id. Words with other characters are left out."""
     codes = np.zeros(256, dtype=np.uint8)
-    if any(ord(character) > 127 for character in alphabet):
-        raise LanguageError("A search with a language model supports only alphabets of ASCII characters.")
+    if other := [character for character in alphabet if ord(character) > 127]:
+        raise LanguageError(
+            "A search with a language model supports only ASCII characters, but the model's alphabet has "
+            f"{''.join(other)!r}. Decode without a language model (--language-model none)."
+        )
     for label, character in enumerate(alphabet):
         if character != " ":
             codes[ord(character)] = label + 1

@@ -21,6 +21,7 @@ def pages() -> dict[str, str]:
         "benchmarks/accuracy.md": accuracy(),
         "benchmarks/latency.md": latency(),
         "benchmarks/load.md": load(),
+        "benchmarks/stream-cost.md": stream_cost(),
         "benchmarks/decoding.md": decoding(),
         "benchmarks/interim-results.md": interim_results(),
         "benchmarks/confidence.md": confidence(),
@@ -36,13 +37,14 @@ def accuracy() -> str:
     lines = [
         *heading("Accuracy and speed", "shipped_model", found),
         "Word error rate (WER) of recordings streamed through the service's windows, in INT8 on one CPU core, with "
-        "three ways to find the words: **greedy** (the best label of each frame), **beam** (beam search with the "
+        "three decodings: **greedy** (the best label of each frame), **beam** (beam search with the "
         "shipped n-gram) and **rescored** (the n-best list rescored with the shipped Transformer-XL; the default). "
         "Speed is in multiples of real time of one core, for network and beam search / with rescoring. *Differ* "
-        "counts the recordings whose streamed greedy text differs from the text of the whole recording.",
+        "counts the recordings whose streamed greedy text differs from that of the complete recording.",
         "",
-        "`dev` and `test-clean` are LibriSpeech's dev-clean and test-clean, or parts of them; `an4-test` holds spelled "
-        "names and numbers.",
+        "`dev` and `test-clean` are LibriSpeech's dev-clean and test-clean, or parts of them; `test-voices` is Common "
+        "Voice 20 (57 speakers); `test-noisy` is LibriSpeech's test-other with noise; `test-accented` is "
+        "speechocean762 (Mandarin accents); `an4-test` has spelled names and numbers.",
         "",
     ]
     for model, conditions in models.items():
@@ -73,9 +75,9 @@ def latency() -> str:
     return text(
         [
             *heading("Latency", "latency", {}),
-            "The latency that the algorithm itself has, without computing time, queues and network: how long after a "
-            "word is spoken it is shown, and how long after the end of speech the final result is sent. "
-            "[Tune latency](../how-to/latency.md) says which settings change it.",
+            "Algorithmic latency, without computing time, queues and network: the time from a spoken word to its "
+            "display, and from the end of speech to the final result. [Tune latency](../how-to/latency.md) describes "
+            "the settings that change it.",
             "",
             body("latency.md"),
         ]
@@ -88,7 +90,7 @@ def load() -> str:
     lines = [
         *heading("Load", "load", {}),
         "Real-time streams against a running server, over sockets, with the load generator on the same machine. "
-        "Seconds, median / 95th percentile, as the clients saw them. `chunk response` is the server's own histogram: "
+        "Seconds, median / 95th percentile, measured by the clients. `chunk response` is the server's own histogram: "
         "from the arrival of a hop's last sample to the results it caused.",
         "",
     ]
@@ -117,6 +119,43 @@ def load() -> str:
     return text(lines)
 
 
+def stream_cost() -> str:
+    """CPU time of live audio by process, and latencies without Finalize."""
+    from benchmarks.stream_cost import table_rows
+
+    found = read("stream_cost.json")
+    commits: Mapping[str, str] = found["commits"]
+    lines = [
+        *heading("Cost of a stream", "stream_cost", found),
+        "CPU time of every process of the server per second of live audio, and the latencies of clients that send no "
+        f"`Finalize`. Real-time streams to `/v1/listen` in messages of {found['message_ms']} ms, from a load generator "
+        f"on the same machine. Each stream plays clips of `{found['clips']}` for up to {found['seconds']:g} seconds, "
+        "each clip followed by two seconds of faint noise. Every column has its own server, started before and stopped "
+        "after the measurement.",
+        "",
+        "- **CPU** is user and system time from `/proc`. *Event loop* is the process that serves the clients; with "
+        "`--workers` these are the workers. Under load windows become wider and batches larger, and a second of audio "
+        "cheaper: compare columns whose windows are alike.",
+        "- **Last word to final** runs from the moment when the end of the clip's speech was sent to the arrival of "
+        "the final result with its last word. **First word to interim result** runs from the start of the clip's "
+        "speech to the first result with a word. Start and end of speech are found by energy. Word times reported by "
+        "the server are not used: one row shows how much later they are.",
+        "- **Memory** is the proportional set size of all processes: less when other programs of the machine map the "
+        "same libraries.",
+        "",
+        found["note"],
+        "",
+    ]
+    names = [f"{name} ({commits[name]})" for name in commits]
+    head = ("", *names, *(["ratio"] if len(names) == 2 else []))
+    for streams in dict.fromkeys(cell["streams"] for cell in found["cells"]):
+        cells = {cell["server"]: cell for cell in found["cells"] if cell["streams"] == streams}
+        if len(cells) < len(commits):
+            continue
+        lines += [f"## {streams} streams", "", *table(head, list(table_rows(cells)))]
+    return text(lines)
+
+
 def decoding() -> str:
     """The beam search beside two published decoders."""
     found = read("decoding.json")
@@ -125,7 +164,7 @@ def decoding() -> str:
         f"The same log-probabilities of {found['clips']} clips, the same language model "
         f"({found['language_model']}), one thread, three decoders. Speed is in multiples of real time, WER in "
         "brackets. *Peaky* frames are QuartzNet's own outputs; *soft* and *very soft* ones are flattened by a "
-        "temperature, as an uncertain network's are. `bits` is the mean entropy of a frame.",
+        "temperature, like those of an uncertain network. `bits` is the mean entropy of a frame.",
         "",
     ]
     rows = []
@@ -173,7 +212,7 @@ def interim_results() -> str:
         *heading("Interim results", "partials", found),
         "How soon a word is shown and how often it changes afterwards, by the share of the beam's probability that "
         "must agree on a word before it is shown (`partial_agreement`). Seconds run from the end of the word; "
-        "look-ahead, queue and computing come on top. Hops of 0.64 s.",
+        "look-ahead, queue and computing time are not included. Hops of 0.64 s.",
         "",
     ]
     for model, one in found.items():

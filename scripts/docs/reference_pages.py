@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.config import BlockConfig, FeatureConfig, ModelConfig
 from acoustic.parameter_count import parameter_count
 from service.commands import build_parser, command_modules
@@ -241,7 +241,7 @@ def models_page() -> str:
     """What a model file holds, and the architectures known by name."""
     lines = [
         *heading("Model files", "acoustic/architectures.py"),
-        "A model is one safetensors file. Its header has three entries beside the tensors: `format`, `config` (the "
+        "A model is one safetensors file. Besides the tensors its header has three entries: `format`, `config` (the "
         "keys below, as JSON) and `card` (title, licence, sources, figures, INT8 ranges, search settings). Weights "
         "are stored in FP32, in FP16, or in INT8 with one scale for each output channel (the tensor "
         "`NAME.int8_scale`). `silica models show MODEL` prints all of it.",
@@ -266,7 +266,7 @@ def models_page() -> str:
             f"{config.receptive_field_s:.2f} s",
             f"{config.look_ahead_s:.2f} s",
         )
-        for name, config in published.items()
+        for name, config in ARCHITECTURES.items()
         if name != "tiny"
     ]
     lines += table(("name", "parameters", "receptive field", "look-ahead"), rows)

@@ -91,13 +91,13 @@ def _list(arguments: argparse.Namespace) -> CommandOutput:
 
 def _show(arguments: argparse.Namespace) -> CommandOutput:
     from acoustic import catalogue
-    from acoustic.architectures import published
+    from acoustic.architectures import ARCHITECTURES
     from acoustic.catalogue import Entry
 
     name = arguments.model
-    if catalogue.locate(name) is None and name in published:
+    if catalogue.locate(name) is None and name in ARCHITECTURES:
         card: dict[str, Any] = {}
-        entry = Entry(name, published[name], None, "published")
+        entry = Entry(name, ARCHITECTURES[name], None, "published")
     else:
         config, card = catalogue.find_description(name)
         entry = Entry(name, config, catalogue.locate(name) or Path(name), "file")

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 import acoustic
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.files import models_folder
 from service.auth.keys import ApiKeys, default_keys_file
 from service.auth.usage import process_name
@@ -52,7 +52,7 @@ def check_model(name: str) -> None:
     shipped = Path(acoustic.__file__).parent / "pretrained" / f"{name}.safetensors"
     installed = models_folder() / name
     if (
-        name in published
+        name in ARCHITECTURES
         or shipped.exists()
         or installed.is_dir()
         or (name and Path(name).expanduser().exists())

@@ -1,10 +1,10 @@
-"""The compiled batch norm equals PyTorch's, by itself and in a network."""
+"""The compiled batch norm equals PyTorch's, alone and in a network."""
 
 import pytest
 import torch
 from torch import nn
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.network import build, modules
 from acoustic.network.batch_norm import batch_norm
 from acoustic.network.modules import BatchNorm, time_major
@@ -49,7 +49,7 @@ def test_network_gradients_are_as_close_to_float32_as_with_pytorch(
 
     def gradients(*, in_16_bits: bool) -> torch.Tensor:
         torch.manual_seed(0)
-        network = build(published["silica-small"]).train()
+        network = build(ARCHITECTURES["silica-small"]).train()
         with torch.autocast("cpu", torch.bfloat16, enabled=in_16_bits):
             log_probs, _ = network(features, lengths)
         by_weight = torch.autograd.grad(log_probs.float()[..., -1].mean(), list(network.parameters()))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from acoustic import catalogue, checkpoint, downloads
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.catalogue import untrained
 from acoustic.errors import AcousticError
 from acoustic.quantization.calibration import calibrate
@@ -24,7 +24,7 @@ from service.commands import main
 from tests.acoustic.signals import audio
 from tests.full_disk import full_disk
 
-TINY = untrained(published["tiny"])
+TINY = untrained(ARCHITECTURES["tiny"])
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from acoustic import checkpoint, checkpoint_header
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import BlockConfig, ModelConfig
@@ -18,7 +18,7 @@ from acoustic.errors import AcousticError
 from acoustic.network import build
 from acoustic.network.folding import fold
 
-TINY = untrained(published["tiny"])
+TINY = untrained(ARCHITECTURES["tiny"])
 
 
 def random_checkpoint(config: ModelConfig) -> Checkpoint:
@@ -57,7 +57,7 @@ def test_save_and_load(tmp_path: Path, dtype: checkpoint.Dtype, tolerance: float
 
 
 def test_int8_is_small_and_accurate(tmp_path: Path) -> None:
-    config = replace(published["silica-small"], name="narrow")
+    config = replace(ARCHITECTURES["silica-small"], name="narrow")
     config = replace(config, blocks=tuple(replace(block, channels=64) for block in config.blocks))
     model = fold(untrained(config))
     sizes = {}
@@ -83,7 +83,7 @@ def test_folding_preserves_the_output(norm: str, residual: str, activation: str)
         replace(block, separable=False, groups=1),
         BlockConfig(1, 8),
     )
-    config = replace(published["tiny"], norm=norm, blocks=blocks, activation=activation)
+    config = replace(ARCHITECTURES["tiny"], norm=norm, blocks=blocks, activation=activation)
     model = random_checkpoint(config)
     folded = fold(model)
     torch.testing.assert_close(outputs(folded), outputs(model), atol=1e-4, rtol=1e-4)
@@ -94,7 +94,7 @@ def test_folding_preserves_the_output(norm: str, residual: str, activation: str)
 
 
 def test_folding_a_channel_without_variance() -> None:
-    model = random_checkpoint(published["tiny"])
+    model = random_checkpoint(ARCHITECTURES["tiny"])
     name = "blocks.0.units.0.norm.running_var"
     model.state[name][0] = 0.0
     torch.testing.assert_close(outputs(fold(model)), outputs(model), atol=1e-4, rtol=1e-4)
@@ -126,7 +126,7 @@ def test_weights_that_do_not_fit_are_refused() -> None:
 
 def test_a_checkpoints_network_is_in_evaluation_mode_and_reproducible() -> None:
     assert not TINY.network().training
-    torch.testing.assert_close(outputs(TINY), outputs(untrained(published["tiny"])), atol=0, rtol=0)
+    torch.testing.assert_close(outputs(TINY), outputs(untrained(ARCHITECTURES["tiny"])), atol=0, rtol=0)
 
 
 def damaged(path: Path, what: str) -> Path:

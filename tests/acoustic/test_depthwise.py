@@ -1,10 +1,10 @@
-"""The compiled depthwise convolution equals PyTorch's, by itself and in a network."""
+"""The compiled depthwise convolution equals PyTorch's, alone and in a network."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.network import build, modules
 from acoustic.network.depthwise import depthwise
 from acoustic.network.modules import SubBlock, convolve, pad_time, time_major
@@ -37,7 +37,7 @@ def test_output_and_gradients_match_a_masked_convolution(kernel: int, left: int)
 
 
 def test_network_gradients_in_bfloat16_match_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = published["silica-small"]
+    config = ARCHITECTURES["silica-small"]
     features, lengths = torch.randn(3, 64, 240), torch.tensor([240, 133, 64])
     gradients, compiled = [], modules.uses_compiled_depthwise
     compiled_calls: list[bool] = []
@@ -61,6 +61,6 @@ def test_network_gradients_in_bfloat16_match_pytorch(monkeypatch: pytest.MonkeyP
 
 
 def test_evaluation_uses_pytorch() -> None:
-    sub_block = build(published["silica-small"]).eval().blocks[3].units[0]
+    sub_block = build(ARCHITECTURES["silica-small"]).eval().blocks[3].units[0]
     x = time_major(torch.randn(1, 384, 10).bfloat16())
     assert not modules.uses_compiled_depthwise(sub_block, sub_block.temporal_conv, x, 1)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 import torch
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import BlockConfig, ModelConfig
@@ -23,7 +23,7 @@ from acoustic.quantization.ranges import CARD_KEY, find_ranges, with_ranges
 from acoustic.runtime.cpu import CpuBackend, open_session
 from tests.acoustic.signals import audio
 
-FEATURES = published["tiny"].features
+FEATURES = ARCHITECTURES["tiny"].features
 FIRST = BlockConfig(5, 16, stride=2, separable=True)
 
 
@@ -35,7 +35,7 @@ def model(*blocks: BlockConfig, **options: object) -> ModelConfig:
 PLAIN = BlockConfig(5, 16, 2, residual="residual")
 SEPARABLE = BlockConfig(7, 16, 2, separable=True, residual="residual")
 NETWORKS = {
-    "tiny": published["tiny"],
+    "tiny": ARCHITECTURES["tiny"],
     "dense convolutions": model(PLAIN),
     "no bypass": model(replace(PLAIN, residual="none")),
     "identity": model(replace(SEPARABLE, residual="identity", look_ahead=(0, 3))),
@@ -96,7 +96,7 @@ def test_onnx_matches_the_network(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_int8_is_close_to_fp32(name: str) -> None:
     checkpoint = random_norms(NETWORKS[name])
-    ranges = calibrate(checkpoint, [audio(12)], keep=False)
+    ranges = calibrate(checkpoint, [audio(12)], store=False)
     exact = CpuBackend(checkpoint, "fp32").recording_log_probs(audio(5, seed=4))
     quantized = CpuBackend(with_ranges(checkpoint, ranges), "int8").recording_log_probs(audio(5, seed=4))
     difference = np.abs(np.exp(exact) - np.exp(quantized))
@@ -106,7 +106,7 @@ def test_int8_is_close_to_fp32(name: str) -> None:
 
 def test_int8_weights_are_stored_as_int8(tmp_path: Path) -> None:
     checkpoint = random_norms(NETWORKS["tiny"])
-    ranges = calibrate(checkpoint, [audio(12)], keep=False)
+    ranges = calibrate(checkpoint, [audio(12)], store=False)
     exported = onnx.load(export_onnx(checkpoint, tmp_path / "deep" / "folder" / "model.onnx", ranges))
     kinds = {constant.data_type for constant in exported.graph.initializer if len(constant.dims) == 4}
     assert onnx.TensorProto.INT8 in kinds
@@ -117,42 +117,42 @@ def test_int8_weights_are_stored_as_int8(tmp_path: Path) -> None:
 
 def test_int8_without_ranges_is_refused() -> None:
     with pytest.raises(AcousticError, match="calibrate"):
-        CpuBackend(untrained(published["tiny"]), "int8")
+        CpuBackend(untrained(ARCHITECTURES["tiny"]), "int8")
 
 
 def test_calibration_is_cached() -> None:
-    checkpoint = untrained(published["tiny"])
+    checkpoint = untrained(ARCHITECTURES["tiny"])
     assert find_ranges(checkpoint) is None
     ranges = calibrate(checkpoint, [audio(12)])
     assert find_ranges(checkpoint) == ranges
     assert CpuBackend(checkpoint).precision == "int8"
     assert CpuBackend(checkpoint, "fp32").precision == "fp32"
     # Ranges belong to exactly these weights.
-    assert find_ranges(untrained(published["tiny"], seed=9)) is None
+    assert find_ranges(untrained(ARCHITECTURES["tiny"], seed=9)) is None
 
 
 def test_cached_ranges_take_precedence_over_the_card() -> None:
-    checkpoint = untrained(published["tiny"])
-    with_card = with_ranges(checkpoint, calibrate(checkpoint, [audio(12)], keep=False))
+    checkpoint = untrained(ARCHITECTURES["tiny"])
+    with_card = with_ranges(checkpoint, calibrate(checkpoint, [audio(12)], store=False))
     before = find_ranges(with_card)
     after = calibrate(with_card, [audio(12) * 0.01])
     assert find_ranges(with_card) == after != before
 
 
 def test_int8_keeps_the_bias_of_a_channel_with_tiny_weights() -> None:
-    checkpoint = untrained(published["tiny"])
+    checkpoint = untrained(ARCHITECTURES["tiny"])
     name = "blocks.1.units.0.norm"
     assert f"{name}.weight" in checkpoint.state
     checkpoint.state[f"{name}.weight"] = torch.full_like(checkpoint.state[f"{name}.weight"], 1e-7)
     checkpoint.state[f"{name}.bias"] = torch.ones_like(checkpoint.state[f"{name}.bias"])
-    ranges = calibrate(checkpoint, [audio(12)], keep=False)
+    ranges = calibrate(checkpoint, [audio(12)], store=False)
     int8 = CpuBackend(with_ranges(checkpoint, ranges), "int8").recording_log_probs(audio(2))
     fp32 = CpuBackend(checkpoint, "fp32").recording_log_probs(audio(2))
     np.testing.assert_allclose(np.exp(int8), np.exp(fp32), atol=0.1)
 
 
 def test_calibration_clips_outliers() -> None:
-    checkpoint = untrained(published["tiny"])
+    checkpoint = untrained(ARCHITECTURES["tiny"])
     network = checkpoint.network().eval()
     features = random_features(600, 1)[0]
     features[:, 300] *= 200.0
@@ -173,27 +173,27 @@ def test_calibration_clips_outliers() -> None:
 
 def test_too_little_speech_is_refused() -> None:
     with pytest.raises(AcousticError, match="at least 10 s"):
-        calibrate(untrained(published["tiny"]), [audio(5)])
+        calibrate(untrained(ARCHITECTURES["tiny"]), [audio(5)])
 
 
 @pytest.mark.parametrize(
     "stored", [[1, 2], {"features": [1]}, {"features": ["a", 2]}, {"features": [0, float("nan")]}]
 )
 def test_damaged_ranges_are_refused(stored: object) -> None:
-    tiny = untrained(published["tiny"])
+    tiny = untrained(ARCHITECTURES["tiny"])
     with pytest.raises(AcousticError, match="Calibrate again"):
         CpuBackend(replace(tiny, card={CARD_KEY: stored}), "int8")
 
 
 def test_ranges_of_another_model_are_refused() -> None:
-    ranges = calibrate(untrained(published["tiny"]), [audio(12)], keep=False)
+    ranges = calibrate(untrained(ARCHITECTURES["tiny"]), [audio(12)], store=False)
     other = with_ranges(untrained(NETWORKS["dense residual"]), ranges)
     with pytest.raises(AcousticError, match="another model"):
         CpuBackend(other, "int8")
 
 
 def test_onnx_files_are_cached(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = untrained(published["tiny"])
+    checkpoint = untrained(ARCHITECTURES["tiny"])
     first = CpuBackend(checkpoint, "fp32").recording_log_probs(audio(1))
     (kept,) = (home / "cache").glob("*.onnx")
     monkeypatch.setattr(cache, "export_onnx", lambda *_, **__: pytest.fail("built a second time"))
@@ -203,12 +203,12 @@ def test_onnx_files_are_cached(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def export_repeatedly(path: Path) -> set[bytes]:
     """The contents that one process reads from a file which several processes write repeatedly."""
-    checkpoint = untrained(published["tiny"])
+    checkpoint = untrained(ARCHITECTURES["tiny"])
     return {export_onnx(checkpoint, path).read_bytes() for _ in range(25)}
 
 
 def test_concurrent_exports_of_one_file_are_atomic(tmp_path: Path) -> None:
-    expected = onnx_bytes(untrained(published["tiny"]))
+    expected = onnx_bytes(untrained(ARCHITECTURES["tiny"]))
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         for found in pool.map(export_repeatedly, [tmp_path / "model.onnx"] * 2):
             assert found == {expected}
@@ -217,11 +217,11 @@ def test_concurrent_exports_of_one_file_are_atomic(tmp_path: Path) -> None:
 
 def test_the_cache_is_limited(home: Path) -> None:
     for seed in range(cache.MAX_FILES + 3):
-        cache.onnx_content(untrained(published["tiny"], seed=seed))
+        cache.onnx_content(untrained(ARCHITECTURES["tiny"], seed=seed))
     assert len(list((home / "cache").glob("*.onnx"))) == cache.MAX_FILES
 
 
 def test_an_unusable_cache_folder_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "occupied").write_text("a file where the folder should be")
     monkeypatch.setenv("SILICA_HOME", str(tmp_path / "occupied"))
-    assert len(CpuBackend(untrained(published["tiny"]), "fp32").recording_log_probs(audio(1))) == 50
+    assert len(CpuBackend(untrained(ARCHITECTURES["tiny"]), "fp32").recording_log_probs(audio(1))) == 50

@@ -1,4 +1,4 @@
-"""The front end equals a reference computation; streams and slices equal whole recordings."""
+"""The front end equals a reference computation; streams and slices equal complete recordings."""
 
 import numpy as np
 import pytest

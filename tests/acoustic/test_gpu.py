@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import BlockConfig
@@ -23,7 +23,7 @@ from acoustic.stream_state import StreamState
 from acoustic.windows import StreamWindows, Window, with_hop
 from tests.acoustic.signals import audio
 
-TINY = published["tiny"]
+TINY = ARCHITECTURES["tiny"]
 
 
 def normalized(kind: str, blocks: tuple[BlockConfig, ...] = TINY.blocks) -> Checkpoint:
@@ -153,7 +153,7 @@ def test_only_bucket_lengths_are_captured_and_kept(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_stream_state_owns_its_memory(name: str) -> None:
-    """A view would keep the whole batch in memory until its last stream ends."""
+    """A view would keep the entire batch in memory until its last stream ends."""
     backend = open_on_cpu(name)
     windows = [windows_of(backend, seed)[1] for seed in range(4)]
     states = [output.state for output in backend.forward(windows)]

@@ -44,7 +44,7 @@ def test_quiet_audio_is_unchanged() -> None:
     np.testing.assert_array_equal(limit(soft), soft)
 
 
-def test_loud_audio_is_forgotten() -> None:
+def test_the_gain_recovers_after_loud_audio() -> None:
     soft = noise(20, -32.0)
     after = limit(np.concatenate([noise(20, -8.0), soft]))[20 * SECOND :]
     assert level_db(after[:SECOND]) < -42.0
@@ -83,7 +83,7 @@ def test_a_sample_that_is_not_finite_does_not_affect_later_audio(value: float) -
 
 @pytest.mark.parametrize("samples", [0, 1, 159, 160, 16_000, 200_007])
 def test_training_batches_match_streams(samples: int) -> None:
-    """Also for audio longer than the memory."""
+    """Also for audio longer than `memory_frames`."""
     rows = np.stack([noise(13, level, seed)[:samples] for seed, level in enumerate((-8.0, -24.0, -40.0))])
     limited = limit_level(CONFIG, torch.from_numpy(rows))
     np.testing.assert_allclose(limited.numpy(), [limit(row) for row in rows], atol=1e-6)

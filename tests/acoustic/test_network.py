@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from acoustic.architectures import FEATURES, published, quartznet
+from acoustic.architectures import ARCHITECTURES, FEATURES, quartznet
 from acoustic.config import Activation, BlockConfig, FeatureConfig, ModelConfig, Norm
 from acoustic.errors import AcousticError
 from acoustic.network import Network, build, network
@@ -37,14 +37,14 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("name", "parameters", "field"), PUBLISHED)
 def test_published_sizes_and_receptive_fields(name: str, parameters: int, field: int) -> None:
-    assert parameter_count(published[name]) == parameters
-    assert published[name].receptive_field_frames == field
+    assert parameter_count(ARCHITECTURES[name]) == parameters
+    assert ARCHITECTURES[name].receptive_field_frames == field
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer", "weight", "folded"])
 @pytest.mark.parametrize("activation", ["relu", "gau"])
 def test_parameter_counts_match_built_networks(norm: Norm, activation: Activation) -> None:
-    for shape in published.values():
+    for shape in ARCHITECTURES.values():
         if activation == "gau" and any(block.residual == "identity" for block in shape.blocks):
             continue  # an identity bypass cannot precede a gated activation
         config = replace(shape, norm=norm, activation=activation)
@@ -55,7 +55,7 @@ def test_parameter_counts_match_built_networks(norm: Norm, activation: Activatio
 
 def test_dense_variants_have_similar_sizes() -> None:
     for name in ("jasper10x3dr", "jasper10x3-densenet", "jasper10x3-dense-rnet"):
-        assert parameter_count(published[name]) == pytest.approx(200.5e6, rel=0.06)
+        assert parameter_count(ARCHITECTURES[name]) == pytest.approx(200.5e6, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_dense_variants_have_similar_sizes() -> None:
     ],
 )
 def test_silica_architectures(name: str, millions: float) -> None:
-    config = published[name]
+    config = ARCHITECTURES[name]
     # Steps of 80 ms with four outputs each, or of 20 ms with one.
     assert (config.stride_frames, config.outputs_per_step) == (
         (2, 1) if name == "silica-streaming" else (8, 4)
@@ -84,7 +84,7 @@ def test_one_sided_kernels_are_initialized_near_the_current_step() -> None:
     energy = kernel.detach().square().mean((0, 1))
     assert int(energy.argmax()) == 6 and energy[5:8].sum() > 0.9 * energy.sum()
     assert float(energy.sum()) == pytest.approx(1.0, rel=0.2)
-    # Without a bypass the whole kernel is initialized equally.
+    # Without a bypass the full kernel is initialized equally.
     network = build(ModelConfig("head", replace(FEATURES, mels=256), (replace(block, residual="none"),)))
     (kernel,) = (weight for name, weight in network.named_parameters() if "depthwise" in name)
     energy = kernel.detach().square().mean((0, 1))
@@ -92,7 +92,7 @@ def test_one_sided_kernels_are_initialized_near_the_current_step() -> None:
 
 
 def test_tiny_is_tiny() -> None:
-    assert parameter_count(published["tiny"]) < 10_000
+    assert parameter_count(ARCHITECTURES["tiny"]) < 10_000
 
 
 def small(**changes: object) -> ModelConfig:
@@ -149,10 +149,10 @@ SHAPES = [
     small(blocks=(BlockConfig(3, 8, stride=2, look_ahead=0), BlockConfig(5, 8, 3, look_ahead=(2, 0, 4)))),
     small(blocks=(BlockConfig(5, 8, separable=True), BlockConfig(9, 8, dilation=3, look_ahead=1))),
     replace(
-        published["silica-small"],
-        blocks=tuple(replace(block, channels=8) for block in published["silica-small"].blocks),
+        ARCHITECTURES["silica-small"],
+        blocks=tuple(replace(block, channels=8) for block in ARCHITECTURES["silica-small"].blocks),
     ),
-    published["tiny"],
+    ARCHITECTURES["tiny"],
     replace(
         quartznet("narrow", 5, 1),
         blocks=tuple(replace(block, channels=4) for block in quartznet("narrow", 5, 1).blocks),
@@ -162,8 +162,8 @@ SHAPES = [
 
 @pytest.mark.parametrize("name", ["quartznet15x5", "quartznet12x1", "jasper10x5dr", "jasper5x3"])
 def test_published_contexts_match_built_networks(name: str) -> None:
-    blocks = tuple(replace(block, channels=2) for block in published[name].blocks)
-    config = replace(published[name], blocks=blocks, features=replace(FEATURES, mels=2))
+    blocks = tuple(replace(block, channels=2) for block in ARCHITECTURES[name].blocks)
+    config = replace(ARCHITECTURES[name], blocks=blocks, features=replace(FEATURES, mels=2))
     assert measured_context(config) == (config.left_frames, config.look_ahead_frames)
 
 
@@ -198,7 +198,7 @@ def test_look_ahead_by_perturbation() -> None:
 @pytest.mark.parametrize("frames", [1, 2, 7, 8, 9, 100, 101])
 @pytest.mark.parametrize("name", ["tiny", "silica-small"])
 def test_number_of_outputs(name: str, frames: int) -> None:
-    config = published[name]
+    config = ARCHITECTURES[name]
     if name == "silica-small":
         config = SHAPES[4]
     log_probs, lengths = build(config).eval()(torch.randn(2, 64, frames), torch.tensor([frames, 1]))
@@ -390,12 +390,12 @@ def test_invalid_front_ends_are_refused(fields: dict[str, object]) -> None:
         FeatureConfig(**fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", published)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_configurations_round_trip_through_json(name: str) -> None:
     import json
 
-    table = json.loads(json.dumps(published[name].to_dict()))
-    assert ModelConfig.from_dict(table) == published[name]
+    table = json.loads(json.dumps(ARCHITECTURES[name].to_dict()))
+    assert ModelConfig.from_dict(table) == ARCHITECTURES[name]
 
 
 @pytest.mark.parametrize(
@@ -416,23 +416,23 @@ def test_configurations_round_trip_through_json(name: str) -> None:
 )
 def test_damaged_configurations_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(AcousticError, match=message):
-        ModelConfig.from_dict(published["tiny"].to_dict() | change)
+        ModelConfig.from_dict(ARCHITECTURES["tiny"].to_dict() | change)
 
 
 def test_documented_sizes_and_contexts() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
     lines = page.read_text().split("## Architectures")[1].splitlines()
     rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
-    assert {name for name, *_ in rows} == set(published) - {"tiny"}
+    assert {name for name, *_ in rows} == set(ARCHITECTURES) - {"tiny"}
     for name, *cells in rows:
-        config = published[name]
+        config = ARCHITECTURES[name]
         receptive_field, look_ahead = f"{config.receptive_field_s:.2f} s", f"{config.look_ahead_s:.2f} s"
         assert cells == [f"{parameter_count(config):,}", receptive_field, look_ahead]
 
 
 @pytest.mark.parametrize("name", ["silica-small", "quartznet12x1"])
 def test_time_major_training_equals_channel_major(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = published[name]
+    config = ARCHITECTURES[name]
     model = build(config).train().double()
     state = copy.deepcopy(model.state_dict())
     features = torch.randn(3, config.features.mels, 64, generator=torch.Generator().manual_seed(4)).double()

@@ -162,6 +162,6 @@ def test_causal_adapts_to_a_change_of_level() -> None:
     assert abs(float(normal[:, -300:].mean())) < 0.3
 
 
-def test_a_memory_shorter_than_a_window_is_refused() -> None:
+def test_memory_frames_shorter_than_a_window_are_refused() -> None:
     with pytest.raises(AcousticError, match="memory_frames"):
         replace(CAUSAL, memory_frames=100)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from acoustic import checkpoint as checkpoint_files
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.catalogue import untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import BlockConfig
@@ -26,7 +26,7 @@ from acoustic.runtime.gpu import GpuBackend
 from acoustic.windows import StreamWindows, Window, WindowPlan, default_plan, windows_of
 from tests.acoustic.signals import audio
 
-TINY = untrained(published["tiny"])
+TINY = untrained(ARCHITECTURES["tiny"])
 RUNNING = replace(
     TINY, config=replace(TINY.config, features=replace(TINY.config.features, normalize="running"))
 )
@@ -50,7 +50,7 @@ OpenBackend = Callable[[Checkpoint], Backend]
 
 
 def int8_backend(checkpoint: Checkpoint) -> Backend:
-    return CpuBackend(with_ranges(checkpoint, calibrate(checkpoint, [audio(12)], keep=False)), "int8")
+    return CpuBackend(with_ranges(checkpoint, calibrate(checkpoint, [audio(12)], store=False)), "int8")
 
 
 def gpu_backend_on_cpu(checkpoint: Checkpoint) -> Backend:
@@ -193,10 +193,10 @@ def test_long_recordings_in_blocks_equal_one_pass(open_model: OpenBackend) -> No
     np.testing.assert_allclose(np.concatenate(blocks), backend.run(features), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", sorted(published))
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_blocks_have_the_full_context(name: str) -> None:
     """QuartzNets, with contexts of 12 to 40 s, get 6 s; all other networks get their full context."""
-    config = published[name]
+    config = ARCHITECTURES[name]
     frames = torch.arange(20_000)[None]
     spans: list[tuple[int, int]] = []
 

@@ -50,7 +50,7 @@ def test_the_network_is_unchanged_and_int8_more_accurate(uneven: Checkpoint) -> 
     np.testing.assert_allclose(actual, exact, atol=1e-3)
     errors = []
     for checkpoint in (uneven, equalized):
-        ranges = calibrate(checkpoint, [audio(70)], keep=False)
+        ranges = calibrate(checkpoint, [audio(70)], store=False)
         actual = CpuBackend(with_ranges(checkpoint, ranges), "int8").recording_log_probs(audio(9, 3))
         errors.append(np.abs(np.exp(actual) - np.exp(exact)).mean())
     assert errors[1] < 0.7 * errors[0]

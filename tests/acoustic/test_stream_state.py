@@ -1,4 +1,4 @@
-"""Stream state: a stream without left context equals the whole recording, whatever its windows."""
+"""Stream state: a stream without left context equals the complete recording, whatever its windows."""
 
 from dataclasses import replace
 from functools import cache
@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.catalogue import DEFAULT_MODEL, find, untrained
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import BlockConfig, ModelConfig
@@ -32,7 +32,7 @@ from acoustic.stream_state import NormalizationState, StreamState
 from acoustic.windows import StreamWindows, Window, WindowPlan, default_plan, supports_stream_state
 from tests.acoustic.signals import audio
 
-FEATURES = published["tiny"].features
+FEATURES = ARCHITECTURES["tiny"].features
 STEM = tuple(BlockConfig(5, 16, stride=2, look_ahead=1) for _ in range(3))
 LOOK_AHEAD = BlockConfig(5, 16, 2, separable=True, residual="identity", look_ahead=(1, 0))
 CAUSAL = BlockConfig(7, 16, 2, separable=True, look_ahead=0)
@@ -84,7 +84,7 @@ def backend_of(kind: Kind, network: str = "like silica-small") -> Backend:
     if kind == "buckets":
         return GpuBackend(checkpoint, "cpu", batches=(1, 4, 8))
     if kind == "int8":
-        checkpoint = with_ranges(checkpoint, calibrate(checkpoint, [audio(12)], keep=False))
+        checkpoint = with_ranges(checkpoint, calibrate(checkpoint, [audio(12)], store=False))
     return CpuBackend(checkpoint, kind)
 
 
@@ -105,7 +105,7 @@ def test_onnx_runs_continue_for_every_layer_type(name: str, precision: Precision
     """The ONNX graph alone: the same features in runs of changing hops, and at once."""
     config = NETWORKS[name]
     checkpoint = untrained(config)
-    ranges = calibrate(checkpoint, [audio(12)], keep=False) if precision == "int8" else None
+    ranges = calibrate(checkpoint, [audio(12)], store=False) if precision == "int8" else None
     content = onnx_bytes(checkpoint, ranges, stateful=True)
     graph = onnx.load_from_string(content).graph
     read = {name for node in graph.node for name in node.input} | {port.name for port in graph.output}
@@ -169,7 +169,7 @@ def test_the_default_plan_equals_the_recording(kind: Kind, seconds: float) -> No
 
 def test_silica_small_streams_with_state() -> None:
     """At its full size, with untrained weights."""
-    backend = CpuBackend(untrained(published["silica-small"]), "fp32")
+    backend = CpuBackend(untrained(ARCHITECTURES["silica-small"]), "fp32")
     assert backend.plan == WindowPlan(0, 64, 47, stateful=True)
     samples = audio(4.321)
     assert_same("fp32", stream_log_probs(backend, samples), backend.recording_log_probs(samples))
@@ -278,7 +278,7 @@ def test_the_first_window_ignores_its_state(kind: Kind, network: str) -> None:
 
 
 def test_the_buffer_is_bounded() -> None:
-    config = published["silica-small"]
+    config = ARCHITECTURES["silica-small"]
     plan = default_plan(config, stateful=True)
     stream = StreamWindows(config, plan)
     second, max_buffered = np.zeros(16_000, np.float32), 0
@@ -321,7 +321,7 @@ def test_windows_out_of_order_or_of_another_model_are_refused(state: StreamState
 
 def test_models_without_stream_state_refuse_it() -> None:
     window = stream_windows(backend_of("fp32"), audio(2), 64)[0]
-    tiny = untrained(published["tiny"])
+    tiny = untrained(ARCHITECTURES["tiny"])
     for backend in (CpuBackend(tiny, "fp32"), GpuBackend(tiny, "cpu", batches=(1,))):
         assert not backend.plan.stateful
         with pytest.raises(AcousticError, match="does not support stream state"):
@@ -362,20 +362,20 @@ def test_windows_with_left_context_run_on_a_model_with_stream_state(kind: Kind) 
 
 def test_supports_stream_state() -> None:
     for name in ("silica-small", "silica-streaming"):
-        assert supports_stream_state(published[name])
+        assert supports_stream_state(ARCHITECTURES[name])
     for name in ("tiny", "quartznet15x5", "jasper10x5dr"):
-        assert not supports_stream_state(published[name])
-        assert not default_plan(published[name], stateful=True).stateful
+        assert not supports_stream_state(ARCHITECTURES[name])
+        assert not default_plan(ARCHITECTURES[name], stateful=True).stateful
 
 
 @pytest.mark.parametrize("plan", [WindowPlan(8, 64, 47, True), WindowPlan(0, 64, 46, True)])
 def test_invalid_stateful_plans_are_refused(plan: WindowPlan) -> None:
     with pytest.raises(AcousticError, match="look-ahead"):
-        StreamWindows(published["silica-small"], plan)
+        StreamWindows(ARCHITECTURES["silica-small"], plan)
 
 
 def test_stream_state_needs_fixed_or_causal_normalization() -> None:
-    config = published["silica-small"]
+    config = ARCHITECTURES["silica-small"]
     running = replace(config, features=replace(config.features, normalize="running"))
     with pytest.raises(AcousticError, match="fixed"):
         StreamWindows(running, default_plan(config, stateful=True))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
 from acoustic.features.framing import frame_count
@@ -22,9 +22,9 @@ from acoustic.windows import (
     with_hop,
 )
 
-TINY = published["tiny"]
-SMALL = published["silica-small"]
-MODELS = (TINY, SMALL, published["quartznet15x5"])
+TINY = ARCHITECTURES["tiny"]
+SMALL = ARCHITECTURES["silica-small"]
+MODELS = (TINY, SMALL, ARCHITECTURES["quartznet15x5"])
 
 
 @st.composite
@@ -166,8 +166,8 @@ def test_a_window_is_complete_with_its_last_sample() -> None:
 
 
 def test_the_buffer_is_bounded() -> None:
-    plan = default_plan(published["quartznet15x5"])
-    stream = StreamWindows(published["quartznet15x5"], plan)
+    plan = default_plan(ARCHITECTURES["quartznet15x5"])
+    stream = StreamWindows(ARCHITECTURES["quartznet15x5"], plan)
     second = np.zeros(16_000, np.float32)
     max_buffered = 0
     for _ in range(3_600):
@@ -178,7 +178,7 @@ def test_the_buffer_is_bounded() -> None:
 
 
 def test_window_features_equal_the_recordings() -> None:
-    """The features of a window's samples equal those frames of the whole recording."""
+    """The features of a window's samples equal those frames of the complete recording."""
     front_end = FrontEnd(TINY.features)
     samples = np.random.default_rng(1).normal(0, 0.1, 16_123).astype(np.float32)
     expected = front_end.features(samples).numpy()
@@ -190,7 +190,7 @@ def test_window_features_equal_the_recordings() -> None:
 
 @pytest.mark.parametrize("name", ["silica-small", "tiny"])
 def test_short_look_aheads_are_used_in_full(name: str) -> None:
-    assert default_plan(published[name]).look_ahead_frames == published[name].look_ahead_frames
+    assert default_plan(ARCHITECTURES[name]).look_ahead_frames == ARCHITECTURES[name].look_ahead_frames
 
 
 def test_plans_are_rounded_to_steps() -> None:

@@ -1,4 +1,4 @@
-"""The documentation builds without a warning, agrees with the code, and needs no network to be read."""
+"""The documentation builds without a warning, agrees with the code, and loads nothing from other servers."""
 
 import contextlib
 import io
@@ -30,7 +30,7 @@ def run(*line: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site. A page that is in no menu, a dead link and a missing heading each fail the build."""
+    """The built site. A page that is not in the navigation, a broken link or a missing anchor fails the build."""
     folder = tmp_path_factory.mktemp("site")
     done = run("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -38,12 +38,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def inline_code(page: Path) -> list[str]:
-    """What stands between backticks in a page's prose."""
+    """The inline code in a page's prose."""
     return re.findall(r"`([^`\n]+)`", FENCE.sub("", TEXT[page]))
 
 
 def command_lines() -> Iterator[tuple[str, list[str]]]:
-    """The `silica` commands in blocks of `sh`: where they stand, and their words."""
+    """The `silica` commands in blocks of `sh`: their page and line, and their arguments."""
     for page in PAGES:
         for language, block in FENCE.findall(TEXT[page]):
             for line in block.replace("\\\n", " ").splitlines() if language == "sh" else ():
@@ -78,12 +78,12 @@ def test_every_command_line_is_accepted() -> None:
     parser, found = build_parser(command_modules()), 0
     for place, words in command_lines():
         found += 1
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said):
+        errors = io.StringIO()
+        with contextlib.redirect_stderr(errors):
             try:
                 parser.parse_args(words)
             except SystemExit:
-                pytest.fail(f"{place}\n{said.getvalue()}")
+                pytest.fail(f"{place}\n{errors.getvalue()}")
     assert found > 30
 
 
@@ -96,8 +96,8 @@ def test_commands_and_options_named_in_the_text_exist() -> None:
             if re.match(r"silica [a-z]", code):
                 words = code.split()
                 assert {" ".join(words[:2]), " ".join(words[:3])} & commands, f"{page}: {code}"
-            ours = code.startswith(("silica ", "--"))
-            for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", code) if ours else ():
+            is_command = code.startswith(("silica ", "--"))
+            for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", code) if is_command else ():
                 assert option in options, f"{page}: {option}"
 
 

@@ -9,7 +9,7 @@ import aiohttp
 import numpy as np
 
 from acoustic import catalogue
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.checkpoint import save
 from acoustic.runtime import open_backend
 from acoustic.windows import with_hop
@@ -43,7 +43,7 @@ def offline(model: str, speech: bytes) -> list[str]:
 async def test_two_models_by_name_at_once(
     settings: Settings, open_client, speech: bytes, tmp_path: Path
 ) -> None:
-    other = catalogue.untrained(published["tiny"], seed=2)
+    other = catalogue.untrained(ARCHITECTURES["tiny"], seed=2)
     second = str(save(tmp_path / "second", other.config, other.state, other.card))
     expected = {name: offline(name, speech) for name in ("tiny", second)}
     assert all("".join(texts) for texts in expected.values()) and expected["tiny"] != expected[second]
@@ -73,7 +73,7 @@ async def test_two_models_by_name_at_once(
         ]
 
         # The second model is reloaded from a changed file; the first one keeps serving, and the server does not drain.
-        first = catalogue.untrained(published["tiny"], seed=1)
+        first = catalogue.untrained(ARCHITECTURES["tiny"], seed=1)
         save(Path(second), first.config, first.state, first.card)
         expected[second] = expected["tiny"]
         await asyncio.gather(server.models.reload(second), check_transcript("tiny", "tiny"))

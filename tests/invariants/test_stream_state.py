@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from acoustic import catalogue
-from acoustic.architectures import BlockConfig, published
+from acoustic.architectures import ARCHITECTURES, BlockConfig
 from acoustic.runtime import open_backend
 from acoustic.windows import with_hop
 from service.recognizer import Recognizer, Stream, StreamSettings
@@ -25,7 +25,7 @@ from tests.session.synchronous_driver import transcribe
 SETTINGS = StreamSettings()
 # Like the shipped model, but small: steps of 80 ms, a short look-ahead, a long receptive field to the left.
 CONFIG = replace(
-    published["tiny"],
+    ARCHITECTURES["tiny"],
     blocks=(
         *(BlockConfig(5, 16, stride=2, look_ahead=1) for _ in range(3)),
         *(BlockConfig(5, 16, 2, separable=True, residual="identity", look_ahead=(1, 0)) for _ in range(2)),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.windows import default_plan
 from service.scheduling.capacity import (
     EARLY_CUTS_PER_S,
@@ -44,7 +44,7 @@ def test_the_initial_estimate_of_the_event_loop_scales_with_the_session_cost() -
 
 
 def test_the_cost_of_a_session_is_measured() -> None:
-    config = published["tiny"]
+    config = ARCHITECTURES["tiny"]
     assert 0 < session_s_per_s(config, default_plan(config)) < 1
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.config import ModelConfig
 from acoustic.windows import Window, WindowOutput, WindowPlan, default_plan
 from service.scheduling.decode_worker import OpenStream, UtteranceTable
@@ -27,7 +27,7 @@ from service.session.messages import (
 from service.session.session import Session
 from service.session.stream_settings import StreamSettings
 
-TINY = published["tiny"]
+TINY = ARCHITECTURES["tiny"]
 PLAN = default_plan(TINY)
 
 

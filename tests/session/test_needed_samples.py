@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.config import ModelConfig
 from acoustic.windows import WindowPlan, default_plan
 from service.session.energy import SilenceDetector, SilenceTracker
@@ -15,7 +15,7 @@ from service.session.messages import AudioReceived, Effect, Finalize, Finish, Ru
 from service.session.stream_settings import StreamSettings
 from tests.session.synchronous_driver import PLAN, TINY, SynchronousDriver, alignment, noise, spelling_model
 
-STREAMING = published["silica-streaming"]
+STREAMING = ARCHITECTURES["silica-streaming"]
 NETWORK = spelling_model(alignment("hello you are there" + 30 * "_" + "and so are we"))
 
 

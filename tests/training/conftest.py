@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from acoustic.architectures import FIXED, published
+from acoustic.architectures import ARCHITECTURES, FIXED
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import BlockConfig, ModelConfig
 from acoustic.constants import SAMPLE_RATE
@@ -61,7 +61,7 @@ def small_network() -> ModelConfig:
         BlockConfig(15, 96, 2, separable=True, residual="residual"),
         BlockConfig(1, 128),
     )
-    return ModelConfig("small", published["tiny"].features, blocks)
+    return ModelConfig("small", ARCHITECTURES["tiny"].features, blocks)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 import torch
 
-from acoustic.architectures import FIXED, published
+from acoustic.architectures import ARCHITECTURES, FIXED
 from acoustic.constants import SAMPLE_RATE
 from acoustic.features.front_end import FrontEnd
 from acoustic.features.normalization import normalize_batch
@@ -23,7 +23,7 @@ from training.data.prepare import PrepareOptions, prepare
 from training.data.sampler import Budget, plan_epoch
 from training.errors import TrainingError
 
-ALPHABET = published["tiny"].alphabet
+ALPHABET = ARCHITECTURES["tiny"].alphabet
 
 
 def tone(
@@ -347,7 +347,7 @@ def test_resident_audio_equals_the_files(tmp_path: Path) -> None:
 
 
 def test_batch_features_equal_those_of_the_front_end() -> None:
-    config = published["quartznet5x5"].features
+    config = ARCHITECTURES["quartznet5x5"].features
     front_end = FrontEnd(config)
     lengths = [4001, 8000, 161, 16000]
     signals = [

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 import torch
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.network import build
 from training.augment.config import NO_AUGMENT
 from training.data.loader import Batch
@@ -56,11 +56,11 @@ def test_rows_without_speech_learn_to_output_blanks() -> None:
     assert blank_loss(both, outputs, first, BLANK)[0] == 0
     assert not blank_loss(both, outputs, ~none, BLANK).any()
     objective = PseudoLabelObjective(
-        published["tiny"],
+        ARCHITECTURES["tiny"],
         torch.device("cpu"),
         augment=replace(NO_AUGMENT, silence=1.0),
     )
-    student = build(published["tiny"]).train()
+    student = build(ARCHITECTURES["tiny"]).train()
     audio = torch.randn(2, 16000, generator=torch.Generator().manual_seed(1))
     lengths = torch.full((2,), 16000)
     batch = Batch(audio, lengths, torch.tensor([3, 4]), torch.tensor([1, 1]), ("a", "b"), 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from lm.decoders import SearchSettings
 from lm.score import word_errors
 from training.data.loader import Batch
@@ -20,7 +20,7 @@ from training.objectives.objective import ForwardPass, Graphed, Loss, PreparedBa
 from training.recipe import MwerConfig, parse_recipe
 from training.run.build import assemble
 
-ALPHABET = published["tiny"].alphabet
+ALPHABET = ARCHITECTURES["tiny"].alphabet
 BLANK = len(ALPHABET)
 SEARCH = SearchSettings(width=64, blank_penalty=0.4, word_bonus=0.0, lm_weight=0.0)
 CONFIG = MwerConfig(weight=1.0, hypotheses=8, beam_width=64, lm_weights=(0.0,))

@@ -53,7 +53,7 @@ def test_training_rounds_as_the_exported_graph_does(
     """With equal ranges the only difference is the order of sums, which can change a rounding."""
     audio = torch.cat([torch.from_numpy(read_clip(spoken / f"{n}.wav")) for n in range(10)]).repeat(5)
     samples = audio[: 70 * SAMPLE_RATE].numpy()
-    ranges = calibrate(checkpoint, [samples], keep=False)
+    ranges = calibrate(checkpoint, [samples], store=False)
     in_order = iter(ranges.values())
     monkeypatch.setattr(
         quantization_aware, "activation_range", lambda x: torch.tensor(next(in_order)).unbind()

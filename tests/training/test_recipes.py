@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from acoustic import checkpoint
-from acoustic.architectures import ALPHABET, published
+from acoustic.architectures import ALPHABET, ARCHITECTURES
 from acoustic.catalogue import untrained
 from acoustic.config import ModelConfig
 from service.commands import main
@@ -59,8 +59,8 @@ def test_dry_runs_have_the_sizes_and_layers_of_the_papers() -> None:
     assert jasper.model["parameters"] == 332_632_349
     assert jasper.model["convolutions"] == 54
     assert dry_run(load_recipe("quartznet15x5")).model["convolutions"] == 79
-    assert multiply_adds_per_second(published["quartznet15x5"]) / 1e9 == pytest.approx(0.94, abs=0.01)
-    assert multiply_adds_per_second(published["jasper10x5dr"]) / 1e9 == pytest.approx(16.63, abs=0.02)
+    assert multiply_adds_per_second(ARCHITECTURES["quartznet15x5"]) / 1e9 == pytest.approx(0.94, abs=0.01)
+    assert multiply_adds_per_second(ARCHITECTURES["jasper10x5dr"]) / 1e9 == pytest.approx(16.63, abs=0.02)
 
 
 def test_a_schedule_in_epochs_becomes_steps() -> None:
@@ -145,11 +145,11 @@ def test_a_recipe_without_usable_clips_is_refused_with_the_reason(tmp_path: Path
     (tmp_path / "m.jsonl").write_text('{"audio": "a.wav", "duration": 50.0, "text": "a"}\n')
     recipe = with_settings(load_recipe("quartznet5x5"), ['data.train=["m.jsonl"]', "data.dev=[]"])
     with pytest.raises(TrainingError, match=r"No clip of m\.jsonl can be used \(1 too long"):
-        read_material(recipe, published["quartznet5x5"], tmp_path, 0.02)
+        read_material(recipe, ARCHITECTURES["quartznet5x5"], tmp_path, 0.02)
 
 
 def test_a_new_alphabet_keeps_the_weights_of_common_characters() -> None:
-    known = untrained(published["tiny"])
+    known = untrained(ARCHITECTURES["tiny"])
     model, config = start_from(known, ALPHABET + "äöü")
     assert config.classes == 32
     assert torch.equal(model.output.weight[:28], known.state["output.weight"][:28])
@@ -161,8 +161,8 @@ def test_a_new_alphabet_keeps_the_weights_of_common_characters() -> None:
 def test_a_start_that_contradicts_the_network_name_is_refused() -> None:
     recipe = with_settings(load_recipe("finetune"), ["model.start=tiny", "model.name=tiny"])
     model, config = starting_model(recipe)
-    assert config == shape_of(recipe) == published["tiny"]
-    assert torch.equal(model.output.weight, untrained(published["tiny"]).state["output.weight"])
+    assert config == shape_of(recipe) == ARCHITECTURES["tiny"]
+    assert torch.equal(model.output.weight, untrained(ARCHITECTURES["tiny"]).state["output.weight"])
     for function in (starting_model, shape_of):
         with pytest.raises(
             TrainingError, match=r"model\.start is tiny, a tiny, and model\.name is quartznet5x5"
@@ -171,7 +171,7 @@ def test_a_start_that_contradicts_the_network_name_is_refused() -> None:
 
 
 def test_frozen_parameters_and_their_batch_norm_statistics_stay() -> None:
-    model, _ = start_from(untrained(published["tiny"]))
+    model, _ = start_from(untrained(ARCHITECTURES["tiny"]))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trained = freeze(model, ["blocks.0.*"])
     assert trained == sum(

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.config import BlockConfig, ModelConfig, Norm
 from acoustic.network import build
 from training.data.loader import Batch, Loader, Shard
@@ -30,7 +30,7 @@ def network(norm: Norm = "batch") -> ModelConfig:
         BlockConfig(9, 24, 2, separable=True, residual="residual", dropout=0.1 if norm == "batch" else 0.0),
         BlockConfig(1, 32),
     )
-    return ModelConfig("worker", published["tiny"].features, blocks, norm=norm)
+    return ModelConfig("worker", ARCHITECTURES["tiny"].features, blocks, norm=norm)
 
 
 def make(

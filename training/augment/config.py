@@ -28,7 +28,7 @@ class AugmentConfig:
     top. `measured_rir_share` is the share of `reverb` rows that use a measured impulse response of `data.noise`;
     the others use a simulated room. `silence` replaces a row by noise without speech and its transcript by nothing.
     `preceding_audio` is the share of rows whose causal normalization starts from the statistics of other audio.
-    The strength of the whole chain grows linearly from `ramp_start` at step 0 to 1 at step `ramp_steps`.
+    The strength of all augmentation grows linearly from `ramp_start` at step 0 to 1 at step `ramp_steps`.
     """
 
     speed: float = 0.8

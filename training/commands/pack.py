@@ -13,11 +13,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `silica pack`."""
     parser.add_argument("recipe", help="a shipped recipe's name or a .toml file")
     parser.add_argument(
-        "--data", type=Path, required=True, help="the folder that the recipe's manifests lie in"
+        "--data", type=Path, required=True, help="folder that the recipe's manifest paths are relative to"
     )
-    parser.add_argument("--out", type=Path, required=True, help="where the packed files go")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the packed files")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="PART.NAME=VALUE", help="change a value of the recipe"
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a value of the recipe"
     )
     parser.add_argument(
         "--kilobits", type=float, default=13.0, help="bit rate of the audio in kbit/s (default: %(default)s)"

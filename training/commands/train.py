@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a shipped recipe's name or a .toml file (default: the packed folder's recipe)",
     )
     parser.add_argument("--list", action="store_true", help="list the shipped recipes")
-    parser.add_argument("--data", type=Path, help="the folder that the recipe's manifests lie in")
+    parser.add_argument("--data", type=Path, help="folder that the recipe's manifest paths are relative to")
     parser.add_argument("--out", type=Path, help="the run's folder (default: runs/RECIPE)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a value of the recipe"
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="where to train (default: a GPU if there is one)"
     )
-    parser.add_argument("--stop-after-s", type=float, help="stop after so many seconds, with a checkpoint")
+    parser.add_argument("--stop-after-s", type=float, help="stop after this many seconds, with a checkpoint")
     parser.add_argument(
         "--dry-run", action="store_true", help="print model, data, schedule and time; train nothing"
     )
@@ -42,24 +42,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--packed",
         type=Path,
         metavar="FOLDER",
-        help="train on the parts that `silica pack` wrote, also those that arrive during the run",
+        help="train on the parts that `silica pack` wrote, including parts that are added during the run",
     )
     packed.add_argument(
         "--hours",
         type=float,
         default=80.0,
-        help="room on the device for so many hours (default: %(default)s)",
+        help="hours of audio that device memory is reserved for (default: %(default)s)",
     )
     packed.add_argument(
         "--workers", type=int, default=max(1, (os.cpu_count() or 1) - 2), help="processes that decode parts"
     )
     ends = parser.add_argument_group(
-        "deadline", "the learning rate decays until then, and the average of the weights is written in time"
+        "deadline",
+        "the learning rate decays to 0 at the deadline, and the average of the weights is written before it",
     ).add_mutually_exclusive_group()
-    ends.add_argument("--minutes", type=float, help="so many minutes from now")
-    ends.add_argument("--deadline", type=float, metavar="SECONDS", help="a time in seconds since 1970")
+    ends.add_argument("--minutes", type=float, help="end the run after this many minutes")
     ends.add_argument(
-        "--until", type=Path, metavar="FILE", help="a file that holds the time and may change during the run"
+        "--deadline", type=float, metavar="SECONDS", help="end the run at this time, in seconds since 1970"
+    )
+    ends.add_argument(
+        "--until",
+        type=Path,
+        metavar="FILE",
+        help="file with the end of the run in seconds since 1970; it may change during the run",
     )
     average = parser.add_argument_group("average of the weights (average.safetensors)")
     average.add_argument(
@@ -69,13 +75,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="continue from another run's average, with a new optimizer and on other batches",
     )
     average.add_argument(
-        "--dtype", choices=("fp32", "fp16"), default="fp32", help="of the file (default: %(default)s)"
+        "--dtype",
+        choices=("fp32", "fp16"),
+        default="fp32",
+        help="precision of average.safetensors (default: %(default)s)",
     )
     average.add_argument(
-        "--pieces", type=int, default=1, help="write the file also in so many pieces (default: %(default)s)"
+        "--pieces",
+        type=int,
+        default=1,
+        help="also write average.safetensors in this many numbered pieces (default: %(default)s)",
     )
     average.add_argument(
-        "--average-every-s", type=float, default=45.0, help="how often it is written (default: %(default)s)"
+        "--average-every-s",
+        type=float,
+        default=45.0,
+        help="seconds between two writes of average.safetensors (default: %(default)s)",
     )
     parser.add_argument("--no-graphs", action="store_true", help="run without CUDA graphs")
 

@@ -14,7 +14,7 @@ class BlockwiseConfig:
 
     Until step `teacher_input_steps` every group of student blocks takes the teacher's output as its input; from step
     `student_input_steps` on every group takes the student's own; in between, a shrinking random part takes the
-    teacher's. `ctc_weight` is the weight of the CTC loss beside the distillation losses.
+    teacher's. `ctc_weight` is the weight of the CTC loss relative to the distillation losses.
     """
 
     teacher: str = ""

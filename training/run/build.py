@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.checkpoint import Checkpoint
 from acoustic.config import ModelConfig
 from acoustic.network import build
@@ -72,9 +72,9 @@ def shape_of(recipe: Recipe) -> ModelConfig:
     if part.start:
         config = _find_start(part).config
         return replace(config, alphabet=part.alphabet) if part.alphabet else config
-    if part.name not in published:
-        raise TrainingError(f"No network is called {part.name!r}. Known: {', '.join(published)}.")
-    return published[part.name]
+    if part.name not in ARCHITECTURES:
+        raise TrainingError(f"No network is called {part.name!r}. Known: {', '.join(ARCHITECTURES)}.")
+    return ARCHITECTURES[part.name]
 
 
 def _find_start(part: ModelSource) -> Checkpoint:

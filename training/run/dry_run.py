@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from acoustic.architectures import published
+from acoustic.architectures import ARCHITECTURES
 from acoustic.config import ModelConfig
 from acoustic.errors import AcousticError
 from acoustic.network import build
@@ -171,9 +171,9 @@ def _config(recipe: Recipe) -> tuple[ModelConfig, bool]:
         return shape_of(recipe), True
     except AcousticError:
         name = recipe.model.start.rsplit("-", 1)[0]
-        if name not in published:
+        if name not in ARCHITECTURES:
             raise
-        return published[name], False
+        return ARCHITECTURES[name], False
 
 
 def multiply_adds_per_second(config: ModelConfig) -> float:

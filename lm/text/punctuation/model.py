@@ -127,6 +127,6 @@ def _convolve(hidden: Matrix, kernel: Matrix, bias: Matrix, dilation: int) -> Ma
     reach = KERNEL_SIZE // 2 * dilation
     padded = np.pad(hidden, ((reach, reach), (0, 0)))
     result = np.broadcast_to(bias, (len(hidden), len(bias))).copy()
-    for tap, weight in enumerate(kernel):
-        result += padded[tap * dilation : tap * dilation + len(hidden)] @ weight
+    for position, weight in enumerate(kernel):
+        result += padded[position * dilation : position * dilation + len(hidden)] @ weight
     return result

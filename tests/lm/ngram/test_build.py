@@ -31,7 +31,7 @@ COMPILED = all((cache_folder() / f"kenlm-{KENLM_VERSION}" / program).is_file() f
 needs_lmplz = pytest.mark.skipif(
     not COMPILED, reason="KenLM is not compiled; the first `silica lm build` compiles it"
 )
-TEXT = [f"the {colour} {animal} saw {count} birds." for colour in ("red", "old", "big") for animal in ("cat", "dog")
+TEXT = [f"the {color} {animal} saw {count} birds." for color in ("red", "old", "big") for animal in ("cat", "dog")
         for count in range(2, 40)]  # fmt: skip
 
 
@@ -325,23 +325,23 @@ def test_a_part_counts_most_in_histories_of_its_text() -> None:
 
 
 def test_pruning_keeps_parents_and_histories_of_kept_ngrams() -> None:
-    whole = interpolate(
+    unpruned = interpolate(
         [(DATA / "tiny-both.binary", DATA.joinpath("tiny.txt").read_text().lower().splitlines(), 1.0)]
     )
-    assert prune_to_size(whole, 1e9) is whole
+    assert prune_to_size(unpruned, 1e9) is unpruned
     sizes = [
-        sum(len(level.words) for level in prune_to_size(whole, kilo * 1e3).levels)
+        sum(len(level.words) for level in prune_to_size(unpruned, kilo * 1e3).levels)
         for kilo in (4.6, 4.45, 4.3)
     ]
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[-1] < sum(len(level.words) for level in whole.levels)
-    small = prune_to_size(whole, 4.4e3)
+    assert sizes[-1] < sum(len(level.words) for level in unpruned.levels)
+    small = prune_to_size(unpruned, 4.4e3)
     assert probability_sums(small) == pytest.approx([1.0] * len(probability_sums(small)), abs=0.02)
     for below, level in itertools.pairwise(small.levels):
         assert (below.words[level.parents] == level.words[:, :-1]).all()
         assert (RowIndex(below.words).find(level.words[:, 1:]) >= 0).all()
     with pytest.raises(LanguageError, match="words alone take"):
-        prune_to_size(whole, 1e3)
+        prune_to_size(unpruned, 1e3)
 
 
 @needs_lmplz

@@ -72,10 +72,10 @@ def test_the_error_names_a_missing_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_truncated_file_is_refused(tmp_path: Path, variant: str) -> None:
-    whole = (DATA / f"tiny-{variant}.binary").read_bytes()
+    content = (DATA / f"tiny-{variant}.binary").read_bytes()
     path = tmp_path / "cut.binary"
-    for length in range(0, len(whole) - 1, 53):
-        path.write_bytes(whole[:length])
+    for length in range(0, len(content) - 1, 53):
+        path.write_bytes(content[:length])
         with pytest.raises(LanguageError):
             NGram.load(path)
 

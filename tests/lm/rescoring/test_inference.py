@@ -171,7 +171,7 @@ def test_8_bit_weights_are_small_and_close_to_the_original(tmp_path: Path) -> No
     torch.manual_seed(5)
     config = TransformerConfig(vocabulary=60, width=64, layers=2, heads=2, inner=256, cutoffs=(20,))
     network = TransformerXL(config).eval()
-    full, packed = tmp_path / "whole.safetensors", tmp_path / "packed.safetensors"
+    full, packed = tmp_path / "full.safetensors", tmp_path / "packed.safetensors"
     save_model(full, network, WORDS)
     save_model(packed, network, WORDS, eight_bits=True)
     assert packed.stat().st_size < 0.4 * full.stat().st_size
@@ -208,10 +208,10 @@ def test_an_incomplete_file_is_refused(
     config = TransformerConfig(vocabulary=60, width=16, layers=1, heads=2, inner=32, cutoffs=(20,))
     network = TransformerXL(config)
     assert {name: tuple(w.shape) for name, w in network.state_dict().items()} == config.tensors()
-    save_model(tmp_path / "whole.safetensors", network, WORDS)
-    with safe_open(tmp_path / "whole.safetensors", framework="numpy") as file:
+    save_model(tmp_path / "full.safetensors", network, WORDS)
+    with safe_open(tmp_path / "full.safetensors", framework="numpy") as file:
         metadata = {**file.metadata(), **changed_metadata}
-    weights = load_file(tmp_path / "whole.safetensors")
+    weights = load_file(tmp_path / "full.safetensors")
     weights.pop(removed or "", None)
     save_file(weights, tmp_path / "x.safetensors", metadata)
     with pytest.raises(LanguageError, match=reason):

@@ -181,13 +181,13 @@ def test_unknown_hotwords_are_exempt_from_the_penalty() -> None:
 
 @pytest.mark.parametrize("content", ["{}", "[]", "{", '{"search_weights": [1.0]}'])
 def test_an_invalid_rescoring_file_is_refused(tmp_path: Path, content: str) -> None:
-    kept = {"lm_weight": 1, "word_bonus": 0, "max_hypotheses": 4, "models": [], "search_model": "shipped"}
+    valid = {"lm_weight": 1, "word_bonus": 0, "max_hypotheses": 4, "models": [], "search_model": "shipped"}
     (tmp_path / "no.json").write_text(
-        content if "search_weights" not in content else json.dumps({**kept, **json.loads(content)})
+        content if "search_weights" not in content else json.dumps({**valid, **json.loads(content)})
     )
     with pytest.raises(LanguageError, match="not a rescoring file"):
         Rescoring.load(tmp_path / "no.json")
-    (tmp_path / "bad.json").write_text(json.dumps({**kept, "spread": -1}))
+    (tmp_path / "bad.json").write_text(json.dumps({**valid, "spread": -1}))
     with pytest.raises(LanguageError, match=r"bad\.json: the spread"):
         Rescoring.load(tmp_path / "bad.json")
     with pytest.raises(LanguageError, match="there is no rescoring file"):
@@ -284,7 +284,7 @@ def test_the_rescore_command_writes_a_language_model_file(
         np.save(tmp_path / f"{number}.npy", log_probs_of(text, 1.0))
         lines.append(json.dumps({"audio": f"{number}.wav", "text": text, "speaker": str(number % 2)}))
     (tmp_path / "manifest.jsonl").write_text("\n".join(lines))
-    model, out = str(DATA / "tiny-plain.binary"), tmp_path / "ranked.json"
+    model, out = str(DATA / "tiny-plain.binary"), tmp_path / "rescoring.json"
     line = [
         "lm",
         "rescore",

@@ -55,13 +55,13 @@ def test_relative_shift_puts_each_distance_at_its_key() -> None:
 
 
 def test_segment_recurrence_equals_one_long_segment(network: TransformerXL, words: Tensor) -> None:
-    whole, _ = network(words, network.empty_memory(2))
+    one_segment, _ = network(words, network.empty_memory(2))
     memory = network.empty_memory(2)
     parts = []
     for start in range(0, 24, 8):
         part, memory = network(words[:, start : start + 8], memory)
         parts.append(part)
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.cat(parts, dim=1), one_segment, atol=1e-5, rtol=1e-5)
 
 
 def test_attention_is_causal(network: TransformerXL, words: Tensor) -> None:
@@ -145,10 +145,10 @@ SHAPE: dict[str, Any] = {
 
 
 def test_training_lowers_perplexity_and_a_resumed_run_matches(text: Path, tmp_path: Path) -> None:
-    vocabulary = prepare([text], tmp_path / "whole", 100, lambda _: None)
+    vocabulary = prepare([text], tmp_path / "uninterrupted", 100, lambda _: None)
     config = TransformerConfig(vocabulary=len(vocabulary), **SHAPE)
     settings = TrainingSettings(steps=200, streams=4, warm_up_steps=5, save_every=100, report_every=100)
-    whole = train(tmp_path / "whole", vocabulary, config, settings, lambda _: None)
+    uninterrupted = train(tmp_path / "uninterrupted", vocabulary, config, settings, lambda _: None)
 
     def interrupt(message: str) -> None:
         if message.startswith("step 200"):
@@ -160,9 +160,11 @@ def test_training_lowers_perplexity_and_a_resumed_run_matches(text: Path, tmp_pa
     messages: list[str] = []
     resumed = train(tmp_path / "broken", vocabulary, config, settings, messages.append, resume=True)
     assert messages[0] == "resuming from step 100"
-    held_out = (tmp_path / "whole" / HELD_OUT_TEXT).read_text().splitlines()
+    held_out = (tmp_path / "uninterrupted" / HELD_OUT_TEXT).read_text().splitlines()
     assert held_out
-    first, second = (measure(network, vocabulary, held_out).perplexity for network in (whole, resumed))
+    first, second = (
+        measure(network, vocabulary, held_out).perplexity for network in (uninterrupted, resumed)
+    )
     assert first < 8
     assert second == pytest.approx(first, rel=0.1)  # not equal: the memory is empty after resuming
 

@@ -141,17 +141,17 @@ def test_slicing_does_not_change_the_result(
     search = SearchSettings(
         width=width, n_best=width, partial_agreement=agreement, hotwords=(Hotword("a dam", 3.0),)
     )
-    whole, sliced, single = (decoder.start(search) for _ in range(3))
-    whole.push(frames)
+    one_push, sliced, by_frame = (decoder.start(search) for _ in range(3))
+    one_push.push(frames)
     edges = [0, *sorted(min(cut, len(frames)) for cut in cuts), len(frames)]
     for begin, end in pairwise(edges):
         sliced.push(frames[begin:end])
         sliced.best()
     for frame in frames:
-        single.push(frame[None])
-        single.best()
-    assert whole.best() == sliced.best() == single.best()
-    assert whole.finish() == sliced.finish() == single.finish()
+        by_frame.push(frame[None])
+        by_frame.best()
+    assert one_push.best() == sliced.best() == by_frame.best()
+    assert one_push.finish() == sliced.finish() == by_frame.finish()
 
 
 def test_stable_words_never_change(tiny: NGram) -> None:

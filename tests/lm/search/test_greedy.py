@@ -22,14 +22,14 @@ def collapsed(frames: np.ndarray) -> str:
 def test_slicing_does_not_change_the_collapsed_best_labels(seed: int, cuts: list[int]) -> None:
     frames = random_frames(np.random.default_rng(seed), 80, 29, 2.0)
     decoder = open_decoder("greedy", ALPHABET)
-    whole, sliced = decoder.start(), decoder.start()
-    whole.push(frames)
+    one_push, sliced = decoder.start(), decoder.start()
+    one_push.push(frames)
     edges = [0, *sorted(cuts), len(frames)]
     for begin, end in pairwise(edges):
         sliced.push(frames[begin:end])
-    assert sliced.best() == whole.best()
-    assert sliced.finish() == whole.finish()
-    assert whole.best().text == collapsed(frames)
+    assert sliced.best() == one_push.best()
+    assert sliced.finish() == one_push.finish()
+    assert one_push.best().text == collapsed(frames)
 
 
 def test_words_before_the_last_space_are_stable() -> None:

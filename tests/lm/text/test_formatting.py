@@ -15,7 +15,7 @@ from lm.text.punctuation.labels import tag_sentence
 from lm.text.punctuation.model import Punctuator
 from lm.text.punctuation.training import PunctuationSettings, measure, train
 
-FIGURES = {
+EXAMPLES = {
     "years": ("in nineteen eighty four and twenty twenty four", "in 1984 and 2024"),
     "years of the 2000s": ("in two thousand seven", "in 2007"),
     "oh": ("in nineteen oh five", "in 1905"),
@@ -40,8 +40,8 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize(("spoken", "written"), FIGURES.values(), ids=FIGURES)
-def test_figures(spoken: str, written: str) -> None:
+@pytest.mark.parametrize(("spoken", "written"), EXAMPLES.values(), ids=EXAMPLES)
+def test_numbers_dates_and_amounts_are_written_with_digits(spoken: str, written: str) -> None:
     assert smart_format(spoken) == written
 
 
