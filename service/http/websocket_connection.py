@@ -223,6 +223,8 @@ class WebSocketConnection:
             await self._decode_audio()
             await stream.place_marker(command.name)
         elif isinstance(command, Finish):
+            # First, so that the client learns that a drained stream did not take this audio.
+            await self._decode_audio()
             client_stream.finishing = True
             async for samples in client_stream.audio_decoder.finish():
                 await self._push_audio(samples)
